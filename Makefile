@@ -1,0 +1,52 @@
+# One door to everything. `make` prints the targets; each brings its own virtual environment and Java.
+
+PYTHON ?= python3
+VENV   ?= .venv
+
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME && \
+          PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve notebooks test lint types bench schemas clean
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(READY) ## make the virtual environment (VENV=.venv) with all that the targets need
+
+demo: $(READY) ## write and read a stream with Spark, from nothing
+	@$(SPARK) $(BIN)/python notebooks/demo.py
+
+serve: $(READY) ## run a placement driver and a range server here
+	@$(BIN)/sbp serve
+
+notebooks: $(READY) ## execute every notebook
+	@$(SPARK) $(BIN)/jupyter execute notebooks/*.ipynb
+
+test: $(READY) ## run the tests; PYTEST="-k log -x" adds options
+	@$(SPARK) $(BIN)/python -m pytest $(PYTEST)
+
+lint: $(READY) ## check style, format and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+types: $(READY) ## check the types
+	@$(BIN)/mypy
+
+bench: $(READY) ## measure
+	@$(SPARK) $(BIN)/python -m benchmarks
+
+schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
+	@$(BIN)/python schemas/generate.py
+
+clean: ## remove the virtual environment and every cache
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(READY): pyproject.toml
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

@@ -1,0 +1,296 @@
+"""The exception tree. Every error says what a caller may decide from it, not just what happened.
+
+SbpError
++-- ConfigurationError          a setting, option or argument of ours is wrong
++-- ProtocolError               bytes that break the protocol
+|   +-- FrameError              the framing itself: the connection cannot go on
+|   +-- HeaderError             a header that is no valid FlatBuffers table
+|   +-- RecordBatchError        a record batch that cannot be used
++-- TransportError
+|   +-- ConnectError            no connection: nothing was sent
+|   +-- ConnectionLostError     the connection broke while a call was open
++-- DeadlineExceededError       no answer in time
++-- StatusError                 the peer answered with an error status
+|   +-- InvalidRequestError
+|   +-- UnsupportedError
+|   +-- NotFoundError
+|   +-- AlreadyExistsError
+|   +-- RangeNotFoundError
+|   +-- RangeSealedError
+|   +-- OffsetOutOfRangeError
+|   +-- ThrottledError
+|   +-- NotLeaderError
+|   +-- NoRangeServerError
+|   +-- ShuttingDownError
+|   +-- StorageError
++-- LogError                    the durable log on this machine
+    +-- LogCorruptionError
+    +-- LogWriteError
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class StatusCode(enum.IntEnum):
+    """Codes of `status.code`: SPEC "Error Codes Table" first, then others in use."""
+
+    NONE = 0
+    UNKNOWN = 1
+    INVALID_REQUEST = 2
+    UNSUPPORTED_VERSION = 3
+    PD_NOT_LEADER = 5
+    OK = 1200
+    BAD_REQUEST = 1400
+    NOT_FOUND = 1404
+    CONFLICT = 1409
+    TOO_MANY_REQUESTS = 1429
+    RANGE_ALREADY_SEALED = 1460
+    RANGE_NOT_FOUND = 1462
+    OFFSET_OUT_OF_RANGE = 1463
+    CREATE_RANGE_BEFORE_SEAL = 1470
+    UNSUPPORTED_OPERATION = 1498
+    PD_INTERNAL = 1500
+    PD_NO_AVAILABLE_RS = 1502
+    ES_PD_NOT_LEADER = 1503
+    RS_INTERNAL = 2500
+    RS_DATA_CORRUPTED = 2502
+    RS_SHUTTING_DOWN = 2503
+
+
+class Outcome(enum.Enum):
+    """What is known about the effect of a failed call."""
+
+    NOT_APPLIED = "not applied"
+    APPLIED = "applied"
+    UNKNOWN = "unknown"
+
+
+class SbpError(Exception):
+    """Root of all errors of this project.
+
+    `retriable`: the same call may succeed later. `refreshes_placement`: look the range up again
+    before a retry. `outcome`: whether the call may have had its effect.
+    """
+
+    retriable: ClassVar[bool] = False
+    refreshes_placement: ClassVar[bool] = False
+    outcome: Outcome = Outcome.NOT_APPLIED
+
+
+class ConfigurationError(SbpError):
+    """A setting, option or argument is wrong; the message names it and says what to do."""
+
+
+class ProtocolError(SbpError):
+    """Bytes from the peer or from disk that break the protocol."""
+
+
+class FrameError(ProtocolError):
+    """The framing is broken, so the rest of the connection cannot be read."""
+
+
+class HeaderError(ProtocolError):
+    """A frame's extended header is not a valid table of its type."""
+
+
+class RecordBatchError(ProtocolError):
+    """A record batch is damaged, or in an encoding that this version cannot read."""
+
+
+class TransportError(SbpError):
+    """The network failed."""
+
+    retriable = True
+    refreshes_placement = True
+
+
+class ConnectError(TransportError):
+    """No connection could be made; nothing was sent."""
+
+
+class ConnectionLostError(TransportError):
+    """The connection ended while a call was waiting for its answer."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class DeadlineExceededError(SbpError):
+    """No (complete) answer arrived before the call's deadline."""
+
+    retriable = True
+    refreshes_placement = True
+    outcome = Outcome.UNKNOWN
+
+
+class StatusError(SbpError):
+    """The peer answered with an error status: `code`, and `detail` octets whose form it defines.
+
+    Subclasses list in `codes` the status codes they stand for; a code that no class claims keeps
+    its number in a plain StatusError. The outcome is UNKNOWN for codes that do not rule an effect
+    out. `throttle_time_ms` is the shortest wait that the peer asks for before another try.
+    """
+
+    codes: ClassVar[tuple[int, ...]] = ()
+    outcome = Outcome.UNKNOWN
+    throttle_time_ms: int = 0
+
+    def __init__(self, code: int, message: str, detail: bytes = b"") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.detail = detail
+
+    def __str__(self) -> str:
+        try:
+            name = StatusCode(self.code).name
+        except ValueError:
+            name = "status"
+        return f"{self.message} [{name} {self.code}]"
+
+    def __reduce__(self) -> tuple[type[StatusError], tuple[int, str, bytes]]:
+        return type(self), (self.code, self.message, self.detail)
+
+
+class InvalidRequestError(StatusError):
+    """The request is malformed or asks for something that is not allowed."""
+
+    codes = (StatusCode.INVALID_REQUEST, StatusCode.BAD_REQUEST)
+    outcome = Outcome.NOT_APPLIED
+
+
+class UnsupportedError(StatusError):
+    """The peer does not know the operation or a feature that the request needs."""
+
+    codes = (StatusCode.UNSUPPORTED_VERSION, StatusCode.UNSUPPORTED_OPERATION)
+    outcome = Outcome.NOT_APPLIED
+
+
+class NotFoundError(StatusError):
+    """The stream does not exist (or was deleted)."""
+
+    codes = (StatusCode.NOT_FOUND,)
+    outcome = Outcome.NOT_APPLIED
+
+
+class AlreadyExistsError(StatusError):
+    """The name is taken."""
+
+    codes = (StatusCode.CONFLICT,)
+    outcome = Outcome.NOT_APPLIED
+
+
+class RangeNotFoundError(StatusError):
+    """The server does not host the range."""
+
+    codes = (StatusCode.RANGE_NOT_FOUND,)
+    retriable = True
+    refreshes_placement = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class RangeSealedError(StatusError):
+    """The range is sealed; the stream goes on in another one."""
+
+    codes = (StatusCode.RANGE_ALREADY_SEALED,)
+    retriable = True
+    refreshes_placement = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class OffsetOutOfRangeError(StatusError):
+    """The offset lies outside [start_offset, next_offset), the bounds that `detail` carries."""
+
+    codes = (StatusCode.OFFSET_OUT_OF_RANGE,)
+    outcome = Outcome.NOT_APPLIED
+
+    @staticmethod
+    def encode_bounds(start_offset: int, next_offset: int) -> bytes:
+        """Return `detail`: two big-endian int64."""
+        return start_offset.to_bytes(8, "big", signed=True) + next_offset.to_bytes(
+            8, "big", signed=True
+        )
+
+    @property
+    def maybe_bounds(self) -> tuple[int, int] | None:
+        """(start_offset, next_offset) that the server can serve, None if it did not say."""
+        if len(self.detail) != 16:
+            return None
+        return (
+            int.from_bytes(self.detail[:8], "big", signed=True),
+            int.from_bytes(self.detail[8:], "big", signed=True),
+        )
+
+
+class ThrottledError(StatusError):
+    """The server is over a limit; wait and try again."""
+
+    codes = (StatusCode.TOO_MANY_REQUESTS,)
+    retriable = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class NotLeaderError(StatusError):
+    """The placement driver is not the leader; `detail` describes the cluster."""
+
+    codes = (StatusCode.PD_NOT_LEADER, StatusCode.ES_PD_NOT_LEADER)
+    retriable = True
+    refreshes_placement = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class NoRangeServerError(StatusError):
+    """The placement driver knows too few live range servers."""
+
+    codes = (StatusCode.PD_NO_AVAILABLE_RS,)
+    retriable = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class ShuttingDownError(StatusError):
+    """The server is draining and takes no new calls."""
+
+    codes = (StatusCode.RS_SHUTTING_DOWN,)
+    retriable = True
+    refreshes_placement = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class StorageError(StatusError):
+    """The server cannot serve the request from its disk."""
+
+    codes = (StatusCode.RS_INTERNAL, StatusCode.RS_DATA_CORRUPTED)
+
+
+class LogError(SbpError):
+    """The durable log on this machine."""
+
+
+class LogCorruptionError(LogError):
+    """Damage below the position known to be synced: reported, never cut."""
+
+
+class LogWriteError(LogError):
+    """A write or sync failed: nothing more may be acknowledged by this process."""
+
+    outcome = Outcome.UNKNOWN
+
+
+def _claimed_codes() -> dict[int, type[StatusError]]:
+    claimed: dict[int, type[StatusError]] = {}
+    for error in StatusError.__subclasses__():
+        for code in error.codes:
+            if code in claimed:
+                raise AssertionError(f"status code {code} is claimed twice")
+            claimed[code] = error
+    return claimed
+
+
+_ERROR_BY_CODE = _claimed_codes()
+
+
+def error_for_code(code: int, message: str, detail: bytes = b"") -> StatusError:
+    """Return the exception that stands for an error status (never raises)."""
+    return _ERROR_BY_CODE.get(code, StatusError)(code, message, detail)

@@ -1,0 +1,96 @@
+"""Every bound and default of the core, with its unit in its name and what it guards against."""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# Frames. A peer that announces more is refused before anything is buffered.
+FRAME_BYTES_MIN: Final = 16
+FRAME_BYTES_MAX: Final = 16 * MIB
+HEADER_BYTES_MAX: Final = 4 * MIB
+RECEIVE_BUFFER_BYTES: Final = 64 * KIB
+BAD_MAGIC_FRAMES_MAX: Final = 8
+"""Consecutive frames of another protocol after which the peer is taken for no SBP peer."""
+
+# Headers: a few octets of FlatBuffers can describe an exponential tree, so nodes are counted.
+HEADER_DEPTH_MAX: Final = 8
+HEADER_TABLES_MAX: Final = 200_000
+HEADER_DECODED_BYTES_MAX: Final = 2 * HEADER_BYTES_MAX
+"""Strings and vectors of one header, each counted as often as it is referred to."""
+STRING_BYTES_MAX: Final = 64 * KIB
+
+# Calls.
+CALLS_IN_FLIGHT_MAX: Final = 1024
+"""Open calls per connection."""
+CALL_ID_MAX: Final = 2**31 - 1
+REQUEST_TIMEOUT_MS: Final = 30_000
+CONNECT_TIMEOUT_MS: Final = 5_000
+FETCH_WAIT_MS_MAX: Final = 60_000
+
+# Heartbeats.
+HEARTBEAT_INTERVAL_MS: Final = 3_000
+HEARTBEAT_TIMEOUT_MS: Final = 15_000
+"""Silence after which a range server is not given new ranges."""
+HEARTBEAT_TIMEOUT_MS_MIN: Final = 100
+HEARTBEAT_TIMEOUT_MS_MAX: Final = 3_600_000
+IDLE_CONNECTION_MS: Final = 60_000
+
+# Record batches.
+BATCH_BYTES_MAX: Final = 8 * MIB
+BATCH_RECORDS_MAX: Final = 1_000_000
+BATCH_METADATA_BYTES_MAX: Final = 64 * KIB
+"""Metadata table in front of a batch's body, and likewise Arrow's own inside the body."""
+BATCH_TARGET_BYTES: Final = MIB
+RECORD_BYTES_MAX: Final = BATCH_BYTES_MAX - 128 * KIB
+"""Key, value and headers of one record; the rest is room for what is around them in a batch."""
+DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
+"""Sum of the sizes that a compressed Arrow body declares: guards against decompression bombs."""
+
+# Server memory.
+CONNECTIONS_MAX: Final = 1024
+CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
+"""Request octets of one connection being worked on; beyond it its socket is not read."""
+WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
+FETCH_FRAME_BYTES: Final = MIB
+"""Payload of one FETCH response frame, before the next one is started."""
+FETCH_BATCH_BYTES_DEFAULT: Final = MIB
+PENDING_APPEND_BYTES_MAX: Final = 256 * MIB
+"""Batches of all connections that wait for a group commit; beyond it appends are throttled."""
+THROTTLE_MS: Final = 100
+
+# Log.
+SEGMENT_BYTES: Final = 256 * MIB
+SEGMENT_BYTES_MIN: Final = MIB
+ENTRY_BYTES_MAX: Final = FRAME_BYTES_MAX
+GROUP_COMMIT_BYTES_MAX: Final = 32 * MIB
+SEGMENT_FILES_OPEN_MAX: Final = 128
+"""Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
+LOG_SCAN_BYTES: Final = 4 * MIB
+"""Octets read at a time at recovery."""
+
+# Names and metadata.
+STREAM_NAME_LENGTH_MAX: Final = 249
+ADDRESS_LENGTH_MAX: Final = 280
+"""Characters of host:port; a host name has at most 253."""
+STREAMS_PER_REQUEST_MAX: Final = 20_000
+RESULTS_PER_FRAME: Final = 1_000
+"""Streams or ranges in one response frame of the placement driver, before the next one is started."""
+DRAIN_TIMEOUT_MS: Final = 10_000
+RETRY_BACKOFF_MS: Final = 50
+RETRY_BACKOFF_MS_MAX: Final = 2_000
+RETRY_BUDGET_MS: Final = 60_000
+"""How long an operation is tried again while it makes no progress."""
+STREAMS_PER_CALL: Final = 2_000
+"""Streams that the client names in one metadata frame, so that the answer stays decodable."""
+
+assert FRAME_BYTES_MIN < RECEIVE_BUFFER_BYTES < FRAME_BYTES_MAX
+assert STRING_BYTES_MAX < HEADER_BYTES_MAX < HEADER_DECODED_BYTES_MAX
+assert BATCH_TARGET_BYTES <= BATCH_BYTES_MAX < FRAME_BYTES_MAX - HEADER_BYTES_MAX
+assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
+assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX <= SEGMENT_BYTES
+assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
+assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
+assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
+assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
+assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX

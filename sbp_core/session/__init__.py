@@ -1,0 +1,1 @@
+"""The sans-IO conversation: connection and call state machines, events, deadlines."""

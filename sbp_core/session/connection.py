@@ -1,0 +1,283 @@
+"""One end of an SBP connection, without I/O and without a clock.
+
+Octets go in, events come out; calls and responses go in, octets come out. Both ends obey the same
+tables (states.py). Times are seconds of any monotonic clock that the owner passes as `now`.
+
+SPEC "Stream Identifier": a request and the frames that answer it carry the same id. Ids are issued
+in ascending order and never twice, so an answer to an id that was issued but is no longer open is
+late and dropped, while one to an id that was never issued breaks the protocol.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sbp_core import limits
+from sbp_core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    DeadlineExceededError,
+    FrameError,
+    ProtocolError,
+    SbpError,
+    ShuttingDownError,
+    StatusCode,
+    ThrottledError,
+)
+from sbp_core.session.events import (
+    CallFailed,
+    ConnectionBroken,
+    Event,
+    GoawayReceived,
+    RequestReceived,
+    RequestRefused,
+    ResponseReceived,
+)
+from sbp_core.session.states import (
+    CALL,
+    CONNECTION,
+    CallInput,
+    CallState,
+    ConnectionInput,
+    ConnectionState,
+)
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
+from sbp_core.wire.headers import SystemErrorResponse, decode_system_error, encode_header
+from sbp_core.wire.opcodes import Flag, Opcode
+from sbp_core.wire.status import status_for
+
+
+@dataclass(slots=True)
+class _Call:
+    opcode: int
+    state: CallState = CallState.WAITING
+
+
+class Connection:
+    """The conversation on one connection: calls of ours, and requests of the peer."""
+
+    def __init__(self) -> None:
+        self.state = ConnectionState.OPEN
+        self._decoder = FrameDecoder()
+        self._next_call_id = 1
+        self._calls: dict[int, _Call] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._requests: set[int] = set()
+
+    @property
+    def open_call_count(self) -> int:
+        """Calls of ours that wait for an answer."""
+        return len(self._calls)
+
+    @property
+    def open_request_count(self) -> int:
+        """Requests of the peer that were not answered to the end."""
+        return len(self._requests)
+
+    # Our calls.
+
+    def start_call(
+        self,
+        opcode: Opcode,
+        header: bytes = b"",
+        payload: Sequence[Octets] = (),
+        *,
+        deadline: float | None = None,
+    ) -> tuple[int, list[Octets]]:
+        """Open a call; return its id and the octets to send.
+
+        Raises ShuttingDownError after GOAWAY, ConnectError after the end, ThrottledError at
+        the limit of open calls, FrameError when the request is too large. Nothing is sent then.
+        """
+        if CONNECTION.maybe_next(self.state, ConnectionInput.START_CALL) is None:
+            raise self._refusal()
+        if len(self._calls) >= limits.CALLS_IN_FLIGHT_MAX:
+            raise ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"{limits.CALLS_IN_FLIGHT_MAX} calls are open on this connection already",
+            )
+        call_id = self._next_call_id
+        buffers = encode_frame(opcode, Flag.REQUEST, call_id, header, payload)
+        self._next_call_id = call_id % limits.CALL_ID_MAX + 1
+        self._calls[call_id] = _Call(opcode)
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, call_id))
+        return call_id, buffers
+
+    def abandon_call(self, call_id: int) -> None:
+        """Stop listening for the answer of a call; it is dropped when it comes."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            self._move(call, CallInput.ABANDON)
+
+    def maybe_next_deadline(self) -> float | None:
+        """Return when `expire` has something to do, None when no call has a deadline."""
+        while self._deadlines and not self._is_waited_for(self._deadlines[0][1]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float) -> list[CallFailed]:
+        """Abandon the calls whose deadline is not after `now`."""
+        failed = []
+        while (deadline := self.maybe_next_deadline()) is not None and deadline <= now:
+            _, call_id = heapq.heappop(self._deadlines)
+            opcode = self._calls[call_id].opcode
+            self.abandon_call(call_id)
+            error = DeadlineExceededError(f"no answer to {_name(opcode)} in time")
+            failed.append(CallFailed(call_id, error))
+        return failed
+
+    # The peer's requests.
+
+    def send_response(
+        self,
+        request: Frame,
+        header: Octets = b"",
+        payload: Sequence[Octets] = (),
+        *,
+        is_end: bool = True,
+    ) -> list[Octets]:
+        """Return the octets of one frame that answers `request`; nothing once it is answered.
+
+        Raises FrameError when the answer is too large for one frame.
+        """
+        if request.call_id not in self._requests:
+            return []
+        flags = Flag.RESPONSE | Flag.END if is_end else Flag.RESPONSE
+        buffers = encode_frame(request.opcode, flags, request.call_id, bytes(header), payload)
+        if is_end:
+            self._requests.discard(request.call_id)
+        return buffers
+
+    def send_system_error(self, request: Frame, error: SbpError) -> list[Octets]:
+        """Return the octets of a system error frame (SPEC "System Error Frame")."""
+        self._requests.discard(request.call_id)
+        return encode_frame(
+            request.opcode,
+            Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR,
+            request.call_id,
+            encode_header(SystemErrorResponse(status=status_for(error))),
+        )
+
+    def send_farewell(self, error: SbpError) -> list[Octets]:
+        """Return the octets that tell the peer why its connection is being closed."""
+        return encode_frame(
+            Opcode.GOAWAY,
+            Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR,
+            0,
+            encode_header(SystemErrorResponse(status=status_for(error))),
+        )
+
+    def send_goaway(self) -> list[Octets]:
+        """Return the octets of a GOAWAY request; from now on no new calls are taken."""
+        if self.state is not ConnectionState.OPEN:
+            return []
+        self.state = ConnectionState.DRAINING
+        return encode_frame(Opcode.GOAWAY, Flag.REQUEST, 0)
+
+    # Octets.
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next octets from the peer go."""
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        """Tell that `count` octets were written into the last `get_buffer`."""
+        self._decoder.buffer_updated(count)
+
+    def receive_data(self, data: Octets) -> None:
+        """Copy octets from the peer in."""
+        self._decoder.receive_data(data)
+
+    def events(self) -> Iterator[Event]:
+        """Yield what the octets so far mean. After ConnectionBroken there is nothing more."""
+        if self.state is ConnectionState.CLOSED:
+            return
+        try:
+            for frame in self._decoder.frames():
+                event = self._on_response(frame) if frame.is_response else self._on_request(frame)
+                if event is not None:
+                    yield event
+        except ProtocolError as error:
+            yield from self.close(error)
+            yield ConnectionBroken(error)
+
+    def close(self, reason: SbpError | None = None) -> list[CallFailed]:
+        """The connection ended: fail the open calls. Their outcome is unknown."""
+        self.state = ConnectionState.CLOSED
+        calls, self._calls = self._calls, {}
+        self._requests.clear()
+        text = f"the connection ended: {reason}" if reason else "the connection ended"
+        return [
+            CallFailed(call_id, ConnectionLostError(f"{text} (during {_name(call.opcode)})"))
+            for call_id, call in calls.items()
+            if call.state is not CallState.ABANDONED
+        ]
+
+    def _on_request(self, frame: Frame) -> Event | None:
+        if frame.opcode == Opcode.GOAWAY:
+            self.state = CONNECTION.maybe_next(self.state, ConnectionInput.GOAWAY) or self.state
+            return GoawayReceived()
+        if frame.call_id > limits.CALL_ID_MAX:
+            raise FrameError(f"call id {frame.call_id} is negative as an int32; expected 0 or more")
+        if frame.call_id in self._requests:
+            raise FrameError(f"call id {frame.call_id} is in use by a request that is still open")
+        if CONNECTION.maybe_next(self.state, ConnectionInput.RECEIVE_REQUEST) is None:
+            return RequestRefused(frame, self._refusal())
+        if len(self._requests) >= limits.CALLS_IN_FLIGHT_MAX:
+            error = ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"{limits.CALLS_IN_FLIGHT_MAX} requests are open on this connection already",
+            )
+            return RequestRefused(frame, error)
+        self._requests.add(frame.call_id)
+        return RequestReceived(frame)
+
+    def _on_response(self, frame: Frame) -> Event | None:
+        call = self._calls.get(frame.call_id)
+        if call is None:
+            if frame.opcode == Opcode.GOAWAY and frame.is_system_error:
+                raise ProtocolError(f"the peer closes the connection: {_reason(frame)}")
+            if 0 < frame.call_id < self._next_call_id:
+                return None
+            raise FrameError(f"an answer to call id {frame.call_id}, which was never issued")
+        if call.opcode != frame.opcode:
+            raise FrameError(
+                f"call {frame.call_id} is {_name(call.opcode)}, its answer {_name(frame.opcode)}"
+            )
+        was_abandoned = call.state is CallState.ABANDONED
+        self._move(call, CallInput.END if frame.is_end else CallInput.PART)
+        if call.state is CallState.FINISHED:
+            del self._calls[frame.call_id]
+        return None if was_abandoned else ResponseReceived(frame.call_id, frame)
+
+    def _move(self, call: _Call, received: CallInput) -> None:
+        target = CALL.maybe_next(call.state, received)
+        assert target is not None, (call, received)
+        call.state = target
+
+    def _is_waited_for(self, call_id: int) -> bool:
+        call = self._calls.get(call_id)
+        return call is not None and call.state is not CallState.ABANDONED
+
+    def _refusal(self) -> SbpError:
+        if self.state is ConnectionState.DRAINING:
+            return ShuttingDownError(
+                StatusCode.RS_SHUTTING_DOWN, "this connection is going away; use another one"
+            )
+        return ConnectError("the connection is closed; nothing was sent")
+
+
+def _reason(frame: Frame) -> str:
+    status = decode_system_error(frame.header).status
+    return (status.message if status else None) or "no reason given"
+
+
+def _name(opcode: int) -> str:
+    try:
+        return Opcode(opcode).name
+    except ValueError:
+        return f"opcode {opcode:#06x}"

@@ -1,0 +1,66 @@
+"""What a connection tells its owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sbp_core.errors import SbpError
+from sbp_core.wire.frame import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """The peer asks something; answer with `send_response` under `frame.call_id`."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """The peer's request cannot be taken; answer it with a system error saying `error`."""
+
+    frame: Frame
+    error: SbpError
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseReceived:
+    """A frame that answers call `call_id`; `is_end` tells the last one."""
+
+    call_id: int
+    frame: Frame
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the call is finished by this frame."""
+        return self.frame.is_end
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Call `call_id` ends without its (complete) answer."""
+
+    call_id: int
+    error: SbpError
+
+
+@dataclass(frozen=True, slots=True)
+class GoawayReceived:
+    """The peer takes no new calls; those that are open will be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBroken:
+    """The peer's octets cannot be read any further: send what is pending, then close."""
+
+    error: SbpError
+
+
+Event = (
+    RequestReceived
+    | RequestRefused
+    | ResponseReceived
+    | CallFailed
+    | GoawayReceived
+    | ConnectionBroken
+)

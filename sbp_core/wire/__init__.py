@@ -1,0 +1,1 @@
+"""Bytes <-> values: frames, headers, opcodes, status codes, checksums. Pure, no I/O."""

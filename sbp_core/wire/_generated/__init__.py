@@ -1,0 +1,1 @@
+"""Python generated from schemas/*.fbs by `make schemas`."""

@@ -1,0 +1,1247 @@
+"""Generated from schemas/headers.fbs by schemas/generate.py. Do not edit."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector
+
+
+class ClientRole(enum.IntEnum):
+    UNSPECIFIED = 0
+    PD = 1
+    RANGE_SERVER = 2
+    CLIENT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeCursorsRequest:
+    """Table DescribeCursorsRequest."""
+
+    timeout_ms: int = 0
+    group: str | None = None
+    stream_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreamsRequest:
+    """Results come in the order of `stream_ids`, then of `names`."""
+
+    timeout_ms: int = 0
+    stream_ids: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    all_streams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeTxnsRequest:
+    """Table DescribeTxnsRequest."""
+
+    timeout_ms: int = 0
+    producer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndTxnInfo:
+    """END_TXN: publish (in this order) or drop the batches staged under the named transactions."""
+
+    stream_id: int = -1
+    request_index: int = 0
+    txn_ids: tuple[str, ...] = ()
+    commit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A capability offered on the first HEARTBEAT; absent from the answer means declined."""
+
+    name: str | None = None
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class IdAllocationRequest:
+    """Table IdAllocationRequest."""
+
+    timeout_ms: int = 0
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOffsetInfo:
+    """LOOKUP_OFFSETS: the first offset whose record is at or after `timestamp_us` (UTC)."""
+
+    stream_id: int = -1
+    request_index: int = 0
+    timestamp_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementDriverNode:
+    """Table PlacementDriverNode."""
+
+    name: str | None = None
+    advertise_addr: str | None = None
+    is_leader: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RangeId:
+    """Table RangeId."""
+
+    stream_id: int = -1
+    range_index: int = -1
+    end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RangeServer:
+    """Table RangeServer."""
+
+    server_id: int = -1
+    advertise_addr: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Outcome of a request or of one item of a batch. `code` 0 (or 1200) is success."""
+
+    code: int = 0
+    message: str | None = None
+    detail: bytes = b""
+    handler_duration_us: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream's metadata. `retention_period_ms` 0 keeps records for ever."""
+
+    stream_id: int = -1
+    replica_nums: int = 0
+    retention_period_ms: int = 0
+    ack_count: int = 0
+    name: str | None = None
+    created_at_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedStream:
+    """Table TrimmedStream."""
+
+    stream_id: int = -1
+    trim_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TxnPart:
+    """COMMIT_TXN: the decision record of (producer, batch_number). The first one wins for ever."""
+
+    txn_id: str | None = None
+    stream_id: int = -1
+    record_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Table AppendResult."""
+
+    stream_id: int = -1
+    request_index: int = 0
+    base_offset: int = 0
+    stream_append_time_ms: int = 0
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTxnRequest:
+    """Table CommitTxnRequest."""
+
+    timeout_ms: int = 0
+    producer: str | None = None
+    batch_number: int = -1
+    parts: tuple[TxnPart, ...] = ()
+    record_count: int = 0
+    digest: bytes = b""
+    commit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTxnResponse:
+    """Table CommitTxnResponse."""
+
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    is_replay: bool = False
+    is_published: bool = False
+    record_count: int = 0
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStreamsRequest:
+    """Table CreateStreamsRequest."""
+
+    timeout_ms: int = 0
+    streams: tuple[Stream, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """COMMIT_CURSORS / DESCRIBE_CURSORS: next offsets of a consumer group."""
+
+    stream_id: int = -1
+    next_offset: int = -1
+    committed_at_ms: int = -1
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStreamResult:
+    """Table DeleteStreamResult."""
+
+    deleted_stream: Stream | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStreamsRequest:
+    """Table DeleteStreamsRequest."""
+
+    timeout_ms: int = 0
+    streams: tuple[Stream, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DescribePlacementDriverClusterRequest:
+    """Table DescribePlacementDriverClusterRequest."""
+
+    range_server: RangeServer | None = None
+    timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRangesRequest:
+    """Table DescribeRangesRequest."""
+
+    timeout_ms: int = 0
+    ranges: tuple[RangeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreamResult:
+    """Table DescribeStreamResult."""
+
+    stream: Stream | None = None
+    status: Status | None = None
+    stream_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EndTxnRequest:
+    """Table EndTxnRequest."""
+
+    timeout_ms: int = 0
+    end_requests: tuple[EndTxnInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EndTxnResult:
+    """Table EndTxnResult."""
+
+    stream_id: int = -1
+    request_index: int = 0
+    base_offset: int = -1
+    record_count: int = 0
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """One answered stream; its batches are the next `batch_length` octets of the frame's payload."""
+
+    stream_id: int = -1
+    request_index: int = 0
+    batch_count: int = 0
+    status: Status | None = None
+    batch_length: int = -1
+    next_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest:
+    """Table HeartbeatRequest."""
+
+    client_id: str | None = None
+    client_role: int = 0
+    range_server: RangeServer | None = None
+    features: tuple[Feature, ...] = ()
+    auth_token: str | None = None
+    cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResponse:
+    """Table HeartbeatResponse."""
+
+    client_id: str | None = None
+    client_role: int = 0
+    range_server: RangeServer | None = None
+    status: Status | None = None
+    features: tuple[Feature, ...] = ()
+    cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IdAllocationResponse:
+    """Table IdAllocationResponse."""
+
+    id: int = 0
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOffsetResult:
+    """Table LookupOffsetResult."""
+
+    stream_id: int = -1
+    request_index: int = 0
+    offset: int = -1
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOffsetsRequest:
+    """Table LookupOffsetsRequest."""
+
+    timeout_ms: int = 0
+    lookup_requests: tuple[LookupOffsetInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementDriverCluster:
+    """Table PlacementDriverCluster."""
+
+    nodes: tuple[PlacementDriverNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RangeCriteria:
+    """Table RangeCriteria."""
+
+    range_server: RangeServer | None = None
+    stream_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaServer:
+    """Table ReplicaServer."""
+
+    server: RangeServer | None = None
+    is_primary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMetricsRequest:
+    """Load of a range server: rates per second, sizes in bytes, latencies in milliseconds."""
+
+    range_server: RangeServer | None = None
+    disk_in_rate: int = 0
+    disk_out_rate: int = 0
+    disk_free_space: int = 0
+    disk_unindexed_data_size: int = 0
+    memory_used: int = 0
+    uring_task_rate: int = 0
+    uring_inflight_task_cnt: int = 0
+    uring_pending_task_cnt: int = 0
+    uring_task_avg_latency: int = 0
+    network_append_rate: int = 0
+    network_fetch_rate: int = 0
+    network_failed_append_rate: int = 0
+    network_failed_fetch_rate: int = 0
+    network_append_avg_latency: int = 0
+    network_fetch_avg_latency: int = 0
+    range_missing_replica_cnt: int = 0
+    range_active_cnt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMetricsResponse:
+    """Table ReportMetricsResponse."""
+
+    range_server: RangeServer | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SealRangesRequest:
+    """Table SealRangesRequest."""
+
+    timeout_ms: int = 0
+    ranges: tuple[RangeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SystemErrorResponse:
+    """Header of a frame whose system error flag is set."""
+
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrimStreamsRequest:
+    """Table TrimStreamsRequest."""
+
+    timeout_ms: int = 0
+    trimmed_streams: tuple[TrimmedStream, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TxnDescription:
+    """Table TxnDescription."""
+
+    producer: str | None = None
+    batch_number: int = -1
+    parts: tuple[TxnPart, ...] = ()
+    state: str | None = None
+    record_count: int = 0
+    digest: bytes = b""
+    decided_at_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStreamResult:
+    """Table UpdateStreamResult."""
+
+    updated_stream: Stream | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStreamsRequest:
+    """Table UpdateStreamsRequest."""
+
+    timeout_ms: int = 0
+    streams: tuple[Stream, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResponse:
+    """Table AppendResponse."""
+
+    throttle_time_ms: int = 0
+    append_responses: tuple[AppendResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCursorsRequest:
+    """Table CommitCursorsRequest."""
+
+    timeout_ms: int = 0
+    group: str | None = None
+    cursors: tuple[Cursor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCursorsResponse:
+    """Table CommitCursorsResponse."""
+
+    throttle_time_ms: int = 0
+    cursors: tuple[Cursor, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStreamsResponse:
+    """Table DeleteStreamsResponse."""
+
+    throttle_time_ms: int = 0
+    delete_responses: tuple[DeleteStreamResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeCursorsResponse:
+    """Table DescribeCursorsResponse."""
+
+    throttle_time_ms: int = 0
+    cursors: tuple[Cursor, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribePlacementDriverClusterResponse:
+    """Table DescribePlacementDriverClusterResponse."""
+
+    status: Status | None = None
+    cluster: PlacementDriverCluster | None = None
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreamsResponse:
+    """Table DescribeStreamsResponse."""
+
+    throttle_time_ms: int = 0
+    describe_responses: tuple[DescribeStreamResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeTxnsResponse:
+    """Table DescribeTxnsResponse."""
+
+    throttle_time_ms: int = 0
+    txns: tuple[TxnDescription, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndTxnResponse:
+    """Table EndTxnResponse."""
+
+    throttle_time_ms: int = 0
+    end_responses: tuple[EndTxnResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse:
+    """Table FetchResponse."""
+
+    throttle_time_ms: int = 0
+    fetch_responses: tuple[FetchResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListRangesRequest:
+    """Table ListRangesRequest."""
+
+    timeout_ms: int = 0
+    range_owners: tuple[RangeCriteria, ...] = ()
+    since_revision: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOffsetsResponse:
+    """Table LookupOffsetsResponse."""
+
+    throttle_time_ms: int = 0
+    lookup_responses: tuple[LookupOffsetResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRange:
+    """A contiguous piece of a stream, [start_offset, end_offset). `end_offset` is -1 while it is open."""
+
+    stream_id: int = -1
+    range_index: int = -1
+    start_offset: int = 0
+    end_offset: int = 0
+    next_offset: int = 0
+    servers: tuple[ReplicaServer, ...] = ()
+    epoch: int = -1
+    replica_count: int = -1
+    ack_count: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStreamsResponse:
+    """Table UpdateStreamsResponse."""
+
+    throttle_time_ms: int = 0
+    update_responses: tuple[UpdateStreamResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendInfo:
+    """One batch of an APPEND frame; `batch_length` octets of the payload, in request order."""
+
+    stream_range: StreamRange | None = None
+    request_index: int = 0
+    batch_length: int = 0
+    stream_id: int = -1
+    writer_id: str | None = None
+    sequence: int = -1
+    txn_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRangeRequest:
+    """Table CreateRangeRequest."""
+
+    timeout_ms: int = 0
+    stream_range: StreamRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRangeResponse:
+    """Table CreateRangeResponse."""
+
+    status: Status | None = None
+    stream_range: StreamRange | None = None
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStreamResult:
+    """Table CreateStreamResult."""
+
+    stream: Stream | None = None
+    stream_range: StreamRange | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRangeResult:
+    """Table DescribeRangeResult."""
+
+    stream_id: int = -1
+    stream_range: StreamRange | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchInfo:
+    """One stream of a FETCH frame. `fetch_offset` -2 is the stream's first offset, -1 its tail."""
+
+    stream_range: StreamRange | None = None
+    request_index: int = 0
+    fetch_offset: int = 0
+    batch_max_bytes: int = 0
+    stream_id: int = -1
+    end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ListRangesResult:
+    """Table ListRangesResult."""
+
+    range_owner: RangeCriteria | None = None
+    ranges: tuple[StreamRange, ...] = ()
+    status: Status | None = None
+    stream_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SealRangesResult:
+    """Table SealRangesResult."""
+
+    stream_range: StreamRange | None = None
+    status: Status | None = None
+    stream_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRanges:
+    """Table StreamRanges."""
+
+    stream_id: int = -1
+    ranges: tuple[StreamRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRangesResult:
+    """Table SyncRangesResult."""
+
+    stream_id: int = -1
+    ranges: tuple[StreamRange, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrimStreamResult:
+    """Table TrimStreamResult."""
+
+    trimmed_stream: Stream | None = None
+    stream_range: StreamRange | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    """Table AppendRequest."""
+
+    timeout_ms: int = 0
+    append_requests: tuple[AppendInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStreamsResponse:
+    """Table CreateStreamsResponse."""
+
+    throttle_time_ms: int = 0
+    create_responses: tuple[CreateStreamResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRangesResponse:
+    """Table DescribeRangesResponse."""
+
+    throttle_time_ms: int = 0
+    describe_responses: tuple[DescribeRangeResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """Table FetchRequest."""
+
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+    fetch_requests: tuple[FetchInfo, ...] = ()
+    timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListRangesResponse:
+    """Table ListRangesResponse."""
+
+    throttle_time_ms: int = 0
+    list_responses: tuple[ListRangesResult, ...] = ()
+    status: Status | None = None
+    revision: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SealRangesResponse:
+    """Table SealRangesResponse."""
+
+    throttle_time_ms: int = 0
+    seal_responses: tuple[SealRangesResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRangesRequest:
+    """Table SyncRangesRequest."""
+
+    timeout_ms: int = 0
+    stream_ranges: tuple[StreamRanges, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRangesResponse:
+    """Table SyncRangesResponse."""
+
+    throttle_time_ms: int = 0
+    sync_responses: tuple[SyncRangesResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrimStreamsResponse:
+    """Table TrimStreamsResponse."""
+
+    throttle_time_ms: int = 0
+    streams: tuple[TrimStreamResult, ...] = ()
+    status: Status | None = None
+
+
+LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
+    DescribeCursorsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("group", 1, Text()),
+        Field("stream_ids", 2, Vector(Scalar("q"))),
+    ),
+    DescribeStreamsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("stream_ids", 1, Vector(Scalar("q"))),
+        Field("names", 2, Vector(Text())),
+        Field("all_streams", 3, Scalar("?"), False),
+    ),
+    DescribeTxnsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("producer", 1, Text()),
+    ),
+    EndTxnInfo: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("txn_ids", 2, Vector(Text())),
+        Field("commit", 3, Scalar("?"), False),
+    ),
+    Feature: (
+        Field("name", 0, Text()),
+        Field("data", 1, Octets()),
+    ),
+    IdAllocationRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("host", 1, Text()),
+    ),
+    LookupOffsetInfo: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("timestamp_us", 2, Scalar("q"), 0),
+    ),
+    PlacementDriverNode: (
+        Field("name", 0, Text()),
+        Field("advertise_addr", 1, Text()),
+        Field("is_leader", 2, Scalar("?"), False),
+    ),
+    RangeId: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("range_index", 1, Scalar("i"), -1),
+        Field("end_offset", 2, Scalar("q"), -1),
+    ),
+    RangeServer: (
+        Field("server_id", 0, Scalar("i"), -1),
+        Field("advertise_addr", 1, Text()),
+    ),
+    Status: (
+        Field("code", 0, Scalar("h"), 0),
+        Field("message", 1, Text()),
+        Field("detail", 2, Octets()),
+        Field("handler_duration_us", 3, Scalar("q"), -1),
+    ),
+    Stream: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("replica_nums", 1, Scalar("b"), 0),
+        Field("retention_period_ms", 2, Scalar("q"), 0),
+        Field("ack_count", 3, Scalar("b"), 0),
+        Field("name", 4, Text()),
+        Field("created_at_ms", 5, Scalar("q"), -1),
+    ),
+    TrimmedStream: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("trim_offset", 1, Scalar("q"), 0),
+    ),
+    TxnPart: (
+        Field("txn_id", 0, Text()),
+        Field("stream_id", 1, Scalar("q"), -1),
+        Field("record_count", 2, Scalar("q"), 0),
+    ),
+    AppendResult: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("base_offset", 2, Scalar("q"), 0),
+        Field("stream_append_time_ms", 3, Scalar("q"), 0),
+        Field("status", 4, Table("Status")),
+    ),
+    CommitTxnRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("producer", 1, Text()),
+        Field("batch_number", 2, Scalar("q"), -1),
+        Field("parts", 3, Vector(Table("TxnPart"))),
+        Field("record_count", 4, Scalar("q"), 0),
+        Field("digest", 5, Octets()),
+        Field("commit", 6, Scalar("?"), False),
+    ),
+    CommitTxnResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("status", 1, Table("Status")),
+        Field("is_replay", 2, Scalar("?"), False),
+        Field("is_published", 3, Scalar("?"), False),
+        Field("record_count", 4, Scalar("q"), 0),
+        Field("digest", 5, Octets()),
+    ),
+    CreateStreamsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("streams", 1, Vector(Table("Stream"))),
+    ),
+    Cursor: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("next_offset", 1, Scalar("q"), -1),
+        Field("committed_at_ms", 2, Scalar("q"), -1),
+        Field("status", 3, Table("Status")),
+    ),
+    DeleteStreamResult: (
+        Field("deleted_stream", 0, Table("Stream")),
+        Field("status", 1, Table("Status")),
+    ),
+    DeleteStreamsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("streams", 1, Vector(Table("Stream"))),
+    ),
+    DescribePlacementDriverClusterRequest: (
+        Field("range_server", 0, Table("RangeServer")),
+        Field("timeout_ms", 1, Scalar("i"), 0),
+    ),
+    DescribeRangesRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("ranges", 1, Vector(Table("RangeId"))),
+    ),
+    DescribeStreamResult: (
+        Field("stream", 0, Table("Stream")),
+        Field("status", 1, Table("Status")),
+        Field("stream_id", 2, Scalar("q"), -1),
+    ),
+    EndTxnRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("end_requests", 1, Vector(Table("EndTxnInfo"))),
+    ),
+    EndTxnResult: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("base_offset", 2, Scalar("q"), -1),
+        Field("record_count", 3, Scalar("q"), 0),
+        Field("status", 4, Table("Status")),
+    ),
+    FetchResult: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("batch_count", 2, Scalar("i"), 0),
+        Field("status", 3, Table("Status")),
+        Field("batch_length", 4, Scalar("i"), -1),
+        Field("next_offset", 5, Scalar("q"), -1),
+    ),
+    HeartbeatRequest: (
+        Field("client_id", 0, Text()),
+        Field("client_role", 1, Scalar("b"), 0),
+        Field("range_server", 2, Table("RangeServer")),
+        Field("features", 3, Vector(Table("Feature"))),
+        Field("auth_token", 4, Text()),
+        Field("cluster_id", 5, Text()),
+    ),
+    HeartbeatResponse: (
+        Field("client_id", 0, Text()),
+        Field("client_role", 1, Scalar("b"), 0),
+        Field("range_server", 2, Table("RangeServer")),
+        Field("status", 3, Table("Status")),
+        Field("features", 4, Vector(Table("Feature"))),
+        Field("cluster_id", 5, Text()),
+    ),
+    IdAllocationResponse: (
+        Field("id", 0, Scalar("i"), 0),
+        Field("status", 1, Table("Status")),
+    ),
+    LookupOffsetResult: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("offset", 2, Scalar("q"), -1),
+        Field("status", 3, Table("Status")),
+    ),
+    LookupOffsetsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("lookup_requests", 1, Vector(Table("LookupOffsetInfo"))),
+    ),
+    PlacementDriverCluster: (Field("nodes", 0, Vector(Table("PlacementDriverNode"))),),
+    RangeCriteria: (
+        Field("range_server", 0, Table("RangeServer")),
+        Field("stream_id", 1, Scalar("q"), -1),
+    ),
+    ReplicaServer: (
+        Field("server", 0, Table("RangeServer")),
+        Field("is_primary", 1, Scalar("?"), False),
+    ),
+    ReportMetricsRequest: (
+        Field("range_server", 0, Table("RangeServer")),
+        Field("disk_in_rate", 1, Scalar("q"), 0),
+        Field("disk_out_rate", 2, Scalar("q"), 0),
+        Field("disk_free_space", 3, Scalar("q"), 0),
+        Field("disk_unindexed_data_size", 4, Scalar("q"), 0),
+        Field("memory_used", 5, Scalar("q"), 0),
+        Field("uring_task_rate", 6, Scalar("h"), 0),
+        Field("uring_inflight_task_cnt", 7, Scalar("h"), 0),
+        Field("uring_pending_task_cnt", 8, Scalar("i"), 0),
+        Field("uring_task_avg_latency", 9, Scalar("h"), 0),
+        Field("network_append_rate", 10, Scalar("h"), 0),
+        Field("network_fetch_rate", 11, Scalar("h"), 0),
+        Field("network_failed_append_rate", 12, Scalar("h"), 0),
+        Field("network_failed_fetch_rate", 13, Scalar("h"), 0),
+        Field("network_append_avg_latency", 14, Scalar("h"), 0),
+        Field("network_fetch_avg_latency", 15, Scalar("h"), 0),
+        Field("range_missing_replica_cnt", 16, Scalar("h"), 0),
+        Field("range_active_cnt", 17, Scalar("h"), 0),
+    ),
+    ReportMetricsResponse: (
+        Field("range_server", 0, Table("RangeServer")),
+        Field("status", 1, Table("Status")),
+    ),
+    SealRangesRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("ranges", 1, Vector(Table("RangeId"))),
+    ),
+    SystemErrorResponse: (Field("status", 0, Table("Status")),),
+    TrimStreamsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("trimmed_streams", 1, Vector(Table("TrimmedStream"))),
+    ),
+    TxnDescription: (
+        Field("producer", 0, Text()),
+        Field("batch_number", 1, Scalar("q"), -1),
+        Field("parts", 2, Vector(Table("TxnPart"))),
+        Field("state", 3, Text()),
+        Field("record_count", 4, Scalar("q"), 0),
+        Field("digest", 5, Octets()),
+        Field("decided_at_ms", 6, Scalar("q"), -1),
+    ),
+    UpdateStreamResult: (
+        Field("updated_stream", 0, Table("Stream")),
+        Field("status", 1, Table("Status")),
+    ),
+    UpdateStreamsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("streams", 1, Vector(Table("Stream"))),
+    ),
+    AppendResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("append_responses", 1, Vector(Table("AppendResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    CommitCursorsRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("group", 1, Text()),
+        Field("cursors", 2, Vector(Table("Cursor"))),
+    ),
+    CommitCursorsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("cursors", 1, Vector(Table("Cursor"))),
+        Field("status", 2, Table("Status")),
+    ),
+    DeleteStreamsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("delete_responses", 1, Vector(Table("DeleteStreamResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    DescribeCursorsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("cursors", 1, Vector(Table("Cursor"))),
+        Field("status", 2, Table("Status")),
+    ),
+    DescribePlacementDriverClusterResponse: (
+        Field("status", 0, Table("Status")),
+        Field("cluster", 1, Table("PlacementDriverCluster")),
+        Field("throttle_time_ms", 2, Scalar("i"), 0),
+    ),
+    DescribeStreamsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("describe_responses", 1, Vector(Table("DescribeStreamResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    DescribeTxnsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("txns", 1, Vector(Table("TxnDescription"))),
+        Field("status", 2, Table("Status")),
+    ),
+    EndTxnResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("end_responses", 1, Vector(Table("EndTxnResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    FetchResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("fetch_responses", 1, Vector(Table("FetchResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    ListRangesRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("range_owners", 1, Vector(Table("RangeCriteria"))),
+        Field("since_revision", 2, Scalar("q"), -1),
+    ),
+    LookupOffsetsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("lookup_responses", 1, Vector(Table("LookupOffsetResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    StreamRange: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("range_index", 1, Scalar("i"), -1),
+        Field("start_offset", 2, Scalar("q"), 0),
+        Field("end_offset", 3, Scalar("q"), 0),
+        Field("next_offset", 4, Scalar("q"), 0),
+        Field("servers", 5, Vector(Table("ReplicaServer"))),
+        Field("epoch", 6, Scalar("q"), -1),
+        Field("replica_count", 7, Scalar("b"), -1),
+        Field("ack_count", 8, Scalar("b"), -1),
+    ),
+    UpdateStreamsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("update_responses", 1, Vector(Table("UpdateStreamResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    AppendInfo: (
+        Field("stream_range", 0, Table("StreamRange")),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("batch_length", 2, Scalar("i"), 0),
+        Field("stream_id", 3, Scalar("q"), -1),
+        Field("writer_id", 4, Text()),
+        Field("sequence", 5, Scalar("q"), -1),
+        Field("txn_id", 6, Text()),
+    ),
+    CreateRangeRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("stream_range", 1, Table("StreamRange")),
+    ),
+    CreateRangeResponse: (
+        Field("status", 0, Table("Status")),
+        Field("stream_range", 1, Table("StreamRange")),
+        Field("throttle_time_ms", 2, Scalar("i"), 0),
+    ),
+    CreateStreamResult: (
+        Field("stream", 0, Table("Stream")),
+        Field("stream_range", 1, Table("StreamRange")),
+        Field("status", 2, Table("Status")),
+    ),
+    DescribeRangeResult: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("stream_range", 1, Table("StreamRange")),
+        Field("status", 2, Table("Status")),
+    ),
+    FetchInfo: (
+        Field("stream_range", 0, Table("StreamRange")),
+        Field("request_index", 1, Scalar("i"), 0),
+        Field("fetch_offset", 2, Scalar("q"), 0),
+        Field("batch_max_bytes", 3, Scalar("i"), 0),
+        Field("stream_id", 4, Scalar("q"), -1),
+        Field("end_offset", 5, Scalar("q"), -1),
+    ),
+    ListRangesResult: (
+        Field("range_owner", 0, Table("RangeCriteria")),
+        Field("ranges", 1, Vector(Table("StreamRange"))),
+        Field("status", 2, Table("Status")),
+        Field("stream_id", 3, Scalar("q"), -1),
+    ),
+    SealRangesResult: (
+        Field("stream_range", 0, Table("StreamRange")),
+        Field("status", 1, Table("Status")),
+        Field("stream_id", 2, Scalar("q"), -1),
+    ),
+    StreamRanges: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("ranges", 1, Vector(Table("StreamRange"))),
+    ),
+    SyncRangesResult: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("ranges", 1, Vector(Table("StreamRange"))),
+        Field("status", 2, Table("Status")),
+    ),
+    TrimStreamResult: (
+        Field("trimmed_stream", 0, Table("Stream")),
+        Field("stream_range", 1, Table("StreamRange")),
+        Field("status", 2, Table("Status")),
+    ),
+    AppendRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("append_requests", 1, Vector(Table("AppendInfo"))),
+    ),
+    CreateStreamsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("create_responses", 1, Vector(Table("CreateStreamResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    DescribeRangesResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("describe_responses", 1, Vector(Table("DescribeRangeResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    FetchRequest: (
+        Field("max_wait_ms", 0, Scalar("i"), 0),
+        Field("min_bytes", 1, Scalar("i"), 0),
+        Field("fetch_requests", 2, Vector(Table("FetchInfo"))),
+        Field("timeout_ms", 3, Scalar("i"), 0),
+    ),
+    ListRangesResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("list_responses", 1, Vector(Table("ListRangesResult"))),
+        Field("status", 2, Table("Status")),
+        Field("revision", 3, Scalar("q"), -1),
+    ),
+    SealRangesResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("seal_responses", 1, Vector(Table("SealRangesResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    SyncRangesRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("stream_ranges", 1, Vector(Table("StreamRanges"))),
+    ),
+    SyncRangesResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("sync_responses", 1, Vector(Table("SyncRangesResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    TrimStreamsResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("streams", 1, Vector(Table("TrimStreamResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+}
+
+__all__ = [
+    "LAYOUTS",
+    "AppendInfo",
+    "AppendRequest",
+    "AppendResponse",
+    "AppendResult",
+    "ClientRole",
+    "CommitCursorsRequest",
+    "CommitCursorsResponse",
+    "CommitTxnRequest",
+    "CommitTxnResponse",
+    "CreateRangeRequest",
+    "CreateRangeResponse",
+    "CreateStreamResult",
+    "CreateStreamsRequest",
+    "CreateStreamsResponse",
+    "Cursor",
+    "DeleteStreamResult",
+    "DeleteStreamsRequest",
+    "DeleteStreamsResponse",
+    "DescribeCursorsRequest",
+    "DescribeCursorsResponse",
+    "DescribePlacementDriverClusterRequest",
+    "DescribePlacementDriverClusterResponse",
+    "DescribeRangeResult",
+    "DescribeRangesRequest",
+    "DescribeRangesResponse",
+    "DescribeStreamResult",
+    "DescribeStreamsRequest",
+    "DescribeStreamsResponse",
+    "DescribeTxnsRequest",
+    "DescribeTxnsResponse",
+    "EndTxnInfo",
+    "EndTxnRequest",
+    "EndTxnResponse",
+    "EndTxnResult",
+    "Feature",
+    "FetchInfo",
+    "FetchRequest",
+    "FetchResponse",
+    "FetchResult",
+    "HeartbeatRequest",
+    "HeartbeatResponse",
+    "IdAllocationRequest",
+    "IdAllocationResponse",
+    "ListRangesRequest",
+    "ListRangesResponse",
+    "ListRangesResult",
+    "LookupOffsetInfo",
+    "LookupOffsetResult",
+    "LookupOffsetsRequest",
+    "LookupOffsetsResponse",
+    "PlacementDriverCluster",
+    "PlacementDriverNode",
+    "RangeCriteria",
+    "RangeId",
+    "RangeServer",
+    "ReplicaServer",
+    "ReportMetricsRequest",
+    "ReportMetricsResponse",
+    "SealRangesRequest",
+    "SealRangesResponse",
+    "SealRangesResult",
+    "Status",
+    "Stream",
+    "StreamRange",
+    "StreamRanges",
+    "SyncRangesRequest",
+    "SyncRangesResponse",
+    "SyncRangesResult",
+    "SystemErrorResponse",
+    "TrimStreamResult",
+    "TrimStreamsRequest",
+    "TrimStreamsResponse",
+    "TrimmedStream",
+    "TxnDescription",
+    "TxnPart",
+    "UpdateStreamResult",
+    "UpdateStreamsRequest",
+    "UpdateStreamsResponse",
+]

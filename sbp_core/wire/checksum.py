@@ -1,0 +1,26 @@
+"""Checksums: CRC-32 of frame payloads, CRC-32C of log entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import crc32c as _crc32c
+from isal import isal_zlib
+
+Octets = bytes | bytearray | memoryview
+
+
+def crc32(parts: Iterable[Octets]) -> int:
+    """CRC-32 (zlib's, the protocol's payload checksum) of the concatenation of `parts`."""
+    value = 0
+    for part in parts:
+        value = isal_zlib.crc32(part, value)
+    return value
+
+
+def crc32c(parts: Iterable[Octets]) -> int:
+    """CRC-32C (Castagnoli, the log's entry checksum) of the concatenation of `parts`."""
+    value = 0
+    for part in parts:
+        value = _crc32c.crc32c(part, value)
+    return value

@@ -1,0 +1,271 @@
+"""Frames: the layout, the encoder and the incremental decoder (SPEC "Frame Header").
+
+Big-endian:
+
+    offset  size  field
+    0       4     length
+    4       1     magic code, 23
+    5       2     operation code
+    7       1     flags
+    8       4     call id (the specification's stream identifier)
+    12      1     header format, 1 = FlatBuffers
+    13      3     header length
+    16      H     extended header
+    16+H    P     payload
+    16+H+P  4     CRC-32 of the payload, 0 when there is none
+
+so `length` = 16 + H + P, and a frame takes length + 4 octets in all.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import FrameError
+from sbp_core.wire.checksum import Octets, crc32
+from sbp_core.wire.opcodes import KNOWN_OPCODES, Flag
+
+MAGIC: Final = 23
+HEADER_FORMAT_FLATBUFFERS: Final = 1
+
+_PREFIX: Final = struct.Struct(">IBHBII")
+_CHECKSUM: Final = struct.Struct(">I")
+_LENGTH_OFFSET: Final = 4
+_FRAME_OVERHEAD_BYTES: Final = _PREFIX.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. `header` and `payload` are raw octets.
+
+    The payload of a decoded frame belongs to whoever received it, and may be written to.
+    """
+
+    opcode: int
+    flags: int
+    call_id: int
+    header: Octets = b""
+    payload: Octets = b""
+
+    @property
+    def is_response(self) -> bool:
+        """SPEC "Flags", 0x01."""
+        return bool(self.flags & Flag.RESPONSE)
+
+    @property
+    def is_end(self) -> bool:
+        """SPEC "Flags", 0x02: the last frame of a response."""
+        return bool(self.flags & Flag.END)
+
+    @property
+    def is_system_error(self) -> bool:
+        """SPEC "Flags", 0x04: the header is a SystemErrorResponse."""
+        return bool(self.flags & Flag.SYSTEM_ERROR)
+
+
+def encode_frame(
+    opcode: int,
+    flags: int,
+    call_id: int,
+    header: bytes = b"",
+    payload: Sequence[Octets] = (),
+) -> list[Octets]:
+    """Return the buffers of one frame, in order; the parts of `payload` are not copied.
+
+    Raises FrameError when the header or the whole frame is larger than allowed.
+    """
+    payload_bytes = sum(len(part) for part in payload)
+    length = limits.FRAME_BYTES_MIN + len(header) + payload_bytes
+    if length > limits.FRAME_BYTES_MAX:
+        raise FrameError(
+            f"a frame of {length} octets passes the limit of {limits.FRAME_BYTES_MAX};"
+            " send fewer or smaller batches in one frame"
+        )
+    if len(header) > limits.HEADER_BYTES_MAX:
+        raise FrameError(f"a header of {len(header)} octets passes {limits.HEADER_BYTES_MAX}")
+    prefix = _PREFIX.pack(
+        length, MAGIC, opcode, flags, call_id, HEADER_FORMAT_FLATBUFFERS << 24 | len(header)
+    )
+    return [prefix + header, *payload, _CHECKSUM.pack(crc32(payload) if payload_bytes else 0)]
+
+
+class DecoderState(enum.Enum):
+    """What the next octets of the connection are."""
+
+    PREFIX = "the first 16 octets of a frame"
+    BODY = "the header, payload and checksum of a frame"
+    DISCARD = "the rest of a frame that is thrown away"
+    BROKEN = "unreadable"
+
+
+class FrameDecoder:
+    """Incremental decoder: octets in, frames out, refusing at the earliest octet.
+
+    Octets come in either through `receive_data`, or without a copy through `get_buffer` /
+    `buffer_updated` (the shape of asyncio.BufferedProtocol and socket.recv_into). Then `frames`
+    yields what is complete. A frame with the wrong magic or an unknown opcode is skipped, as SPEC
+    "Magic Code" and "Operation Code" demand. FrameError means that the connection cannot be read
+    any further; it is raised again by every later call.
+    """
+
+    def __init__(self) -> None:
+        self.state = DecoderState.PREFIX
+        self.discarded_count = 0
+        self._bad_magic_run = 0
+        self._buffer = bytearray(limits.RECEIVE_BUFFER_BYTES)
+        self._start = 0
+        self._end = 0
+        self._frame_bytes = 0
+        self._discard_bytes = 0
+        self._error: FrameError | None = None
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next octets go: at least one octet long."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._end == len(self._buffer):
+            self._make_room()
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, count: int) -> None:
+        """Tell that `count` octets were written into the last `get_buffer`."""
+        self._end += count
+
+    def receive_data(self, data: Octets) -> None:
+        """Copy octets in. For tests and callers that have the octets already."""
+        rest = memoryview(data)
+        while rest:
+            with self.get_buffer() as target:
+                count = min(len(target), len(rest))
+                target[:count] = rest[:count]
+            self.buffer_updated(count)
+            rest = rest[count:]
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the complete frames. Raises FrameError when the octets are no frames."""
+        if self._error is not None:
+            raise self._error
+        try:
+            while (frame := self._next_frame()) is not None:
+                if frame.opcode in KNOWN_OPCODES:
+                    yield frame
+                else:
+                    self.discarded_count += 1
+        except FrameError as error:
+            self.state = DecoderState.BROKEN
+            self._error = error
+            raise
+
+    def _next_frame(self) -> Frame | None:
+        while True:
+            if self.state is DecoderState.DISCARD:
+                if not self._discard():
+                    return None
+            elif self.state is DecoderState.PREFIX:
+                if not self._read_prefix():
+                    return None
+            elif self._end - self._start < self._frame_bytes:
+                return None
+            else:
+                return self._take_frame()
+
+    def _read_prefix(self) -> bool:
+        """Look at the octets of a prefix as they come; whether the state moved on."""
+        available = self._end - self._start
+        if available < _LENGTH_OFFSET:
+            return False
+        length = int.from_bytes(self._buffer[self._start : self._start + _LENGTH_OFFSET], "big")
+        if length > limits.FRAME_BYTES_MAX or length < limits.FRAME_BYTES_MIN:
+            raise FrameError(
+                f"frame length {length} is outside {limits.FRAME_BYTES_MIN}"
+                f"..{limits.FRAME_BYTES_MAX}: the peer does not speak SBP, or sends too much"
+            )
+        if available == _LENGTH_OFFSET:
+            return False
+        if self._buffer[self._start + _LENGTH_OFFSET] != MAGIC:
+            self._skip_foreign_frame(length)
+            return True
+        if available < _PREFIX.size:
+            return False
+        header_word = _PREFIX.unpack_from(self._buffer, self._start)[5]
+        if header_word >> 24 != HEADER_FORMAT_FLATBUFFERS:
+            raise FrameError(f"header format {header_word >> 24} is unknown, only 1 is defined")
+        header_bytes = header_word & 0xFFFFFF
+        if header_bytes > min(length - limits.FRAME_BYTES_MIN, limits.HEADER_BYTES_MAX):
+            raise FrameError(f"header length {header_bytes} does not fit a frame of {length}")
+        self._bad_magic_run = 0
+        self._frame_bytes = length + _CHECKSUM.size
+        self.state = DecoderState.BODY
+        return True
+
+    def _skip_foreign_frame(self, length: int) -> None:
+        self._bad_magic_run += 1
+        if self._bad_magic_run > limits.BAD_MAGIC_FRAMES_MAX:
+            raise FrameError(
+                f"{self._bad_magic_run} frames in a row without the magic code {MAGIC}:"
+                " the peer does not speak SBP"
+            )
+        self.discarded_count += 1
+        self._discard_bytes = length + _CHECKSUM.size
+        self.state = DecoderState.DISCARD
+
+    def _discard(self) -> bool:
+        """Drop what is buffered of a foreign frame; whether it is over."""
+        count = min(self._discard_bytes, self._end - self._start)
+        self._start += count
+        self._discard_bytes -= count
+        if self._discard_bytes:
+            self._start = self._end = 0
+            return False
+        self.state = DecoderState.PREFIX
+        return True
+
+    def _take_frame(self) -> Frame:
+        _, _, opcode, flags, call_id, header_word = _PREFIX.unpack_from(self._buffer, self._start)
+        header_end = self._start + _PREFIX.size + (header_word & 0xFFFFFF)
+        frame_end = self._start + self._frame_bytes
+        payload_end = frame_end - _CHECKSUM.size
+        header = bytes(memoryview(self._buffer)[self._start + _PREFIX.size : header_end])
+        (checksum,) = _CHECKSUM.unpack_from(self._buffer, payload_end)
+        payload = self._take_payload(header_end, payload_end, frame_end)
+        self._frame_bytes = 0
+        self.state = DecoderState.PREFIX
+        if payload and crc32([payload]) != checksum:
+            raise FrameError(
+                f"the payload of call {call_id} (opcode {opcode:#06x}, {len(payload)} octets)"
+                " does not match its checksum"
+            )
+        return Frame(opcode, flags, call_id, header, payload)
+
+    def _take_payload(self, start: int, end: int, frame_end: int) -> Octets:
+        """Hand the payload out: a small one copied, a large one together with its buffer."""
+        if end - start < limits.RECEIVE_BUFFER_BYTES // 4:
+            payload: Octets = bytearray(memoryview(self._buffer)[start:end])
+            self._start = frame_end
+            return payload
+        payload = memoryview(self._buffer)[start:end]
+        rest = bytes(memoryview(self._buffer)[frame_end : self._end])
+        self._buffer = bytearray(max(limits.RECEIVE_BUFFER_BYTES, len(rest) + 1))
+        self._buffer[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+        return payload
+
+    def _make_room(self) -> None:
+        """Move what is buffered to the front of a buffer with room for more.
+
+        A buffer for a large frame grows with what was received, so that an announced length alone
+        costs nothing.
+        """
+        pending = self._end - self._start
+        size = max(limits.RECEIVE_BUFFER_BYTES, 4 * pending)
+        if pending < self._frame_bytes:
+            size = max(limits.RECEIVE_BUFFER_BYTES, min(size, self._frame_bytes))
+        fresh = bytearray(size)
+        fresh[:pending] = memoryview(self._buffer)[self._start : self._end]
+        self._buffer = fresh
+        self._start, self._end = 0, pending

@@ -1,0 +1,95 @@
+"""The typed header of every frame: which table goes with which opcode, and the codec both ways.
+
+SPEC "Extended Header" and "Frame Definitions". The tables themselves come from schemas/headers.fbs;
+this module re-exports them, so nothing else imports generated code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from sbp_core.wire._generated import headers as _tables
+from sbp_core.wire._generated.headers import *  # noqa: F403
+from sbp_core.wire._generated.headers import LAYOUTS, SystemErrorResponse
+from sbp_core.wire.flat import Schema
+from sbp_core.wire.opcodes import Opcode
+
+__all__ = [
+    "REQUEST_TABLES",
+    "RESPONSE_TABLES",
+    "decode_header",
+    "decode_system_error",
+    "encode_header",
+]
+__all__ += _tables.__all__
+
+T = TypeVar("T")
+
+_SCHEMA: Final = Schema(LAYOUTS)
+
+REQUEST_TABLES: Final[Mapping[Opcode, type]] = {
+    Opcode.HEARTBEAT: _tables.HeartbeatRequest,
+    Opcode.ALLOCATE_ID: _tables.IdAllocationRequest,
+    Opcode.APPEND: _tables.AppendRequest,
+    Opcode.FETCH: _tables.FetchRequest,
+    Opcode.END_TXN: _tables.EndTxnRequest,
+    Opcode.LIST_RANGES: _tables.ListRangesRequest,
+    Opcode.SEAL_RANGE: _tables.SealRangesRequest,
+    Opcode.SYNC_RANGES: _tables.SyncRangesRequest,
+    Opcode.CREATE_RANGE: _tables.CreateRangeRequest,
+    Opcode.DESCRIBE_RANGE: _tables.DescribeRangesRequest,
+    Opcode.LOOKUP_OFFSETS: _tables.LookupOffsetsRequest,
+    Opcode.CREATE_STREAMS: _tables.CreateStreamsRequest,
+    Opcode.DELETE_STREAMS: _tables.DeleteStreamsRequest,
+    Opcode.UPDATE_STREAMS: _tables.UpdateStreamsRequest,
+    Opcode.DESCRIBE_STREAMS: _tables.DescribeStreamsRequest,
+    Opcode.TRIM_STREAMS: _tables.TrimStreamsRequest,
+    Opcode.COMMIT_CURSORS: _tables.CommitCursorsRequest,
+    Opcode.DESCRIBE_CURSORS: _tables.DescribeCursorsRequest,
+    Opcode.REPORT_METRICS: _tables.ReportMetricsRequest,
+    Opcode.DESCRIBE_PD_CLUSTER: _tables.DescribePlacementDriverClusterRequest,
+    Opcode.COMMIT_TXN: _tables.CommitTxnRequest,
+    Opcode.DESCRIBE_TXNS: _tables.DescribeTxnsRequest,
+}
+"""The request table of each opcode; PING and GOAWAY carry a header that nobody interprets."""
+
+RESPONSE_TABLES: Final[Mapping[Opcode, type]] = {
+    Opcode.HEARTBEAT: _tables.HeartbeatResponse,
+    Opcode.ALLOCATE_ID: _tables.IdAllocationResponse,
+    Opcode.APPEND: _tables.AppendResponse,
+    Opcode.FETCH: _tables.FetchResponse,
+    Opcode.END_TXN: _tables.EndTxnResponse,
+    Opcode.LIST_RANGES: _tables.ListRangesResponse,
+    Opcode.SEAL_RANGE: _tables.SealRangesResponse,
+    Opcode.SYNC_RANGES: _tables.SyncRangesResponse,
+    Opcode.CREATE_RANGE: _tables.CreateRangeResponse,
+    Opcode.DESCRIBE_RANGE: _tables.DescribeRangesResponse,
+    Opcode.LOOKUP_OFFSETS: _tables.LookupOffsetsResponse,
+    Opcode.CREATE_STREAMS: _tables.CreateStreamsResponse,
+    Opcode.DELETE_STREAMS: _tables.DeleteStreamsResponse,
+    Opcode.UPDATE_STREAMS: _tables.UpdateStreamsResponse,
+    Opcode.DESCRIBE_STREAMS: _tables.DescribeStreamsResponse,
+    Opcode.TRIM_STREAMS: _tables.TrimStreamsResponse,
+    Opcode.COMMIT_CURSORS: _tables.CommitCursorsResponse,
+    Opcode.DESCRIBE_CURSORS: _tables.DescribeCursorsResponse,
+    Opcode.REPORT_METRICS: _tables.ReportMetricsResponse,
+    Opcode.DESCRIBE_PD_CLUSTER: _tables.DescribePlacementDriverClusterResponse,
+    Opcode.COMMIT_TXN: _tables.CommitTxnResponse,
+    Opcode.DESCRIBE_TXNS: _tables.DescribeTxnsResponse,
+}
+
+
+def encode_header(header: object) -> bytes:
+    """Return the octets of a header table. Raises HeaderError when it is larger than allowed."""
+    return _SCHEMA.encode(header)
+
+
+def decode_header(table: type[T], data: bytes | bytearray | memoryview) -> T:
+    """Verify and copy a header into its table. Raises HeaderError when it is not a valid one."""
+    return _SCHEMA.decode(table, data)
+
+
+def decode_system_error(data: bytes | bytearray | memoryview) -> SystemErrorResponse:
+    """Decode the header of a frame whose system error flag is set. Raises HeaderError."""
+    return decode_header(SystemErrorResponse, data)

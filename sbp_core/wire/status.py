@@ -1,0 +1,50 @@
+"""Status tables <-> exceptions (SPEC "Error Codes")."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sbp_core.errors import (
+    ConfigurationError,
+    FrameError,
+    HeaderError,
+    RecordBatchError,
+    SbpError,
+    StatusCode,
+    StatusError,
+    error_for_code,
+)
+from sbp_core.wire.headers import Status
+
+SUCCESS: Final = Status(code=StatusCode.NONE)
+SUCCESS_CODES: Final = frozenset({int(StatusCode.NONE), int(StatusCode.OK)})
+"""0 in the specification, 1200 in the servers of its time: both are success to a client."""
+
+
+def is_success(status: Status | None) -> bool:
+    """Whether a status stands for success; a missing one does."""
+    return status is None or status.code in SUCCESS_CODES
+
+
+def check_status(status: Status | None) -> None:
+    """Raise the StatusError that an error status stands for; return on success."""
+    error = maybe_error(status)
+    if error is not None:
+        raise error
+
+
+def maybe_error(status: Status | None) -> StatusError | None:
+    """Return the exception that an error status stands for, None on success."""
+    if status is None or is_success(status):
+        return None
+    message = status.message or "the server gave no message"
+    return error_for_code(status.code, message, status.detail)
+
+
+def status_for(error: SbpError) -> Status:
+    """Return the status that tells a peer of `error`."""
+    if isinstance(error, StatusError):
+        return Status(code=error.code, message=error.message, detail=error.detail)
+    if isinstance(error, FrameError | HeaderError | RecordBatchError | ConfigurationError):
+        return Status(code=StatusCode.INVALID_REQUEST, message=str(error))
+    return Status(code=StatusCode.UNKNOWN, message=str(error))

@@ -1,0 +1,79 @@
+"""Frames survive any cutting of the octet stream, and random octets only ever raise FrameError."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbp_core import limits
+from sbp_core.errors import FrameError
+from sbp_core.wire.frame import FrameDecoder, encode_frame
+from sbp_core.wire.opcodes import KNOWN_OPCODES
+
+FRAMES = st.tuples(
+    st.sampled_from(sorted(KNOWN_OPCODES)),
+    st.integers(0, 7),
+    st.integers(0, limits.CALL_ID_MAX),
+    st.binary(max_size=64),
+    st.one_of(
+        st.binary(max_size=200),
+        st.integers(0, 400_000).map(lambda count: bytes(range(256)) * (count // 256)),
+    ),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(FRAMES, max_size=6), st.randoms(use_true_random=False))
+def test_any_cutting_gives_the_same_frames(frames, rng):
+    data = b"".join(
+        b"".join(encode_frame(opcode, flags, call_id, header, [payload]))
+        for opcode, flags, call_id, header, payload in frames
+    )
+    decoder = FrameDecoder()
+    received = []
+    position = 0
+    while position < len(data):
+        count = rng.choice([1, 3, 16, 1000, 70_000, 1_000_000])
+        decoder.receive_data(data[position : position + count])
+        position += count
+        received += [
+            (f.opcode, f.flags, f.call_id, bytes(f.header), bytes(f.payload))
+            for f in decoder.frames()
+        ]
+    assert received == frames
+
+
+@given(st.lists(st.binary(max_size=100), max_size=20))
+def test_random_octets_raise_nothing_but_frame_error(pieces):
+    decoder = FrameDecoder()
+    try:
+        for piece in pieces:
+            decoder.receive_data(piece)
+            list(decoder.frames())
+    except FrameError:
+        with pytest.raises(FrameError):
+            list(decoder.frames())
+
+
+def test_a_peer_without_our_magic_is_given_up():
+    decoder = FrameDecoder()
+    foreign = bytes.fromhex("0000001099000100000000010100000000000000")
+    for _ in range(limits.BAD_MAGIC_FRAMES_MAX):
+        decoder.receive_data(foreign)
+        assert list(decoder.frames()) == []
+    decoder.receive_data(foreign)
+    with pytest.raises(FrameError, match="does not speak SBP"):
+        list(decoder.frames())
+
+
+def test_an_announced_length_alone_costs_no_memory():
+    decoder = FrameDecoder()
+    decoder.receive_data(
+        limits.FRAME_BYTES_MAX.to_bytes(4, "big") + b"\x17\x10\x01\0\0\0\0\1\1\0\0\0"
+    )
+    assert list(decoder.frames()) == []
+    assert len(decoder.get_buffer()) < 2 * limits.RECEIVE_BUFFER_BYTES
+
+
+def test_a_frame_over_the_limit_is_not_encoded():
+    with pytest.raises(FrameError, match="passes the limit"):
+        encode_frame(0x1001, 0, 1, b"", [bytes(limits.FRAME_BYTES_MAX)])

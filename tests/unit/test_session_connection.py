@@ -1,0 +1,188 @@
+"""Two real connections talk to each other over a wire that is just a list of octets."""
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    Outcome,
+    ProtocolError,
+    ShuttingDownError,
+    StatusCode,
+    ThrottledError,
+)
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import (
+    CallFailed,
+    ConnectionBroken,
+    GoawayReceived,
+    RequestReceived,
+    RequestRefused,
+    ResponseReceived,
+)
+from sbp_core.wire.frame import encode_frame
+from sbp_core.wire.headers import decode_system_error
+from sbp_core.wire.opcodes import Flag, Opcode
+
+
+def deliver(buffers, receiver):
+    receiver.receive_data(b"".join(buffers))
+    return list(receiver.events())
+
+
+@pytest.fixture
+def client():
+    return Connection()
+
+
+@pytest.fixture
+def server():
+    return Connection()
+
+
+def ask(client, server, **options):
+    call_id, buffers = client.start_call(Opcode.FETCH, b"", **options)
+    (event,) = deliver(buffers, server)
+    assert isinstance(event, RequestReceived)
+    assert event.frame.call_id == call_id
+    return call_id, event.frame
+
+
+def test_a_response_of_several_frames_ends_with_the_end_flag(client, server):
+    call_id, request = ask(client, server)
+    events = []
+    for number in range(3):
+        buffers = server.send_response(request, b"", [b"%d" % number], is_end=number == 2)
+        events += deliver(buffers, client)
+    assert [(e.call_id, bytes(e.frame.payload), e.is_end) for e in events] == [
+        (call_id, b"0", False),
+        (call_id, b"1", False),
+        (call_id, b"2", True),
+    ]
+    assert client.open_call_count == server.open_request_count == 0
+
+
+def test_answers_may_come_in_any_order(client, server):
+    first, first_request = ask(client, server)
+    second, second_request = ask(client, server)
+    events = deliver(server.send_response(second_request), client)
+    events += deliver(server.send_response(first_request), client)
+    assert [event.call_id for event in events] == [second, first]
+
+
+def test_after_the_end_nothing_more_is_sent(client, server):
+    _, request = ask(client, server)
+    assert server.send_response(request)
+    assert server.send_response(request) == []
+
+
+def test_a_deadline_abandons_the_call_and_drops_the_late_answer(client, server):
+    early, early_request = ask(client, server, deadline=5.0)
+    ask(client, server, deadline=9.0)
+    assert client.maybe_next_deadline() == 5.0
+    assert client.expire(4.9) == []
+    (failed,) = client.expire(5.0)
+    assert failed.call_id == early
+    assert isinstance(failed.error, DeadlineExceededError)
+    assert client.maybe_next_deadline() == 9.0
+    assert deliver(server.send_response(early_request, is_end=False), client) == []
+    assert deliver(server.send_response(early_request), client) == []
+    assert client.open_call_count == 1
+
+
+def test_an_answered_call_has_no_deadline_left(client, server):
+    _, request = ask(client, server, deadline=5.0)
+    deliver(server.send_response(request), client)
+    assert client.maybe_next_deadline() is None
+    assert client.expire(10.0) == []
+
+
+def test_goaway_lets_open_calls_finish_and_refuses_new_ones(client, server):
+    call_id, request = ask(client, server)
+    assert deliver(server.send_goaway(), client) == [GoawayReceived()]
+    assert server.send_goaway() == []
+    with pytest.raises(ShuttingDownError) as refused:
+        client.start_call(Opcode.FETCH)
+    assert refused.value.outcome is Outcome.NOT_APPLIED
+    (event,) = deliver(server.send_response(request), client)
+    assert event.call_id == call_id
+
+
+def test_a_request_that_crosses_a_goaway_is_refused_clearly(client, server):
+    server.send_goaway()
+    call_id, buffers = client.start_call(Opcode.APPEND)
+    (event,) = deliver(buffers, server)
+    assert isinstance(event, RequestRefused)
+    (answer,) = deliver(server.send_system_error(event.frame, event.error), client)
+    assert isinstance(answer, ResponseReceived)
+    assert answer.frame.is_system_error
+    status = decode_system_error(answer.frame.header).status
+    assert (answer.call_id, status.code) == (call_id, StatusCode.RS_SHUTTING_DOWN)
+
+
+def test_closing_fails_open_calls_with_an_unknown_outcome(client, server):
+    call_id, _ = ask(client, server)
+    (failed,) = client.close()
+    assert isinstance(failed, CallFailed)
+    assert failed.call_id == call_id
+    assert isinstance(failed.error, ConnectionLostError)
+    assert failed.error.outcome is Outcome.UNKNOWN
+    with pytest.raises(ConnectError):
+        client.start_call(Opcode.FETCH)
+    assert list(client.events()) == []
+
+
+def test_garbage_breaks_the_connection_and_fails_open_calls(client, server):
+    call_id, _ = ask(client, server)
+    client.receive_data(b"GET / HTTP/1.1\r\n\r\n")
+    failed, broken = client.events()
+    assert failed.call_id == call_id
+    assert isinstance(broken, ConnectionBroken)
+
+
+def test_an_answer_to_a_call_that_was_never_made_breaks_the_connection(client):
+    (event,) = deliver(encode_frame(Opcode.FETCH, Flag.RESPONSE | Flag.END, 5), client)
+    assert isinstance(event, ConnectionBroken)
+    assert "never issued" in str(event.error)
+
+
+def test_an_answer_with_another_opcode_breaks_the_connection(client):
+    call_id, _ = client.start_call(Opcode.FETCH)
+    failed, broken = deliver(encode_frame(Opcode.APPEND, Flag.RESPONSE, call_id), client)
+    assert failed.call_id == call_id
+    assert isinstance(broken, ConnectionBroken)
+
+
+@pytest.mark.parametrize("call_id", [2**31, 2**32 - 1])
+def test_a_negative_call_id_breaks_the_connection(server, call_id):
+    (event,) = deliver(encode_frame(Opcode.FETCH, 0, call_id), server)
+    assert isinstance(event, ConnectionBroken)
+
+
+def test_a_call_id_in_use_breaks_the_connection(server):
+    frame = encode_frame(Opcode.FETCH, 0, 4)
+    assert isinstance(deliver(frame, server)[0], RequestReceived)
+    assert isinstance(deliver(frame, server)[0], ConnectionBroken)
+
+
+def test_open_calls_and_requests_are_bounded(client, server):
+    sent = [client.start_call(Opcode.FETCH)[1] for _ in range(limits.CALLS_IN_FLIGHT_MAX)]
+    with pytest.raises(ThrottledError):
+        client.start_call(Opcode.FETCH)
+    for buffers in sent:
+        deliver(buffers, server)
+    extra = encode_frame(Opcode.FETCH, 0, limits.CALLS_IN_FLIGHT_MAX + 1)
+    (event,) = deliver(extra, server)
+    assert isinstance(event, RequestRefused)
+    assert isinstance(event.error, ThrottledError)
+
+
+def test_a_farewell_tells_why(client, server):
+    error = InvalidRequestError(StatusCode.INVALID_REQUEST, "you sent nonsense")
+    (event,) = deliver(server.send_farewell(error), client)
+    assert isinstance(event, ConnectionBroken)
+    assert isinstance(event.error, ProtocolError)
+    assert "you sent nonsense" in str(event.error)
