@@ -1,0 +1,191 @@
+"""Arrow's encapsulated record batch message, checked before Arrow reads it.
+
+    0xFFFFFFFF | length of the metadata i32 | Message (FlatBuffers) | buffers
+
+Numbers are little-endian. Arrow checks the metadata's structure by itself, but believes what it
+says: a compressed buffer starts with the size that it will have, and Arrow allocates that much.
+The tables here are the parts of Arrow's Message.fbs that are needed, with its ids.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError, RecordBatchError
+from sbp_core.wire.flat import Field, Scalar, Schema, Structs, Table
+
+BUFFER_ALIGNMENT_BYTES: Final = 8
+
+_CONTINUATION: Final = 0xFFFFFFFF
+_PREFIX: Final = struct.Struct("<Ii")
+_UNCOMPRESSED_BYTES: Final = struct.Struct("<q")
+_STORED_RAW: Final = -1
+_VERSION_5: Final = 4
+_HEADER_RECORD_BATCH: Final = 3
+_CODECS: Final = (0, 1)  # LZ4_FRAME, ZSTD
+_METHOD_BUFFER: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BodyCompression:
+    """How the buffers are compressed."""
+
+    codec: int = 0
+    method: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatchHeader:
+    """Table RecordBatch: nodes are (length, null count), buffers (offset, length)."""
+
+    length: int = 0
+    nodes: tuple[tuple[int, int], ...] = ()
+    buffers: tuple[tuple[int, int], ...] = ()
+    compression: BodyCompression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageKind:
+    """Table Message, up to the tag that tells what its header is."""
+
+    version: int = 0
+    header_type: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Table Message whose header is a RecordBatch."""
+
+    version: int = 0
+    header_type: int = 0
+    header: RecordBatchHeader | None = None
+    body_length: int = 0
+
+
+MESSAGE_SCHEMA: Final = Schema(
+    {
+        BodyCompression: (
+            Field("codec", 0, Scalar("b"), 0),
+            Field("method", 1, Scalar("b"), 0),
+        ),
+        RecordBatchHeader: (
+            Field("length", 0, Scalar("q"), 0),
+            Field("nodes", 1, Structs("qq")),
+            Field("buffers", 2, Structs("qq")),
+            Field("compression", 3, Table("BodyCompression")),
+        ),
+        MessageKind: (
+            Field("version", 0, Scalar("h"), 0),
+            Field("header_type", 1, Scalar("B"), 0),
+        ),
+        Message: (
+            Field("version", 0, Scalar("h"), 0),
+            Field("header_type", 1, Scalar("B"), 0),
+            Field("header", 2, Table("RecordBatchHeader")),
+            Field("body_length", 3, Scalar("q"), 0),
+        ),
+    },
+    bytes_max=limits.BATCH_METADATA_BYTES_MAX,
+)
+
+
+def check_record_batch_message(data: memoryview, *, record_count: int) -> None:
+    """Check that `data` is one record batch message of `record_count` rows, safe to hand to Arrow.
+
+    Nothing is decompressed. Raises RecordBatchError: another kind of message, a part outside the
+    data, or decoded sizes that sum up to more than `limits.DECODED_BATCH_BYTES_MAX`.
+    """
+    header, buffers_start = _read_header(data)
+    if header.length != record_count:
+        raise RecordBatchError(
+            f"Arrow message of {header.length} rows in a record batch of {record_count} records"
+        )
+    for length, null_count in header.nodes:
+        if not 0 <= null_count <= length:
+            raise RecordBatchError(
+                f"Arrow message with a column of length {length} and {null_count} nulls"
+            )
+    _check_compression(header.compression)
+    _check_buffers(data[buffers_start:], header)
+
+
+def _read_header(data: memoryview) -> tuple[RecordBatchHeader, int]:
+    """Return the RecordBatch table and the position at which the buffers start."""
+    if len(data) < _PREFIX.size:
+        raise RecordBatchError(f"Arrow message cut off after {len(data)} octets")
+    continuation, metadata_bytes = _PREFIX.unpack_from(data)
+    if continuation != _CONTINUATION:
+        raise RecordBatchError("body is no encapsulated Arrow message: its first octets are wrong")
+    metadata_bytes_max = min(len(data) - _PREFIX.size, limits.BATCH_METADATA_BYTES_MAX)
+    if not 0 < metadata_bytes <= metadata_bytes_max:
+        raise RecordBatchError(
+            f"Arrow message announces {metadata_bytes} octets of metadata; expected 1 to"
+            f" {metadata_bytes_max}"
+        )
+    buffers_start = _PREFIX.size + metadata_bytes
+    if buffers_start % BUFFER_ALIGNMENT_BYTES:
+        raise RecordBatchError(f"Arrow message with unaligned metadata of {metadata_bytes} octets")
+    encoded = data[_PREFIX.size : buffers_start]
+    try:
+        kind = MESSAGE_SCHEMA.decode(MessageKind, encoded)
+        if kind.version != _VERSION_5 or kind.header_type != _HEADER_RECORD_BATCH:
+            raise RecordBatchError(
+                f"Arrow message of type {kind.header_type}, version {kind.version}; expected a"
+                f" record batch ({_HEADER_RECORD_BATCH}) of version {_VERSION_5}"
+            )
+        message = MESSAGE_SCHEMA.decode(Message, encoded)
+    except HeaderError as error:
+        raise RecordBatchError(f"metadata of the Arrow message: {error}") from error
+    if message.header is None or message.body_length != len(data) - buffers_start:
+        raise RecordBatchError(
+            f"Arrow message announces {message.body_length} octets of buffers, but"
+            f" {len(data) - buffers_start} follow its metadata"
+        )
+    return message.header, buffers_start
+
+
+def _check_compression(compression: BodyCompression | None) -> None:
+    if compression is None:
+        return
+    if compression.codec not in _CODECS or compression.method != _METHOD_BUFFER:
+        raise RecordBatchError(
+            f"Arrow message with compression codec {compression.codec}, method"
+            f" {compression.method}; this version reads lz4 (0) and zstd (1), method 0"
+        )
+
+
+def _check_buffers(buffers: memoryview, header: RecordBatchHeader) -> None:
+    """Check that all buffers lie inside, and the sum of their decoded sizes."""
+    decoded_bytes = 0
+    for offset, length in header.buffers:
+        if offset < 0 or length < 0 or offset + length > len(buffers):
+            raise RecordBatchError(
+                f"Arrow buffer of {length} octets at {offset} lies outside the {len(buffers)}"
+                " octets of the message"
+            )
+        if offset % BUFFER_ALIGNMENT_BYTES:
+            raise RecordBatchError(f"Arrow buffer at unaligned octet {offset}")
+        if header.compression is None or length == 0:
+            decoded_bytes += length
+        else:
+            decoded_bytes += _declared_bytes(buffers[offset : offset + length])
+    if decoded_bytes > limits.DECODED_BATCH_BYTES_MAX:
+        raise RecordBatchError(
+            f"record batch declares {decoded_bytes} octets of decoded data, more than the"
+            f" {limits.DECODED_BATCH_BYTES_MAX} allowed; write smaller batches"
+        )
+
+
+def _declared_bytes(buffer: memoryview) -> int:
+    """Return the size that a compressed buffer says it has when it is decoded."""
+    if len(buffer) < _UNCOMPRESSED_BYTES.size:
+        raise RecordBatchError(f"compressed Arrow buffer of {len(buffer)} octets is cut off")
+    (declared_bytes,) = _UNCOMPRESSED_BYTES.unpack_from(buffer)
+    if declared_bytes == _STORED_RAW:
+        return len(buffer) - _UNCOMPRESSED_BYTES.size
+    if declared_bytes < 0:
+        raise RecordBatchError(f"compressed Arrow buffer declares {declared_bytes} octets")
+    return int(declared_bytes)

@@ -1,0 +1,164 @@
+"""Rows in batches of any size in, record batches of about one size out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.errors import RecordBatchError
+from sbp_core.records.rows import ROWS_SCHEMA, Compression, check_rows_schema, encode_rows
+
+_ROW_BYTES: Final = 4 + 4 + 4 + 8 + 1
+"""Offsets of key, value and headers, the timestamp, and which of them are null."""
+_HEADER_BYTES: Final = 4 + 4 + 1
+"""Offsets of the key and the value of one header, and whether it is null."""
+_SLICES_MAX: Final = 256
+"""Waiting slices after which they are joined: a slice of one row costs kilobytes around it."""
+_SPARE_BYTES_MAX: Final = 64 * limits.KIB
+"""Octets beside its own that a waiting slice may keep alive, on top of its own size once more."""
+
+
+class RowsBuilder:
+    """Joins small batches of rows and splits large ones, in order, into encoded record batches.
+
+    A record batch has at most `target_bytes` of rows before compression, unless a single record is
+    larger. Between calls a small multiple of `target_bytes` is held, whatever was added.
+    """
+
+    def __init__(
+        self,
+        stream_id: int,
+        *,
+        target_bytes: int = limits.BATCH_TARGET_BYTES,
+        compression: Compression = "none",
+    ) -> None:
+        assert 0 < target_bytes <= limits.RECORD_BYTES_MAX
+        self._stream_id = stream_id
+        self._target_bytes = target_bytes
+        self._compression: Compression = compression
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._waiting_count = 0
+        self._timestamp_ms = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Records that were added and are in no record batch yet."""
+        return self._waiting_count
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Octets of the records that wait."""
+        return self._waiting_bytes
+
+    def add(self, rows: pa.RecordBatch, *, timestamp_ms: int) -> list[bytes]:
+        """Add rows of ROWS_SCHEMA and return the record batches that are full now.
+
+        A record batch gets the `timestamp_ms` (milliseconds since the epoch) that came with its
+        first record. Raises RecordBatchError, and adds nothing, when the rows have another schema,
+        are invalid, or hold a record larger than `limits.RECORD_BYTES_MAX`.
+        """
+        check_rows_schema(rows)
+        try:
+            rows.validate(full=True)
+        except pa.ArrowException as error:
+            raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+        ends = _row_ends(rows)
+        _check_record_sizes(ends)
+        full: list[bytes] = []
+        start = 0
+        while start < rows.num_rows:
+            stop = self._fitting_stop(ends, start)
+            if stop > start:
+                self._wait(rows.slice(start, stop - start), ends[stop] - ends[start], timestamp_ms)
+            if stop < rows.num_rows or self._waiting_bytes >= self._target_bytes:
+                full += self.flush()
+            start = stop
+        if self._waiting:
+            self._waiting[-1] = _compact(self._waiting[-1])
+        return full
+
+    def flush(self) -> list[bytes]:
+        """Return what is waiting as a record batch: a list of one, or of none."""
+        if not self._waiting:
+            return []
+        encoded = encode_rows(
+            self._waiting[0] if len(self._waiting) == 1 else _joined(self._waiting),
+            stream_id=self._stream_id,
+            timestamp_ms=self._timestamp_ms,
+            compression=self._compression,
+        )
+        self._waiting = []
+        self._waiting_bytes = 0
+        self._waiting_count = 0
+        return [encoded]
+
+    def _fitting_stop(self, ends: npt.NDArray[np.int64], start: int) -> int:
+        """Return the end of the rows from `start` that still fit beside the waiting ones.
+
+        Into an empty batch one record always fits.
+        """
+        room_bytes = self._target_bytes - self._waiting_bytes
+        stop = int(np.searchsorted(ends, ends[start] + room_bytes, side="right")) - 1
+        stop = min(stop, start + limits.BATCH_RECORDS_MAX - self._waiting_count)
+        return max(stop, start if self._waiting else start + 1)
+
+    def _wait(self, rows: pa.RecordBatch, size_bytes: int, timestamp_ms: int) -> None:
+        if not self._waiting:
+            self._timestamp_ms = timestamp_ms
+        self._waiting.append(rows)
+        self._waiting_bytes += int(size_bytes)
+        self._waiting_count += rows.num_rows
+        if len(self._waiting) >= _SLICES_MAX:
+            self._waiting = [_joined(self._waiting)]
+
+
+def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows, copied if they keep much more memory alive than they fill."""
+    is_compact = rows.get_total_buffer_size() <= 2 * rows.nbytes + _SPARE_BYTES_MAX
+    return rows if is_compact else _joined([rows])
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the batches as one that shares no memory with those they were sliced from."""
+    columns = zip(*(batch.columns for batch in batches), strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.concat_arrays(parts) for parts in columns], schema=ROWS_SCHEMA
+    )
+
+
+def _check_record_sizes(ends: npt.NDArray[np.int64]) -> None:
+    sizes = np.diff(ends)
+    if sizes.size and sizes.max() > limits.RECORD_BYTES_MAX:
+        index = int(sizes.argmax())
+        raise RecordBatchError(
+            f"record {index} of the batch has {sizes[index]} octets; at most"
+            f" {limits.RECORD_BYTES_MAX} are allowed. Split its value into several records, or"
+            " store it elsewhere and write a reference to it"
+        )
+
+
+def _row_ends(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Return the octets before each row and after the last one, as Arrow will store them."""
+    key, value, headers, _ = rows.columns
+    header_ends = _value_offsets(headers)
+    header_sizes = _value_offsets(headers.keys) + _value_offsets(headers.items)
+    return (
+        np.arange(rows.num_rows + 1, dtype=np.int64) * _ROW_BYTES
+        + _value_offsets(key)
+        + _value_offsets(value)
+        + header_ends * _HEADER_BYTES
+        + header_sizes[header_ends]
+    )
+
+
+def _value_offsets(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the n + 1 offsets of an array with 32-bit offsets; an empty one may have no buffer."""
+    if len(array) == 0:
+        return np.zeros(1, dtype=np.int64)
+    offsets = np.frombuffer(array.buffers()[1], dtype=np.int32)
+    return offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)

@@ -1,0 +1,219 @@
+"""The envelope of a record batch: the part that every server and client reads alike.
+
+    | octets | field                                                              |
+    |--------|--------------------------------------------------------------------|
+    | 1      | magic 0x22                                                         |
+    | 8      | base offset, i64: written in place by the range server             |
+    | 4      | length of the metadata, i32                                        |
+    | ...    | RecordBatchMeta (schemas/record_batch.fbs), padded with zero octets |
+    | ...    | body, in the encoding that the metadata names                      |
+
+Numbers are big-endian. Of the metadata's properties, `encoding` names the form of the body and
+`body_bytes` is its length in decimal, so that batches can stand back to back. The padding makes
+fixed part and metadata a multiple of 8 octets together: in an aligned buffer bodies are aligned.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError, RecordBatchError
+from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordBatchMeta
+from sbp_core.wire.flat import Schema
+
+MAGIC: Final = 0x22
+OFFSET_MAX: Final = 2**63 - 1
+BODY_ALIGNMENT_BYTES: Final = 8
+
+Octets = bytes | bytearray | memoryview
+
+_FIXED: Final = struct.Struct(">Bqi")  # magic, base offset, length of the metadata
+_BASE_OFFSET: Final = struct.Struct(">q")
+_BASE_OFFSET_POSITION: Final = 1
+_ENCODING: Final = "encoding"
+_BODY_BYTES: Final = "body_bytes"
+_BODY_BYTES_DIGITS_MAX: Final = len(str(limits.BATCH_BYTES_MAX))
+
+_SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One record batch whose body has not been read.
+
+    `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch.
+    `body` is a view of the octets that were decoded. `encoding` is None when none is named.
+    """
+
+    stream_id: int
+    base_offset: int
+    record_count: int
+    base_timestamp_ms: int
+    encoding: str | None
+    body: memoryview
+    length_bytes: int
+
+
+def encode_envelope(
+    body: Sequence[Octets],
+    *,
+    stream_id: int,
+    record_count: int,
+    base_timestamp_ms: int,
+    encoding: str,
+    base_offset: int = 0,
+) -> bytes:
+    """Return a whole record batch; `body` is a sequence of buffers, joined without padding.
+
+    Raises RecordBatchError when the batch would break a limit.
+    """
+    _check_record_count(record_count)
+    check_offsets(base_offset, record_count)
+    body_bytes = sum(len(part) for part in body)
+    meta = RecordBatchMeta(
+        stream_id=stream_id,
+        last_offset_delta=record_count,
+        base_timestamp=base_timestamp_ms,
+        properties=(KeyValue(_ENCODING, encoding), KeyValue(_BODY_BYTES, str(body_bytes))),
+    )
+    encoded_meta = _SCHEMA.encode(meta)
+    encoded_meta += bytes(-(_FIXED.size + len(encoded_meta)) % BODY_ALIGNMENT_BYTES)
+    length_bytes = _FIXED.size + len(encoded_meta) + body_bytes
+    if length_bytes > limits.BATCH_BYTES_MAX:
+        raise RecordBatchError(
+            f"{record_count} records make a batch of {length_bytes} octets, more than the"
+            f" {limits.BATCH_BYTES_MAX} that one may have; spread them over several batches"
+        )
+    return b"".join((_FIXED.pack(MAGIC, base_offset, len(encoded_meta)), encoded_meta, *body))
+
+
+def decode_envelope(data: Octets, position: int = 0) -> Envelope:
+    """Return the record batch that starts at `position`; its body is a view of `data`.
+
+    Without `body_bytes` in its metadata the body reaches to the end of `data`.
+    Raises RecordBatchError when any part of it lies outside the data or breaks a limit.
+    """
+    envelope = _read_envelope(memoryview(data).cast("B"), position)
+    check_offsets(envelope.base_offset, envelope.record_count)
+    return envelope
+
+
+def split_envelopes(payload: Octets) -> Iterator[Envelope]:
+    """Yield the record batches that stand back to back in a payload, in their order.
+
+    SPEC "FETCH". Raises RecordBatchError at the first batch that cannot be read.
+    """
+    view = memoryview(payload).cast("B")
+    position = 0
+    while position < len(view):
+        envelope = decode_envelope(view, position)
+        yield envelope
+        position += envelope.length_bytes
+
+
+def peek_batch(data: Octets) -> Envelope:
+    """Check `data` as exactly one record batch, as a server does that stores it unread.
+
+    The base offset may be anything, for the server is about to assign it; the body is not touched.
+    SPEC "APPEND". Raises RecordBatchError.
+    """
+    view = memoryview(data).cast("B")
+    envelope = _read_envelope(view, 0)
+    if envelope.length_bytes != len(view):
+        raise RecordBatchError(
+            f"record batch of {envelope.length_bytes} octets in {len(view)} octets of data;"
+            " expected one batch and nothing after it"
+        )
+    return envelope
+
+
+def write_base_offset(buffer: bytearray | memoryview, base_offset: int) -> None:
+    """Write the offset of the first record into an encoded record batch, in place.
+
+    Raises RecordBatchError when `buffer` starts no batch or the offset is out of bounds.
+    """
+    view = memoryview(buffer).cast("B")
+    if len(view) < _FIXED.size or view[0] != MAGIC:
+        raise RecordBatchError("no record batch to write a base offset into")
+    check_offsets(base_offset, 1)
+    _BASE_OFFSET.pack_into(view, _BASE_OFFSET_POSITION, base_offset)
+
+
+def check_offsets(base_offset: int, record_count: int) -> None:
+    """Raise RecordBatchError unless the records' offsets are in 0 .. 2**63 - 2.
+
+    The batch after them needs an offset too.
+    """
+    if not 0 <= base_offset <= OFFSET_MAX - record_count:
+        raise RecordBatchError(
+            f"base offset {base_offset} for {record_count} records: offsets go from 0 to"
+            f" {OFFSET_MAX - 1}"
+        )
+
+
+def _check_record_count(record_count: int) -> None:
+    if not 1 <= record_count <= limits.BATCH_RECORDS_MAX:
+        raise RecordBatchError(
+            f"record batch of {record_count} records; expected 1 to {limits.BATCH_RECORDS_MAX}"
+        )
+
+
+def _read_envelope(view: memoryview, position: int) -> Envelope:
+    available_bytes = len(view) - position
+    if position < 0 or available_bytes < _FIXED.size:
+        raise RecordBatchError(
+            f"record batch at octet {position} of {len(view)}: cut off, at least {_FIXED.size}"
+            " octets are needed"
+        )
+    magic, base_offset, meta_bytes = _FIXED.unpack_from(view, position)
+    if magic != MAGIC:
+        raise RecordBatchError(
+            f"record batch at octet {position} has magic {magic:#04x}; expected {MAGIC:#04x}"
+        )
+    meta_bytes_max = min(available_bytes - _FIXED.size, limits.BATCH_METADATA_BYTES_MAX)
+    if not 0 < meta_bytes <= meta_bytes_max:
+        raise RecordBatchError(
+            f"record batch at octet {position} announces {meta_bytes} octets of metadata;"
+            f" expected 1 to {meta_bytes_max}"
+        )
+    body_start = position + _FIXED.size + meta_bytes
+    try:
+        meta = _SCHEMA.decode(RecordBatchMeta, view[position + _FIXED.size : body_start])
+    except HeaderError as error:
+        raise RecordBatchError(
+            f"metadata of the record batch at octet {position}: {error}"
+        ) from error
+    _check_record_count(meta.last_offset_delta)
+    properties = {item.key: item.value for item in meta.properties}
+    body_bytes = len(view) - body_start
+    announced = properties.get(_BODY_BYTES)
+    if announced is not None:
+        body_bytes = _parse_body_bytes(announced, body_bytes_max=body_bytes)
+    length_bytes = body_start - position + body_bytes
+    if length_bytes > limits.BATCH_BYTES_MAX:
+        raise RecordBatchError(
+            f"record batch of {length_bytes} octets; at most {limits.BATCH_BYTES_MAX} are allowed"
+        )
+    return Envelope(
+        stream_id=meta.stream_id,
+        base_offset=base_offset,
+        record_count=meta.last_offset_delta,
+        base_timestamp_ms=meta.base_timestamp,
+        encoding=properties.get(_ENCODING),
+        body=view[body_start : body_start + body_bytes],
+        length_bytes=length_bytes,
+    )
+
+
+def _parse_body_bytes(text: str, *, body_bytes_max: int) -> int:
+    is_decimal = text.isascii() and text.isdecimal() and len(text) <= _BODY_BYTES_DIGITS_MAX
+    if not is_decimal or int(text) > body_bytes_max:
+        raise RecordBatchError(
+            f"record batch announces a body of {text[:32]!r} octets; expected a decimal number up"
+            f" to {body_bytes_max}, the octets that follow its metadata"
+        )
+    return int(text)

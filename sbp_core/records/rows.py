@@ -1,0 +1,136 @@
+"""The `rows` encoding: the body is one Arrow record batch message with a fixed schema.
+
+The schema itself is not in the body. Offsets are not stored per row: they follow from the base
+offset of the envelope (`offsets_array`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from sbp_core.errors import RecordBatchError
+from sbp_core.records.arrow_message import BUFFER_ALIGNMENT_BYTES, check_record_batch_message
+from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
+
+ROWS_ENCODING: Final = "rows"
+ROWS_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.map_(pa.string(), pa.binary())),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+Compression = Literal["none", "lz4", "zstd"]
+
+_HEADERS_INDEX: Final = ROWS_SCHEMA.get_field_index("headers")
+_SCHEMA_MESSAGE_BYTES: Final = ROWS_SCHEMA.serialize().size
+
+
+def encode_rows(
+    batch: pa.RecordBatch,
+    *,
+    stream_id: int,
+    timestamp_ms: int,
+    compression: Compression = "none",
+    base_offset: int = 0,
+) -> bytes:
+    """Return rows of ROWS_SCHEMA as a whole record batch, envelope included.
+
+    `timestamp_ms` is the base timestamp, milliseconds since the epoch. A slice of a larger batch is
+    written without the rest of it. What is returned has passed the checks of `decode_rows`, so that
+    nothing is written that no reader would accept. Raises RecordBatchError.
+    """
+    check_rows_schema(batch)
+    try:
+        batch.validate(full=True)
+        body = _encode_message(batch, compression)
+    except (pa.ArrowException, OSError) as error:
+        raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+    check_record_batch_message(body, record_count=batch.num_rows)
+    return encode_envelope(
+        [body],
+        stream_id=stream_id,
+        record_count=batch.num_rows,
+        base_timestamp_ms=timestamp_ms,
+        encoding=ROWS_ENCODING,
+        base_offset=base_offset,
+    )
+
+
+def decode_rows(envelope: Envelope) -> pa.RecordBatch:
+    """Return the rows of a record batch, in ROWS_SCHEMA, fully validated.
+
+    Uncompressed columns are views of the envelope's body, unless that is not aligned to 8 octets:
+    then it is copied once. Raises RecordBatchError.
+    """
+    if envelope.encoding != ROWS_ENCODING:
+        named = "no encoding" if envelope.encoding is None else f"encoding {envelope.encoding!r}"
+        raise RecordBatchError(
+            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} names"
+            f' {named}; this version reads "{ROWS_ENCODING}". Read the stream with a version that'
+            " knows it"
+        )
+    check_record_batch_message(envelope.body, record_count=envelope.record_count)
+    try:
+        batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), ROWS_SCHEMA)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise RecordBatchError(
+            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
+            f" damaged: {error}"
+        ) from error
+    return batch
+
+
+def offsets_array(base_offset: int, count: int) -> pa.Int64Array:
+    """Return the offsets of `count` records as a column: base_offset, base_offset + 1 ...
+
+    Raises RecordBatchError when they do not fit into 63 bits.
+    """
+    check_offsets(base_offset, count)
+    return pa.array(np.arange(base_offset, base_offset + count, dtype=np.int64))
+
+
+def check_rows_schema(batch: pa.RecordBatch) -> None:
+    """Raise RecordBatchError unless the rows have exactly the columns of ROWS_SCHEMA."""
+    if not batch.schema.equals(ROWS_SCHEMA):
+        raise RecordBatchError(
+            f"rows of schema ({_describe(batch.schema)}); expected ({_describe(ROWS_SCHEMA)}):"
+            " cast them first"
+        )
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(
+        f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema
+    )
+
+
+def _encode_message(batch: pa.RecordBatch, compression: Compression) -> memoryview:
+    """Return the batch as Arrow's message.
+
+    Of a slice whose rows have no headers Arrow would write all offsets of its parent's headers:
+    that column is copied to be whole.
+    """
+    headers = pa.concat_arrays([batch.column(_HEADERS_INDEX)])
+    whole = batch.set_column(_HEADERS_INDEX, ROWS_SCHEMA.field(_HEADERS_INDEX), headers)
+    options = pa.ipc.IpcWriteOptions(
+        compression=None if compression == "none" else compression, use_threads=False
+    )
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, ROWS_SCHEMA, options=options).write_batch(whole)
+    return memoryview(sink.getvalue())[_SCHEMA_MESSAGE_BYTES:]
+
+
+def _aligned_buffer(body: memoryview) -> pa.Buffer:
+    buffer = pa.py_buffer(body)
+    if buffer.address % BUFFER_ALIGNMENT_BYTES == 0:
+        return buffer
+    copied = pa.allocate_buffer(len(body))
+    memoryview(copied).cast("B")[:] = body
+    return copied

@@ -1,0 +1,215 @@
+"""The envelope: fixed octets, several batches back to back, and every way in which it can lie."""
+
+import struct
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import (
+    decode_envelope,
+    encode_envelope,
+    peek_batch,
+    split_envelopes,
+    write_base_offset,
+)
+from sbp_core.records.envelope import OFFSET_MAX
+from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordBatchMeta
+from sbp_core.wire.flat import Schema
+
+
+def batch(body=b"body", *, record_count=3, base_offset=0):
+    return encode_envelope(
+        [body],
+        stream_id=7,
+        record_count=record_count,
+        base_timestamp_ms=1_700_000_000_123,
+        encoding="rows",
+        base_offset=base_offset,
+    )
+
+
+def foreign_batch(body=b"body", *, record_count=3, properties=(), magic=0x22, base_offset=0):
+    """A batch as another client might write it: no padding, properties of its own."""
+    meta = Schema(LAYOUTS).encode(
+        RecordBatchMeta(
+            stream_id=7,
+            last_offset_delta=record_count,
+            properties=tuple(KeyValue(key, value) for key, value in properties),
+        )
+    )
+    return struct.pack(">Bqi", magic, base_offset, len(meta)) + meta + body
+
+
+def test_the_fixed_part_is_where_the_layout_says():
+    encoded = batch(base_offset=0x0102030405060708)
+    assert encoded[0] == 0x22
+    assert encoded[1:9] == bytes(range(1, 9))
+    meta_bytes = int.from_bytes(encoded[9:13], "big")
+    assert encoded[13 + meta_bytes :] == b"body"
+    assert (13 + meta_bytes) % 8 == 0
+
+
+def test_round_trip():
+    encoded = batch(base_offset=42)
+    envelope = decode_envelope(encoded)
+    assert envelope.stream_id == 7
+    assert envelope.base_offset == 42
+    assert envelope.record_count == 3
+    assert envelope.base_timestamp_ms == 1_700_000_000_123
+    assert envelope.encoding == "rows"
+    assert envelope.body == b"body"
+    assert envelope.length_bytes == len(encoded)
+
+
+def test_a_body_may_come_in_parts():
+    encoded = encode_envelope(
+        [b"ab", memoryview(b"cd"), b"", bytearray(b"e")],
+        stream_id=1,
+        record_count=1,
+        base_timestamp_ms=0,
+        encoding="rows",
+    )
+    assert decode_envelope(encoded).body == b"abcde"
+
+
+def test_the_body_is_a_view():
+    encoded = bytearray(batch())
+    envelope = decode_envelope(encoded)
+    encoded[-4:] = b"BODY"
+    assert envelope.body == b"BODY"
+
+
+def test_batches_back_to_back_are_split():
+    bodies = [b"one", b"", b"three", b"4" * 1000]
+    payload = b"".join(batch(body, base_offset=i * 3) for i, body in enumerate(bodies))
+    envelopes = list(split_envelopes(payload))
+    assert [bytes(envelope.body) for envelope in envelopes] == bodies
+    assert [envelope.base_offset for envelope in envelopes] == [0, 3, 6, 9]
+    assert list(split_envelopes(b"")) == []
+
+
+def test_splitting_stops_at_what_is_no_batch():
+    end = len(batch())
+    envelopes = split_envelopes(batch() + b"\0")
+    assert next(envelopes).body == b"body"
+    with pytest.raises(RecordBatchError, match=f"octet {end} of {end + 1}: cut off"):
+        next(envelopes)
+
+
+def test_decoding_starts_at_a_position():
+    payload = b"xyz" + batch(b"first") + batch(b"second")
+    first = decode_envelope(payload, 3)
+    assert first.body == b"first"
+    assert decode_envelope(payload, 3 + first.length_bytes).body == b"second"
+    with pytest.raises(RecordBatchError, match="cut off"):
+        decode_envelope(payload, -5)
+
+
+def test_without_body_bytes_the_body_reaches_to_the_end():
+    envelope = decode_envelope(foreign_batch(b"all of it"))
+    assert envelope.body == b"all of it"
+    assert envelope.encoding is None
+    assert envelope.length_bytes == len(foreign_batch(b"all of it"))
+
+
+def test_unknown_properties_are_passed_over():
+    properties = [("colour", "red"), (None, "x"), ("body_bytes", "2"), ("encoding", None)]
+    envelope = decode_envelope(foreign_batch(b"body", properties=properties))
+    assert envelope.body == b"bo"
+    assert envelope.encoding is None
+
+
+def test_the_base_offset_is_written_in_place():
+    buffer = bytearray(b"...") + batch()
+    untouched = bytes(buffer)
+    write_base_offset(memoryview(buffer)[3:], 2**40 + 5)
+    assert decode_envelope(buffer, 3).base_offset == 2**40 + 5
+    assert buffer[:4] == untouched[:4]
+    assert buffer[12:] == untouched[12:]
+
+
+@pytest.mark.parametrize("buffer", [b"", batch()[:12], b"\x23" + batch()[1:]])
+def test_a_base_offset_is_written_into_a_batch_only(buffer):
+    with pytest.raises(RecordBatchError, match="no record batch"):
+        write_base_offset(bytearray(buffer), 1)
+
+
+@pytest.mark.parametrize("base_offset", [-1, OFFSET_MAX])
+def test_a_base_offset_has_bounds(base_offset):
+    with pytest.raises(RecordBatchError, match="offsets go from 0"):
+        write_base_offset(bytearray(batch()), base_offset)
+    with pytest.raises(RecordBatchError, match="offsets go from 0"):
+        decode_envelope(foreign_batch(base_offset=base_offset))
+    with pytest.raises(RecordBatchError, match="offsets go from 0"):
+        batch(base_offset=base_offset)
+
+
+def test_peeking_needs_exactly_one_batch_of_any_base_offset():
+    unassigned = foreign_batch(base_offset=-1, properties=[("body_bytes", "4")])
+    assert peek_batch(unassigned).record_count == 3
+    assert peek_batch(memoryview(unassigned)).length_bytes == len(unassigned)
+    with pytest.raises(RecordBatchError, match="nothing after it"):
+        peek_batch(unassigned + b"\0")
+    with pytest.raises(RecordBatchError, match="body of '4' octets"):
+        peek_batch(unassigned[:-1])
+
+
+@pytest.mark.parametrize("read", [decode_envelope, peek_batch])
+def test_every_cut_is_noticed(read):
+    encoded = batch()
+    for length in range(len(encoded)):
+        with pytest.raises(RecordBatchError):
+            read(encoded[:length])
+
+
+def test_wrong_magic():
+    with pytest.raises(RecordBatchError, match=r"magic 0x17; expected 0x22"):
+        decode_envelope(foreign_batch(magic=0x17))
+
+
+@pytest.mark.parametrize("meta_bytes", [0, -1, -(2**31), 10_000, 2**31 - 1])
+def test_metadata_outside_the_data(meta_bytes):
+    encoded = bytearray(batch())
+    encoded[9:13] = struct.pack(">i", meta_bytes)
+    with pytest.raises(RecordBatchError, match=f"announces {meta_bytes} octets of metadata"):
+        decode_envelope(encoded)
+
+
+def test_metadata_has_a_limit():
+    meta_bytes = limits.BATCH_METADATA_BYTES_MAX + 1
+    encoded = struct.pack(">Bqi", 0x22, 0, meta_bytes) + bytes(meta_bytes)
+    with pytest.raises(RecordBatchError, match=f"expected 1 to {limits.BATCH_METADATA_BYTES_MAX}"):
+        decode_envelope(encoded)
+
+
+def test_metadata_that_is_no_table():
+    with pytest.raises(RecordBatchError, match="metadata of the record batch at octet 0"):
+        decode_envelope(struct.pack(">Bqi", 0x22, 0, 16) + b"\xff" * 16)
+
+
+@pytest.mark.parametrize("record_count", [0, -1, limits.BATCH_RECORDS_MAX + 1])
+def test_record_counts_have_bounds(record_count):
+    for read in decode_envelope, peek_batch:
+        with pytest.raises(RecordBatchError, match=f"batch of {record_count} records"):
+            read(foreign_batch(record_count=record_count))
+    with pytest.raises(RecordBatchError, match=f"batch of {record_count} records"):
+        batch(record_count=record_count)
+    assert peek_batch(batch(record_count=limits.BATCH_RECORDS_MAX)).record_count == 1_000_000
+
+
+@pytest.mark.parametrize("text", ["5", "-1", "", " 4", "+4", "4.0", "0x4", "٤", "1_0", "9" * 5000])
+def test_body_bytes_that_cannot_be(text):
+    with pytest.raises(RecordBatchError, match="announces a body of"):
+        decode_envelope(foreign_batch(b"body", properties=[("body_bytes", text)]))
+
+
+def test_batches_have_a_limit():
+    too_long = bytes(limits.BATCH_BYTES_MAX)
+    with pytest.raises(RecordBatchError, match="spread them over several batches"):
+        batch(too_long)
+    with pytest.raises(RecordBatchError, match=f"at most {limits.BATCH_BYTES_MAX}"):
+        decode_envelope(foreign_batch(too_long))
+    overhead = len(foreign_batch(b""))
+    largest = foreign_batch(bytes(limits.BATCH_BYTES_MAX - overhead))
+    assert decode_envelope(largest).length_bytes == limits.BATCH_BYTES_MAX
