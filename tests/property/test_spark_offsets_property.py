@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import contextlib
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbp_spark.offsets import (
+    INITIAL,
+    CheckpointError,
+    SourceOffset,
+    StreamPosition,
+    advance,
+    intervals,
+)
+
+int64 = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def offsets(draw, min_size=0):
+    positions = {}
+    for stream_id in draw(st.lists(int64, min_size=min_size, max_size=12, unique=True)):
+        next_offset = draw(int64)
+        base = draw(st.none() | st.integers(0, next_offset))
+        positions[stream_id] = StreamPosition(
+            stream_id, draw(st.integers(-1, 2**63 - 1)), next_offset, base
+        )
+    return SourceOffset(positions)
+
+
+def text(offset):
+    return json.dumps(offset.to_json())
+
+
+@given(offsets(), st.randoms())
+def test_canonical_json_round_trips(offset, random):
+    assert text(offset) == json.dumps(offset.to_json(), sort_keys=True)
+    assert SourceOffset.from_json(json.loads(text(offset))) == offset
+    shuffled = list(offset.streams.items())
+    random.shuffle(shuffled)
+    assert text(SourceOffset(dict(shuffled))) == text(offset)
+
+
+@given(offsets(), offsets())
+def test_equal_text_means_equal_offsets(one, other):
+    assert (text(one) == text(other)) == (one == other)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["streams", "version", "initial", "created", "next", "base", "1", "2"])
+            | st.text(),
+            inner,
+            max_size=4,
+        )
+    ),
+)
+
+
+@given(
+    json_values
+    | st.fixed_dictionaries({"version": st.just(1), "streams": json_values})
+    | st.fixed_dictionaries(
+        {"version": st.just(1), "streams": st.dictionaries(int64.map(str), json_values)}
+    )
+)
+def test_any_json_gives_an_offset_or_a_checkpoint_error(value):
+    with contextlib.suppress(CheckpointError):
+        offset = SourceOffset.from_json(value)
+        assert json.loads(text(offset)) == value
+
+
+@given(offsets(min_size=1))
+def test_nothing_new_gives_the_text_of_the_start(start):
+    ends = list(start.streams.values())
+    assert text(advance(start, reversed(ends))) == text(start)
+
+
+@given(
+    st.dictionaries(int64, st.integers(0, 2**62), min_size=1, max_size=6),
+    st.lists(st.lists(st.integers(0, 5), min_size=6, max_size=6), max_size=8),
+    st.data(),
+)
+def test_batches_read_every_offset_once_whatever_is_replayed(bases, steps, data):
+    """Run a query batch by batch through the checkpoint's text, with crashes before each."""
+    read = {stream_id: base for stream_id, base in bases.items()}  # noqa: C416
+    log = INITIAL
+    for step in steps:
+        ends = [
+            StreamPosition(stream_id, 1, read[stream_id] + more, bases[stream_id])
+            for (stream_id, more) in zip(sorted(bases), step, strict=False)
+        ]
+        end = advance(SourceOffset.from_json(json.loads(text(log))), ends)
+        replays = [intervals(log, SourceOffset.from_json(json.loads(text(end)))) for _ in range(2)]
+        assert replays[0] == replays[1]
+        for stream_id, start_offset, end_offset in replays[0]:
+            assert start_offset == read[stream_id]
+            read[stream_id] = end_offset
+        if data.draw(st.booleans(), label="committed") or log == INITIAL:
+            log = end
+        else:
+            read = {stream_id: at.next_offset for stream_id, at in log.streams.items()}

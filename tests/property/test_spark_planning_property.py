@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbp_spark.offsets import Interval
+from sbp_spark.planning import DataLossError, StreamSpan, cover, plan_partitions
+
+
+@dataclass(frozen=True)
+class Placed:
+    stream_id: int
+    range_index: int
+    start_offset: int
+    end_offset: int | None
+    servers: tuple[str, ...]
+
+
+servers = st.lists(st.sampled_from(["a:1", "b:1", "c:1"]), max_size=3, unique=True).map(tuple)
+
+
+@st.composite
+def placed_ranges(draw):
+    """Ranges of one stream: ascending, with gaps, empty ranges, and perhaps an open last one."""
+    bounds = sorted(draw(st.lists(st.integers(0, 60), min_size=2, max_size=10)))
+    stream_id = draw(st.integers(0, 2))
+    placed = [
+        Placed(stream_id, index, start, end, draw(servers))
+        for index, (start, end) in enumerate(zip(bounds[::2], bounds[1::2], strict=False))
+    ]
+    if draw(st.booleans()):
+        placed.append(Placed(stream_id, len(placed), bounds[-1], None, draw(servers)))
+    return placed
+
+
+def offsets_of(pieces):
+    return sorted(
+        (piece.stream_id, offset)
+        for piece in pieces
+        for offset in range(piece.start_offset, piece.end_offset)
+    )
+
+
+@st.composite
+def disjoint_intervals(draw):
+    result = []
+    for stream_id in range(3):
+        start = draw(st.integers(0, 70))
+        result.append(Interval(stream_id, start, start + draw(st.integers(0, 30))))
+    return result
+
+
+def stream_of(group):
+    return group[0].stream_id
+
+
+@given(
+    disjoint_intervals(), st.lists(placed_ranges(), max_size=3, unique_by=stream_of), st.randoms()
+)
+def test_cover_is_exact_and_the_loss_is_exact(intervals, groups, random):
+    ranges = [placed for group in groups for placed in group]
+    random.shuffle(ranges)
+    held = {
+        (interval.stream_id, offset)
+        for interval in intervals
+        for offset in range(interval.start_offset, interval.end_offset)
+        for placed in ranges
+        if placed.stream_id == interval.stream_id
+        and placed.start_offset <= offset
+        and (placed.end_offset is None or offset < placed.end_offset)
+    }
+    missing = sorted(set(offsets_of(intervals)) - held)
+    try:
+        spans = cover(intervals, ranges, names={})
+    except DataLossError as error:
+        assert offsets_of(error.intervals) == missing != []  # noqa: PT017
+        return
+    assert missing == []
+    assert offsets_of(spans) == offsets_of(intervals)
+    by_index = {(placed.stream_id, placed.range_index): placed for placed in ranges}
+    for span in spans:
+        placed = by_index[span.stream_id, span.range_index]
+        assert placed.start_offset <= span.start_offset < span.end_offset
+        assert placed.end_offset is None or span.end_offset <= placed.end_offset
+        assert span.servers == placed.servers
+
+
+@st.composite
+def span_lists(draw):
+    spans = []
+    for stream_id in range(draw(st.integers(0, 12))):
+        position = draw(st.integers(0, 5))
+        for index in range(draw(st.integers(1, 3))):
+            end = position + draw(st.integers(0, 40))
+            spans.append(StreamSpan(stream_id, "", index, position, end, draw(servers)))
+            position = end
+    return draw(st.permutations(spans))
+
+
+maxima = st.integers(1, 50) | st.integers(50, 1000)
+
+
+def plan(spans, records_max, spans_max):
+    return plan_partitions(
+        spans, records_per_partition_max=records_max, spans_per_partition_max=spans_max
+    )
+
+
+def load(partition):
+    return sum(span.record_count for span in partition)
+
+
+@given(span_lists(), maxima, st.integers(1, 10))
+def test_partitions_cover_the_spans_exactly_within_the_limits(spans, records_max, spans_max):
+    partitions = plan(spans, records_max, spans_max)
+    pieces = [piece for partition in partitions for piece in partition]
+    assert offsets_of(pieces) == offsets_of(spans)
+    parents = {(span.stream_id, span.range_index): span for span in spans}
+    for piece in pieces:
+        parent = parents[piece.stream_id, piece.range_index]
+        assert parent.start_offset <= piece.start_offset < piece.end_offset <= parent.end_offset
+        assert piece.servers == parent.servers
+    for partition in partitions:
+        assert 0 < load(partition) <= records_max
+        assert 0 < len(partition) <= spans_max
+        assert len({span.primary for span in partition}) == 1
+        order = [(span.stream_id, span.start_offset) for span in partition]
+        assert order == sorted(order)
+
+
+@given(span_lists(), maxima)
+def test_pieces_of_a_span_differ_by_at_most_one_and_are_as_few_as_can_be(spans, records_max):
+    pieces = [piece for partition in plan(spans, records_max, 10) for piece in partition]
+    for span in spans:
+        counts = [
+            piece.record_count
+            for piece in pieces
+            if (piece.stream_id, piece.range_index) == (span.stream_id, span.range_index)
+        ]
+        assert len(counts) == -(-span.record_count // records_max)
+        assert not counts or max(counts) - min(counts) <= 1
+
+
+@given(span_lists(), maxima, st.integers(1, 10))
+def test_partitions_are_balanced_and_not_many(spans, records_max, spans_max):
+    partitions = plan(spans, records_max, spans_max)
+    for primary in {span.primary for span in spans}:
+        mine = [partition for partition in partitions if partition[0].primary == primary]
+        pieces = [piece for partition in mine for piece in partition]
+        total = load(pieces)
+        assert len(mine) <= 2 * total / records_max + len(pieces) / spans_max + 1
+        is_fewest = len(mine) == -(-total // records_max)
+        if mine and is_fewest and max(map(len, mine)) < spans_max:
+            longest = max(piece.record_count for piece in pieces)
+            loads = [load(partition) for partition in mine]
+            assert max(loads) - min(loads) <= longest
+
+
+@given(span_lists(), maxima, st.integers(1, 10), st.randoms())
+def test_a_plan_does_not_depend_on_the_order_of_the_spans(spans, records_max, spans_max, random):
+    shuffled = list(spans)
+    random.shuffle(shuffled)
+    assert plan(shuffled, records_max, spans_max) == plan(spans, records_max, spans_max)

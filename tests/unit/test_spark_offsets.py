@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sbp_spark.offsets import (
+    CREATED_UNKNOWN,
+    INITIAL,
+    CheckpointError,
+    Interval,
+    SourceOffset,
+    StreamChangedError,
+    StreamPosition,
+    advance,
+    intervals,
+)
+
+CREATED = 1_700_000_000_000
+
+
+def at(stream_id, next_offset, base=None, created=CREATED):
+    return StreamPosition(stream_id, created, next_offset, base)
+
+
+def offset(*positions):
+    return SourceOffset({position.stream_id: position for position in positions})
+
+
+def text(source_offset):
+    return json.dumps(source_offset.to_json())
+
+
+def test_the_sentinel():
+    assert text(INITIAL) == '{"initial": true, "version": 1}'
+    assert SourceOffset.from_json({"initial": True, "version": 1}) == INITIAL
+
+
+def test_the_json_form():
+    assert text(offset(at(17, 120, base=100))) == (
+        '{"streams": {"17": {"base": 100, "created": 1700000000000, "next": 120}}, "version": 1}'
+    )
+
+
+def test_streams_stand_in_string_order_whatever_the_order_of_building():
+    one = offset(at(9, 1), at(10, 2), at(100, 3))
+    other = offset(at(100, 3), at(9, 1), at(10, 2))
+    assert text(one) == text(other) == json.dumps(one.to_json(), sort_keys=True)
+    assert list(one.to_json()["streams"]) == ["10", "100", "9"]
+
+
+@pytest.mark.parametrize("version", [2, 0, -1, "1", 1.0, True, None])
+def test_other_versions_say_which_one_is_read(version):
+    with pytest.raises(CheckpointError, match=r"reads version 1; run the release .* that wrote it"):
+        SourceOffset.from_json({"streams": {"1": {"created": 1, "next": 1}}, "version": version})
+
+
+GOOD = {"created": 5, "next": 7}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        "x",
+        5,
+        {},
+        {"orders": {"0": 23}},
+        {"initial": True},
+        {"initial": 1, "version": 1},
+        {"initial": False, "version": 1},
+        {"initial": True, "streams": {"1": GOOD}, "version": 1},
+        {"version": 1},
+        {"streams": {}, "version": 1},
+        {"streams": [], "version": 1},
+        {"streams": {"1": GOOD}, "version": 1, "more": 0},
+        {"streams": {"a": GOOD}, "version": 1},
+        {"streams": {"": GOOD}, "version": 1},
+        {"streams": {"01": GOOD}, "version": 1},
+        {"streams": {"-1": GOOD}, "version": 1},
+        {"streams": {"٣": GOOD}, "version": 1},
+        {"streams": {str(2**63): GOOD}, "version": 1},
+        {"streams": {"9" * 5000: GOOD}, "version": 1},
+        {"streams": {1: GOOD}, "version": 1},
+        {"streams": {"1": None}, "version": 1},
+        {"streams": {"1": {"next": 7}}, "version": 1},
+        {"streams": {"1": {"created": 5}}, "version": 1},
+        {"streams": {"1": {**GOOD, "end": 1}}, "version": 1},
+        {"streams": {"1": {**GOOD, "next": -1}}, "version": 1},
+        {"streams": {"1": {**GOOD, "next": 7.0}}, "version": 1},
+        {"streams": {"1": {**GOOD, "next": True}}, "version": 1},
+        {"streams": {"1": {**GOOD, "next": "7"}}, "version": 1},
+        {"streams": {"1": {**GOOD, "next": 2**63}}, "version": 1},
+        {"streams": {"1": {**GOOD, "created": -2}}, "version": 1},
+        {"streams": {"1": {**GOOD, "base": None}}, "version": 1},
+        {"streams": {"1": {**GOOD, "base": -1}}, "version": 1},
+        {"streams": {"1": {**GOOD, "base": 8}}, "version": 1},
+    ],
+)
+def test_foreign_offsets_are_refused(value):
+    with pytest.raises(CheckpointError, match="no offset of the sbp source") as caught:
+        SourceOffset.from_json(value)
+    assert "new checkpointLocation" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_fresh_query_reads_from_the_base():
+    end = offset(at(9, 8, base=3), at(10, 5, base=5))
+    assert intervals(INITIAL, end) == (Interval(9, 3, 8), Interval(10, 5, 5))
+
+
+def test_a_known_stream_is_read_from_where_it_stood_although_its_base_is_still_there():
+    start = offset(at(1, 8, base=3))
+    end = offset(at(1, 9), at(2, 4, base=1))
+    assert intervals(start, end) == ((1, 8, 9), (2, 1, 4))
+
+
+def test_a_new_stream_without_base_is_refused():
+    with pytest.raises(CheckpointError, match=r"stream 2 appears .* base None"):
+        intervals(offset(at(1, 8)), offset(at(1, 8), at(2, 4)))
+
+
+def test_a_stream_created_anew_is_noticed():
+    with pytest.raises(StreamChangedError, match=r"created at 5 ms up to offset 8, now .* at 6 ms"):
+        intervals(offset(at(1, 8, created=5)), offset(at(1, 9, created=6)))
+
+
+def test_an_unknown_creation_time_fits_any():
+    known, unknown = offset(at(1, 8, created=5)), offset(at(1, 9, created=CREATED_UNKNOWN))
+    assert intervals(known, unknown) == ((1, 8, 9),)
+    assert advance(known, unknown.streams.values()) == offset(at(1, 9, created=5))
+    with pytest.raises(StreamChangedError, match="backwards"):
+        intervals(unknown, known)
+
+
+def test_an_end_below_the_start_is_refused():
+    with pytest.raises(StreamChangedError, match="backwards from offset 8 to 7"):
+        intervals(offset(at(1, 8)), offset(at(1, 7)))
+
+
+def test_a_stream_that_vanishes_is_refused_naming_the_new_ones():
+    with pytest.raises(StreamChangedError, match=r"has read stream 1, .*\(new to it: 2\)"):
+        intervals(offset(at(1, 8)), offset(at(2, 8, base=0)))
+    with pytest.raises(StreamChangedError, match="has read stream 1, "):
+        intervals(offset(at(1, 8)), INITIAL)
+
+
+def test_many_vanished_streams_make_no_endless_message():
+    many = offset(*(at(stream_id, 1) for stream_id in range(5000)))
+    with pytest.raises(StreamChangedError, match="and 4980 more") as caught:
+        intervals(many, INITIAL)
+    assert len(str(caught.value)) < 500
+
+
+def test_the_first_end_pins_the_base_even_when_there_is_nothing_to_read():
+    end = advance(INITIAL, [at(1, 100, base=100)])
+    assert text(end) != text(INITIAL)
+    assert intervals(INITIAL, end) == ((1, 100, 100),)
+
+
+def test_nothing_new_gives_the_same_text_with_and_without_base():
+    start = offset(at(1, 8, base=3), at(2, 4))
+    assert text(advance(start, [at(2, 4), at(1, 8)])) == text(start)
+    assert text(advance(start, [at(2, 4, base=2), at(1, 8, base=5)])) == text(start)
+
+
+def test_the_base_is_dropped_once_the_stream_moves_on():
+    start = offset(at(1, 8, base=3), at(2, 4, base=4))
+    assert advance(start, [at(1, 9, base=3), at(2, 4)]) == offset(at(1, 9), at(2, 4, base=4))
+
+
+def test_a_stream_that_joins_later_brings_its_base():
+    start = offset(at(1, 8))
+    assert advance(start, [at(1, 8), at(2, 5, base=5)]) == offset(at(1, 8), at(2, 5, base=5))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [],
+        [at(2, 5, base=5)],
+        [at(1, 7)],
+        [at(1, 8, created=CREATED + 1)],
+        [at(1, 8, created=CREATED - 1)],
+        [at(1, 9, created=CREATED - 1)],
+        [at(1, 8), at(2, 5)],
+        [at(1, 8), at(2, 5, base=6)],
+    ],
+)
+def test_advance_refuses_what_intervals_would_refuse(ends):
+    with pytest.raises(CheckpointError):
+        advance(offset(at(1, 8)), ends)

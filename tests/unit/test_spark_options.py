@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sbp_core.errors import ConfigurationError
+from sbp_spark.options import (
+    EARLIEST,
+    LATEST,
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    Endpoint,
+    StreamRef,
+    parse_sink_options,
+    parse_source_options,
+    parse_stream_ref,
+)
+
+GOOD = {"endpoint": "pd:12378", "streams": "orders,17"}
+
+
+def source(streaming=True, **options):
+    return parse_source_options({**GOOD, **options}, streaming=streaming)
+
+
+def faults(options, streaming=True):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_source_options(options, streaming=streaming)
+    return str(caught.value).splitlines()[1:]
+
+
+def only_fault(streaming=True, **options):
+    (line,) = faults({**GOOD, **options}, streaming)
+    return line
+
+
+def test_defaults_of_a_streaming_source():
+    options = source()
+    assert options.endpoint == Endpoint("pd", 12378)
+    assert options.streams == (StreamRef("orders"), StreamRef("17"))
+    assert options.starting_offsets == (LATEST, LATEST)
+    assert options.records_per_trigger_max is None
+    assert options.include_headers is False
+
+
+def test_a_batch_source_starts_at_the_earliest_offset_by_default():
+    assert source(streaming=False).starting_offsets == (EARLIEST, EARLIEST)
+
+
+def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
+    options = parse_source_options(
+        {
+            "ENDPOINT": " pd:1 ",
+            "Streams": " a , b ",
+            "startingoffsets": "Earliest",
+            "MAXRECORDSPERTRIGGER": "7",
+            "includeheaders": "TRUE",
+        },
+        streaming=True,
+    )
+    assert options.endpoint == Endpoint("pd", 1)
+    assert [str(stream) for stream in options.streams] == ["a", "b"]
+    assert options.starting_offsets == (EARLIEST, EARLIEST)
+    assert options.records_per_trigger_max == 7
+    assert options.include_headers is True
+
+
+def test_one_key_spelled_in_two_ways_is_refused():
+    (line,) = faults({**GOOD, "Streams": "other"})
+    assert line.startswith("  - streams is given more than once")
+
+
+def test_all_faults_are_reported_at_once():
+    lines = faults(
+        {
+            "streams": "a,,b,a",
+            "startingOffsets": "soon",
+            "maxRecordsPerTrigger": "0",
+            "includeHeaders": "yes",
+            "startingOffset": "x",
+            "path": "orders",
+        }
+    )
+    assert [line.split()[1] for line in lines] == [
+        "path",
+        "'startingOffset'",
+        "endpoint",
+        "streams",
+        "streams",
+        "startingOffsets",
+        "maxRecordsPerTrigger",
+        "includeHeaders",
+    ]
+    for line in lines:
+        assert line.count("; ") >= 2, line
+        assert "; expected " in line
+
+
+def test_the_count_of_faults_is_right():
+    with pytest.raises(ConfigurationError, match=r"^2 faults in the options of the sbp source:"):
+        parse_source_options({}, streaming=True)
+    with pytest.raises(ConfigurationError, match=r"^1 fault in the options of the sbp sink:"):
+        parse_sink_options({})
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("startingoffset", "startingOffsets"),
+        ("maxOffsetsPerTrigger", "maxRecordsPerTrigger"),
+        ("stream", "streams"),
+        ("includeHeader", "includeHeaders"),
+    ],
+)
+def test_an_unknown_option_suggests_the_nearest_one(key, near):
+    line = only_fault(**{key: "secret"})
+    assert f"{key!r} is not an option" in line
+    assert f"did you mean {near}?" in line
+    assert "secret" not in line
+
+
+def test_an_unknown_option_like_none_lists_those_that_exist():
+    line = only_fault(zzz="1")
+    assert line.endswith("remove it")
+    for spec in SOURCE_OPTIONS:
+        assert spec.name in line
+
+
+def test_a_path_is_refused_on_both_sides():
+    assert "call load(), start() or save() without a path" in only_fault(path="orders")
+    with pytest.raises(ConfigurationError, match="path has no meaning here"):
+        parse_sink_options({"endpoint": "pd:1", "path": "orders"})
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "shown"),
+    [
+        ("localhost:1", "localhost", 1, "localhost:1"),
+        ("127.0.0.1:65535", "127.0.0.1", 65535, "127.0.0.1:65535"),
+        ("my_pd-1.example.org.:80", "my_pd-1.example.org.", 80, "my_pd-1.example.org.:80"),
+        ("[::1]:12378", "::1", 12378, "[::1]:12378"),
+        ("[2001:DB8:0::1]:9", "2001:db8::1", 9, "[2001:db8::1]:9"),
+    ],
+)
+def test_endpoints(text, host, port, shown):
+    endpoint = source(endpoint=text).endpoint
+    assert endpoint == Endpoint(host, port)
+    assert str(endpoint) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("pd", "append ':' and the port"),
+        ("[::1]", "append ':' and the port"),
+        ("pd:", "a port from 1 to 65535"),
+        ("pd:0", "a port from 1 to 65535"),
+        ("pd:65536", "a port from 1 to 65535"),
+        ("pd:+80", "a port from 1 to 65535"),
+        ("pd:\u0668\u0660", "a port from 1 to 65535"),
+        ("::1:80", "IPv6 address in brackets"),
+        ("[localhost]:80", "no IPv6 address"),
+        ("[:1]:80", "no IPv6 address"),
+        (":80", "a host name or address"),
+        ("-pd:80", "a host name or address"),
+        ("p d:80", "a host name or address"),
+        ("h" * 254 + ":80", "a host name or address"),
+        ("a:1,b:2", "one placement driver"),
+        ("sbp://pd:80", "leave out the scheme"),
+        ("", 'add .option("endpoint", ...)'),
+        ("  ", 'add .option("endpoint", ...)'),
+    ],
+)
+def test_bad_endpoints(text, remedy):
+    line = only_fault(endpoint=text)
+    assert "host:port of the placement driver" in line
+    assert remedy in line
+    assert len(line) < 300
+
+
+def test_credentials_in_an_endpoint_are_not_repeated():
+    assert "hunter2" not in only_fault(endpoint="sbp://me:hunter2@pd:80")
+
+
+@pytest.mark.parametrize("text", ["a", "A.b_c-9", "...", "1a", "x" * 249, "-1", "1.5"])
+def test_names(text):
+    stream = parse_stream_ref(text)
+    assert (stream.maybe_name, stream.maybe_id) == (text, None)
+
+
+@pytest.mark.parametrize(("text", "stream_id"), [("0", 0), ("17", 17), (str(2**63 - 1), 2**63 - 1)])
+def test_ids(text, stream_id):
+    stream = parse_stream_ref(text)
+    assert (stream.maybe_name, stream.maybe_id) == (None, stream_id)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "a b",
+        "ü",
+        "x" * 250,
+        "\u0661\u0667",
+        "a\n",
+        "017",
+        "00",
+        str(2**63),
+        "9" * 9999,
+    ],
+)
+def test_bad_streams(text):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_stream_ref(text)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (",", "no name at position 1"),
+        ("a,", "no name at position 2"),
+        ("a, ,b", "no name at position 2"),
+        ("a,b,a", "'a' more than once"),
+        ("a,b/c", "at position 2"),
+        (" ", "is empty"),
+    ],
+)
+def test_bad_lists_of_streams(text, wrong):
+    lines = faults({**GOOD, "streams": text})
+    assert all(line.startswith("  - streams ") for line in lines)
+    assert wrong in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ("earliest", (-2, -2)),
+        ("latest", (-1, -1)),
+        ('{"orders": 5, "17": -2}', (5, -2)),
+        ('{"17": 0, "orders": -1}', (-1, 0)),
+        (f'{{"17": {2**63 - 1}, "orders": 1}}', (1, 2**63 - 1)),
+    ],
+)
+def test_starting_offsets_stand_in_the_order_of_the_streams(text, offsets):
+    assert source(startingOffsets=text).starting_offsets == offsets
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tomorrow",
+        "-1",
+        "[1]",
+        '"earliest"',
+        "null",
+        "{",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "9" * 10_000,
+    ],
+)
+def test_starting_offsets_that_are_no_object(text):
+    line = only_fault(startingOffsets=text)
+    assert "expected earliest, latest or JSON" in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize("value", ["-3", "1.0", "-1.0", "true", "null", '"5"', "NaN", "[]", "{}"])
+def test_starting_offsets_that_are_no_offset(value):
+    line = only_fault(startingOffsets=f'{{"orders": {value}, "17": 0}}')
+    assert "has for 'orders' the value" in line
+    assert "-2 (earliest) or -1 (latest)" in line
+
+
+def test_a_starting_offset_over_int64_is_refused():
+    assert "has for '17'" in only_fault(startingOffsets=f'{{"orders": 1, "17": {2**63}}}')
+
+
+def test_starting_offsets_name_exactly_the_streams():
+    lines = faults({**GOOD, "startingOffsets": '{"order": 1, "other": 2, "other": 3}'})
+    assert any("names 'other' more than once" in line for line in lines)
+    assert any("leaves out 'orders'" in line for line in lines)
+    assert any("leaves out '17'" in line for line in lines)
+    assert any("names 'order'" in line and "did you mean 'orders'?" in line for line in lines)
+    assert len(lines) == 5
+
+
+def test_starting_offsets_are_not_compared_with_faulty_streams():
+    lines = faults({**GOOD, "streams": "a,,b", "startingOffsets": '{"zzz": 1}'})
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("text", ["latest", '{"orders": -1, "17": 0}'])
+def test_a_batch_does_not_start_at_the_latest_offset(text):
+    assert "would read nothing" in only_fault(streaming=False, startingOffsets=text)
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "1.5", "1e3", "+1", "1_000", "\u0663", str(2**63), "x"]
+)
+def test_bad_record_limits(text):
+    assert "maxRecordsPerTrigger is" in only_fault(maxRecordsPerTrigger=text)
+
+
+def test_a_batch_has_no_record_limit():
+    assert "no triggers" in only_fault(streaming=False, maxRecordsPerTrigger="5")
+
+
+def test_an_empty_optional_value_is_a_fault():
+    for name in ("startingOffsets", "maxRecordsPerTrigger", "includeHeaders"):
+        assert f"{name} is empty" in only_fault(**{name: " "})
+
+
+def test_a_sink_with_and_without_stream():
+    options = parse_sink_options({"endpoint": "pd:1", "stream": "orders"})
+    assert options.stream == StreamRef("orders")
+    assert parse_sink_options({"endpoint": "pd:1"}).stream is None
+
+
+def test_what_spark_adds_to_a_sink_is_passed_over_there_only():
+    added = {"checkpointlocation": "/c", "queryName": "q"}
+    assert parse_sink_options({"endpoint": "pd:1", **added}).stream is None
+    assert len(faults({**GOOD, **added})) == 2
+
+
+@pytest.mark.parametrize("text", ["a,b", "", "..", "007"])
+def test_bad_streams_of_a_sink(text):
+    with pytest.raises(ConfigurationError, match="  - stream "):
+        parse_sink_options({"endpoint": "pd:1", "stream": text})
+
+
+@pytest.mark.parametrize("specs", [SOURCE_OPTIONS, SINK_OPTIONS])
+def test_option_tables_are_complete(specs):
+    names = [spec.name.lower() for spec in specs]
+    assert len(set(names)) == len(names)
+    assert all(spec.meaning.endswith(".") for spec in specs)
+    required = {spec.name for spec in specs if spec.default is None}
+    parse = parse_sink_options if specs is SINK_OPTIONS else source_of
+    with pytest.raises(ConfigurationError) as caught:
+        parse({})
+    missing = {line.split()[1] for line in str(caught.value).splitlines()[1:]}
+    assert missing == required
+
+
+def source_of(options):
+    return parse_source_options(options, streaming=True)
+
+
+def test_every_option_of_the_source_table_is_known():
+    options = {
+        **GOOD,
+        "startingOffsets": json.dumps({"orders": 1, "17": 2}),
+        "maxRecordsPerTrigger": "1",
+        "includeHeaders": "false",
+    }
+    assert set(options) == {spec.name for spec in SOURCE_OPTIONS}
+    assert source_of(options).starting_offsets == (1, 2)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import pytest
+
+from sbp_spark.offsets import Interval
+from sbp_spark.planning import DataLossError, StreamSpan, cover, plan_partitions
+
+
+@dataclass(frozen=True)
+class Placed:
+    stream_id: int
+    range_index: int
+    start_offset: int
+    end_offset: int | None
+    servers: tuple[str, ...] = ("a:1",)
+
+
+NAMES = {1: "orders", 2: "clicks"}
+
+
+def cut(intervals, ranges):
+    spans = cover([Interval(*interval) for interval in intervals], ranges, names=NAMES)
+    return [
+        (span.stream_id, span.range_index, span.start_offset, span.end_offset) for span in spans
+    ]
+
+
+def lost(intervals, ranges):
+    with pytest.raises(DataLossError) as caught:
+        cut(intervals, ranges)
+    return caught.value
+
+
+def span(stream_id, start, end, server="a:1", range_index=0):
+    return StreamSpan(stream_id, "", range_index, start, end, (server,) if server else ())
+
+
+def plan(spans, records=10, count=100):
+    return plan_partitions(spans, records_per_partition_max=records, spans_per_partition_max=count)
+
+
+def test_an_interval_is_cut_where_ranges_meet():
+    ranges = [Placed(1, 1, 50, None), Placed(1, 0, 0, 50)]
+    assert cut([(1, 40, 60)], ranges) == [(1, 0, 40, 50), (1, 1, 50, 60)]
+
+
+def test_spans_carry_name_and_servers():
+    placed = Placed(1, 4, 0, None, ("b:1", "c:1"))
+    (only,) = cover([Interval(1, 2, 3)], [placed], names=NAMES)
+    assert only == StreamSpan(1, "orders", 4, 2, 3, ("b:1", "c:1"))
+    assert (only.primary, only.record_count) == ("b:1", 1)
+
+
+def test_empty_intervals_and_empty_ranges_give_no_spans():
+    assert cut([(1, 5, 5)], []) == []
+    ranges = [Placed(1, 0, 0, 5), Placed(1, 1, 5, 5), Placed(1, 2, 5, None)]
+    assert cut([(1, 0, 9)], ranges) == [(1, 0, 0, 5), (1, 2, 5, 9)]
+
+
+def test_an_open_range_covers_what_is_not_yet_known_of_it():
+    assert cut([(1, 5, 10**15)], [Placed(1, 0, 0, None)]) == [(1, 0, 5, 10**15)]
+
+
+def test_a_range_that_looks_open_ends_where_the_next_one_begins():
+    ranges = [Placed(1, 0, 0, None), Placed(1, 1, 50, None)]
+    assert cut([(1, 0, 60)], ranges) == [(1, 0, 0, 50), (1, 1, 50, 60)]
+
+
+def test_where_sealed_ranges_overlap_the_later_one_counts():
+    ranges = [Placed(1, 0, 0, 60), Placed(1, 1, 50, None)]
+    assert cut([(1, 0, 70)], ranges) == [(1, 0, 0, 50), (1, 1, 50, 70)]
+
+
+def test_a_range_told_twice_counts_once():
+    ranges = [Placed(1, 0, 0, None), Placed(1, 0, 0, None)]
+    assert cut([(1, 3, 9)], ranges) == [(1, 0, 3, 9)]
+
+
+def test_every_lost_part_of_every_stream_is_named():
+    ranges = [Placed(1, 1, 10, 20), Placed(1, 2, 30, 40), Placed(1, 3, 40, 50)]
+    error = lost([(1, 5, 60), (2, 0, 3)], ranges)
+    assert error.intervals == ((1, 5, 10), (1, 20, 30), (1, 50, 60), (2, 0, 3))
+    assert str(error).startswith("28 offsets are lost")
+    assert "stream 1 (orders): [5, 10); stream 1 (orders): [20, 30)" in str(error)
+    assert "stream 2 (clicks): [0, 3)" in str(error)
+
+
+def test_a_range_beside_the_interval_does_not_split_a_loss():
+    ranges = [Placed(1, 0, 0, 10), Placed(1, 1, 12, 12), Placed(1, 2, 20, None)]
+    assert lost([(1, 10, 15)], ranges).intervals == ((1, 10, 15),)
+
+
+def test_ranges_of_other_streams_do_not_count():
+    assert lost([(1, 0, 5)], [Placed(2, 0, 0, None)]).intervals == ((1, 0, 5),)
+
+
+def test_a_loss_survives_pickling_and_stays_short():
+    error = lost([(stream_id, 0, 1) for stream_id in range(3, 1000)], [])
+    copy = pickle.loads(pickle.dumps(error))
+    assert copy.intervals == error.intervals
+    assert str(copy) == str(error)
+    assert "stream 3 (unnamed): [0, 1)" in str(error)
+    assert "and 977 more intervals" in str(error)
+    assert len(str(error)) < 2000
+
+
+def test_a_long_span_is_split_evenly():
+    parts = plan([span(1, 100, 125)])
+    assert [(part.start_offset, part.end_offset) for (part,) in parts] == [
+        (100, 108),
+        (108, 116),
+        (116, 125),
+    ]
+
+
+def test_a_span_of_exactly_the_maximum_stays_whole():
+    assert plan([span(1, 0, 10)]) == ((span(1, 0, 10),),)
+
+
+def test_short_spans_of_one_server_share_a_partition_in_order():
+    spans = [span(3, 0, 2), span(1, 5, 9, range_index=1), span(1, 2, 5), span(2, 0, 1)]
+    assert plan(spans) == ((spans[2], spans[1], spans[3], spans[0]),)
+
+
+def test_spans_of_different_servers_are_kept_apart():
+    spans = [span(1, 0, 1, "b:1"), span(2, 0, 1, "a:1"), span(3, 0, 1, "b:1"), span(4, 0, 1, "")]
+    assert plan(spans) == ((spans[3],), (spans[1],), (spans[0], spans[2]))
+
+
+def test_the_number_of_spans_in_a_partition_is_bounded():
+    parts = plan([span(stream_id, 0, 1) for stream_id in range(10)], records=100, count=3)
+    assert sorted(map(len, parts)) == [2, 2, 3, 3]
+
+
+def test_a_full_partition_takes_no_more_spans_though_it_has_the_fewest_records():
+    spans = [span(0, 0, 50), *(span(stream_id, 0, 1) for stream_id in range(1, 6))]
+    parts = plan(spans, records=100, count=3)
+    assert sorted(map(len, parts)) == [3, 3]
+
+
+def test_partitions_are_balanced():
+    sizes = [9, 1, 8, 2, 7, 3, 6, 4]
+    parts = plan([span(i, 0, size) for i, size in enumerate(sizes)])
+    assert [sum(one.record_count for one in part) for part in parts] == [10, 10, 10, 10]
+
+
+def test_a_partition_is_added_when_none_has_room():
+    parts = plan([span(stream_id, 0, 6) for stream_id in range(3)])
+    assert len(parts) == 3
+
+
+def test_empty_spans_vanish():
+    assert plan([span(1, 5, 5)]) == ()
+    assert plan([]) == ()
+    assert plan([span(1, 5, 5), span(2, 0, 1)]) == ((span(2, 0, 1),),)
