@@ -1,0 +1,261 @@
+"""The requests that a placement driver serves: headers in, response frames out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from sbp_core import limits
+from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
+from sbp_core.pd import operations
+from sbp_core.server.addresses import check_address
+from sbp_core.pd.membership import Membership
+from sbp_core.pd.model import RangeServerRecord, shown
+from sbp_core.pd.store_thread import StoreThread
+from sbp_core.server.clock import Clock
+from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.wire.headers import (
+    ClientRole,
+    CreateRangeRequest,
+    CreateRangeResponse,
+    CreateStreamsRequest,
+    CreateStreamsResponse,
+    DeleteStreamsRequest,
+    DeleteStreamsResponse,
+    DescribePlacementDriverClusterResponse,
+    DescribeStreamResult,
+    DescribeStreamsRequest,
+    DescribeStreamsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    IdAllocationRequest,
+    IdAllocationResponse,
+    ListRangesRequest,
+    ListRangesResponse,
+    ListRangesResult,
+    PlacementDriverCluster,
+    PlacementDriverNode,
+    RangeServer,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS, status_for
+
+T = TypeVar("T")
+
+_NODE_NAME: Final = "placement-driver"
+
+
+class PlacementDriverHandlers:
+    """Serves the placement driver's operations from a store and a membership."""
+
+    def __init__(
+        self,
+        store: StoreThread,
+        membership: Membership,
+        clock: Clock,
+        endpoint: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._clock = clock
+        self._endpoint = endpoint
+
+    def by_opcode(self) -> Mapping[Opcode, Handler]:
+        """Return the handler of each operation; what is not listed is not served."""
+        return {
+            Opcode.HEARTBEAT: self.heartbeat,
+            Opcode.ALLOCATE_ID: self.allocate_id,
+            Opcode.LIST_RANGES: self.list_ranges,
+            Opcode.CREATE_RANGE: self.create_range,
+            Opcode.CREATE_STREAMS: self.create_streams,
+            Opcode.DELETE_STREAMS: self.delete_streams,
+            Opcode.DESCRIBE_STREAMS: self.describe_streams,
+            Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
+        }
+
+    async def heartbeat(self, call: ServerCall) -> None:
+        """SPEC "HEARTBEAT": take note of a range server, tell everybody the cluster's id."""
+        request = call.decode(HeartbeatRequest)
+        status = SUCCESS
+        try:
+            self._check_cluster(request)
+            if request.client_role == ClientRole.RANGE_SERVER:
+                await self._refresh(request.range_server)
+        except (InvalidRequestError, ConfigurationError) as error:
+            status = status_for(error)
+        await call.respond(
+            HeartbeatResponse(
+                client_id=request.client_id,
+                client_role=request.client_role,
+                range_server=request.range_server,
+                status=status,
+                cluster_id=self._store.cluster_id,
+            )
+        )
+
+    def _check_cluster(self, request: HeartbeatRequest) -> None:
+        if request.cluster_id and request.cluster_id != self._store.cluster_id:
+            raise _invalid(
+                f"this is cluster {self._store.cluster_id}, not {shown(request.cluster_id)} to"
+                " which you belong; connect to the placement driver of that one, or bring its"
+                " data directory back. Your data was not touched"
+            )
+
+    async def _refresh(self, announced: RangeServer | None) -> None:
+        if announced is None:
+            raise _invalid("a range server's HEARTBEAT must carry range_server")
+        check_address(announced.advertise_addr or "")
+        server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
+        if not self._membership.is_live(server) and not await self._store.run(
+            lambda store: store.register_server(server)
+        ):
+            raise _invalid(
+                f"server id {server.server_id} was never allocated by this placement driver"
+                f" (cluster {self._store.cluster_id}); connect to the one that did, or bring its"
+                " data directory back. Your data was not touched"
+            )
+        self._membership.refresh(server)
+
+    async def allocate_id(self, call: ServerCall) -> None:
+        """SPEC "ALLOCATE_ID": an id for a range server, never issued before."""
+        call.decode(IdAllocationRequest)
+        server_id = await self._store.run(lambda store: store.allocate_server_id())
+        await call.respond(IdAllocationResponse(id=server_id, status=SUCCESS))
+
+    async def create_streams(self, call: ServerCall) -> None:
+        """SPEC "CREATE_STREAMS": results in the order of the request."""
+        request = call.decode(CreateStreamsRequest)
+        _check_count(len(request.streams))
+        results = await self._store.run(
+            operations.create_streams,
+            request.streams,
+            self._membership.live_server_ids(),
+            self._clock.wall_ms(),
+        )
+        await _respond_all(
+            call,
+            _batches(results),
+            lambda part: CreateStreamsResponse(create_responses=part, status=SUCCESS),
+        )
+
+    async def delete_streams(self, call: ServerCall) -> None:
+        """SPEC "DELETE_STREAMS": results in the order of the request."""
+        request = call.decode(DeleteStreamsRequest)
+        _check_count(len(request.streams))
+        results = await self._store.run(operations.delete_streams, request.streams)
+        await _respond_all(
+            call,
+            _batches(results),
+            lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
+        )
+
+    async def describe_streams(self, call: ServerCall) -> None:
+        """SPEC "DESCRIBE_STREAMS": results by id, then by name, or all streams by id."""
+        request = call.decode(DescribeStreamsRequest)
+        asked = len(request.stream_ids) + len(request.names)
+        _check_count(asked)
+        if request.all_streams and asked:
+            raise _invalid("ask for all streams, or for some by id and name, not for both")
+        await _respond_all(
+            call,
+            self._all_streams() if request.all_streams else self._some_streams(request),
+            lambda part: DescribeStreamsResponse(describe_responses=part, status=SUCCESS),
+        )
+
+    async def _some_streams(
+        self, request: DescribeStreamsRequest
+    ) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
+        for ids in _cut(request.stream_ids):
+            yield tuple(await self._store.run(operations.describe_by_id, ids))
+        for names in _cut(request.names):
+            yield tuple(await self._store.run(operations.describe_by_name, names))
+
+    async def _all_streams(self) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
+        last_id = -1
+        while results := await self._store.run(operations.describe_after, last_id):
+            yield tuple(results)
+            last_id = results[-1].stream_id
+
+    async def list_ranges(self, call: ServerCall) -> None:
+        """SPEC "LIST_RANGES": results in the order of the owners.
+
+        The revision is read before the ranges, so what a client asks for next "since" it cannot
+        have been missed.
+        """
+        request = call.decode(ListRangesRequest)
+        owners = request.range_owners
+        _check_count(len(owners))
+        revision = await self._store.run(lambda store: store.revision())
+        if revision == request.since_revision:
+            owners = ()
+
+        async def parts() -> AsyncIterator[tuple[ListRangesResult, ...]]:
+            cursor: operations.ListCursor | None = operations.ListCursor() if owners else None
+            while cursor is not None:
+                results, cursor = await self._store.run(operations.list_ranges, owners, cursor)
+                yield tuple(results)
+
+        await _respond_all(
+            call,
+            parts(),
+            lambda part: ListRangesResponse(list_responses=part, status=SUCCESS, revision=revision),
+        )
+
+    async def create_range(self, call: ServerCall) -> None:
+        """Open the next range of a stream (SPEC "Frame Definitions", 0x2004)."""
+        request = call.decode(CreateRangeRequest)
+        try:
+            opened = await self._store.run(
+                operations.create_range, request.stream_range, self._membership.live_server_ids()
+            )
+        except StatusError as error:
+            await call.respond(CreateRangeResponse(status=status_for(error)))
+        else:
+            await call.respond(CreateRangeResponse(status=SUCCESS, stream_range=opened))
+
+    async def describe_cluster(self, call: ServerCall) -> None:
+        """SPEC "DESCRIBE_PD_CLUSTER": this one is alone, and leads."""
+        node = PlacementDriverNode(name=_NODE_NAME, advertise_addr=self._endpoint(), is_leader=True)
+        await call.respond(
+            DescribePlacementDriverClusterResponse(
+                status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))
+            )
+        )
+
+
+async def _respond_all(
+    call: ServerCall,
+    parts: AsyncIterator[tuple[T, ...]],
+    make: Callable[[tuple[T, ...]], object],
+) -> None:
+    """Send one frame per part, the last one with the end flag; without parts an empty one."""
+    pending: tuple[T, ...] | None = None
+    async for part in parts:
+        if pending is not None:
+            await call.respond(make(pending), is_end=False)
+            await asyncio.sleep(0)
+        pending = part
+    await call.respond(make(pending or ()))
+
+
+async def _batches(results: Sequence[T]) -> AsyncIterator[tuple[T, ...]]:
+    for part in _cut(results):
+        yield tuple(part)
+
+
+def _cut(items: Sequence[T]) -> list[Sequence[T]]:
+    starts = range(0, len(items), limits.RESULTS_PER_FRAME)
+    return [items[start : start + limits.RESULTS_PER_FRAME] for start in starts]
+
+
+def _check_count(count: int) -> None:
+    if count > limits.STREAMS_PER_REQUEST_MAX:
+        raise _invalid(
+            f"a request for {count} items is over the limit of"
+            f" {limits.STREAMS_PER_REQUEST_MAX}; split it"
+        )
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

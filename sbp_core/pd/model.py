@@ -1,0 +1,74 @@
+"""What the placement driver knows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import InvalidRequestError, StatusCode
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class NewStream:
+    """A stream to be created, with the servers of its first range (primary first)."""
+
+    name: str | None
+    replica_count: int
+    ack_count: int
+    retention_period_ms: int
+    server_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream. A retention period of 0 keeps records for ever."""
+
+    stream_id: int
+    name: str | None
+    replica_count: int
+    ack_count: int
+    retention_period_ms: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRecord:
+    """A range, [start_offset, end_offset); open while `end_offset` is None. Primary first."""
+
+    stream_id: int
+    range_index: int
+    start_offset: int
+    end_offset: int | None
+    ack_count: int
+    server_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeServerRecord:
+    """A range server and where clients reach it, host:port."""
+
+    server_id: int
+    address: str
+
+
+def check_stream_name(name: str) -> None:
+    """Raise InvalidRequestError unless `name` can name a stream.
+
+    Names of digits only are refused so that a name is never mistaken for an id.
+    """
+    if _NAME.fullmatch(name) and name not in {".", ".."} and not name.isdigit():
+        return
+    raise InvalidRequestError(
+        StatusCode.INVALID_REQUEST,
+        f"{shown(name)} cannot name a stream: use 1 to {limits.STREAM_NAME_LENGTH_MAX} of"
+        " A-Z a-z 0-9 . _ - (not digits only, not '.' or '..')",
+    )
+
+
+def shown(text: str) -> str:
+    """Return a peer's text for a message: on one line, quoted, and never long."""
+    return ascii(text if len(text) <= 80 else text[:77] + "...")

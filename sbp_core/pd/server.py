@@ -1,0 +1,65 @@
+"""A placement driver: the store, the membership and the listener put together."""
+
+from __future__ import annotations
+
+from sbp_core.server.addresses import join_address
+from sbp_core.pd.handlers import PlacementDriverHandlers
+from sbp_core.pd.membership import Membership
+from sbp_core.pd.settings import PlacementDriverSettings
+from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.pd.store_thread import StoreThread
+from sbp_core.server.clock import Clock, SystemClock
+from sbp_core.server.listener import Listener
+
+
+class PlacementDriver:
+    """One placement driver with its metadata in a directory. It starts once and stops once."""
+
+    def __init__(self, settings: PlacementDriverSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._membership = Membership(self._clock, settings.heartbeat_timeout_ms)
+        self._store: StoreThread | None = None
+        self._listener: Listener | None = None
+        self._endpoint: str | None = None
+
+    async def start(self) -> str:
+        """Open the metadata and listen; return the endpoint, host:port.
+
+        Raises ConfigurationError when the data directory or the address cannot be used.
+        """
+        settings = self._settings
+        store = await StoreThread.open(lambda: SqliteStore(settings.data_dir))
+        handlers = PlacementDriverHandlers(
+            store, self._membership, self._clock, lambda: self.endpoint
+        )
+        listener = Listener(handlers.by_opcode(), server_name="placement driver", clock=self._clock)
+        try:
+            port = await listener.start(settings.host, settings.port)
+        except BaseException:
+            await store.close()
+            raise
+        self._store, self._listener = store, listener
+        self._endpoint = join_address(settings.public_host, port)
+        return self._endpoint
+
+    async def stop(self) -> None:
+        """Let open calls finish, then close the connections and the metadata."""
+        listener, self._listener = self._listener, None
+        store, self._store = self._store, None
+        if listener is not None:
+            await listener.drain()
+        if store is not None:
+            await store.close()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect, host:port; known once started."""
+        if self._endpoint is None:
+            raise RuntimeError("the placement driver was not started")
+        return self._endpoint
+
+    @property
+    def live_server_count(self) -> int:
+        """Range servers that can be given new ranges now."""
+        return len(self._membership.live_server_ids())

@@ -1,0 +1,371 @@
+"""Metadata in one SQLite file.
+
+One connection (SQLite's rare corruption of a write-ahead log needs two), which also locks the file
+against others; write-ahead log with synchronous=FULL: what a method changed is on disk when it
+returns. Must be used by the thread that opened it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sqlite3
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sbp_core.errors import ConfigurationError, StatusCode, StatusError
+from sbp_core.pd.data_dir import DataDir
+from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, StreamRecord
+
+_LOG: Final = logging.getLogger(__name__)
+
+SCHEMA_VERSION: Final = 1
+
+_SCHEMA: Final = (
+    """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
+    """CREATE TABLE cluster (
+        id TEXT NOT NULL,
+        revision INTEGER NOT NULL,
+        last_stream_id INTEGER NOT NULL,
+        last_server_id INTEGER NOT NULL
+    )""",
+    """CREATE TABLE streams (
+        stream_id INTEGER PRIMARY KEY,
+        name TEXT UNIQUE,
+        replica_count INTEGER NOT NULL,
+        ack_count INTEGER NOT NULL,
+        retention_period_ms INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL
+    )""",
+    """CREATE TABLE ranges (
+        stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
+        range_index INTEGER NOT NULL,
+        start_offset INTEGER NOT NULL,
+        end_offset INTEGER,
+        ack_count INTEGER NOT NULL,
+        PRIMARY KEY (stream_id, range_index)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE replicas (
+        stream_id INTEGER NOT NULL,
+        range_index INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        server_id INTEGER NOT NULL,
+        PRIMARY KEY (stream_id, range_index, position),
+        FOREIGN KEY (stream_id, range_index) REFERENCES ranges ON DELETE CASCADE
+    ) WITHOUT ROWID""",
+    """CREATE INDEX replicas_by_server ON replicas (server_id, stream_id, range_index)""",
+    """CREATE TABLE servers (
+        server_id INTEGER PRIMARY KEY,
+        address TEXT NOT NULL
+    )""",
+)
+
+_STREAM: Final = (
+    "SELECT stream_id, name, replica_count, ack_count, retention_period_ms, created_at_ms"
+    " FROM streams"
+)
+_RANGES: Final = (
+    "SELECT stream_id, range_index, start_offset, end_offset, ack_count, server_id"
+    " FROM ({keys}) JOIN ranges USING (stream_id, range_index)"
+    " JOIN replicas USING (stream_id, range_index)"
+    " ORDER BY stream_id, range_index, position"
+)
+_RANGE_KEYS: Final = {
+    (False, False): "SELECT stream_id, range_index FROM ranges WHERE true",
+    (True, False): "SELECT stream_id, range_index FROM ranges WHERE stream_id = :stream_id",
+    (False, True): "SELECT stream_id, range_index FROM replicas WHERE server_id = :server_id",
+    (True, True): "SELECT stream_id, range_index FROM replicas"
+    " WHERE server_id = :server_id AND stream_id = :stream_id",
+}
+"""By (stream_id is given, server_id is given)."""
+
+_FATAL_CODES: Final = frozenset(
+    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+)
+
+
+class SqliteStore:
+    """A MetadataStore in the file `metadata.sqlite` of a data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        """Open the store, or make it.
+
+        Raises ConfigurationError when the directory or the file cannot be used.
+        """
+        self._failure: StatusError | None = None
+        self._dir = DataDir(data_dir)
+        try:
+            self._connection = sqlite3.connect(self._dir.database, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+        except sqlite3.Error as error:
+            self._dir.release()
+            raise ConfigurationError(
+                f"data_dir: {self._dir.database} cannot be opened: {error}; restore it from a"
+                " backup, or choose an empty directory to begin a new cluster"
+            ) from error
+        except BaseException:
+            self._dir.release()
+            raise
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA foreign_keys = ON")
+        tables = {name for (name,) in execute("SELECT name FROM sqlite_master")}
+        if not tables:
+            self._create()
+        elif not {"schema_version", "cluster"} <= tables:
+            raise ConfigurationError(
+                f"data_dir: {self._dir.database} holds other data; choose an empty directory"
+            )
+        (version,) = execute("SELECT version FROM schema_version").fetchone() or (0,)
+        if version != SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"data_dir: {self._dir.database} has schema version {version}, this release reads"
+                f" {SCHEMA_VERSION}; use the release that wrote it, or an empty directory"
+            )
+        (verdict,) = execute("PRAGMA integrity_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        row = execute("SELECT id FROM cluster").fetchone()
+        if row is None:
+            raise sqlite3.DatabaseError("the cluster's identity is missing")
+        self._cluster_id = str(row[0])
+
+    def _create(self) -> None:
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA:
+            execute(statement)
+        execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
+        execute("INSERT INTO cluster VALUES (?, 0, 0, 0)", (str(uuid.uuid4()),))
+        execute("COMMIT")
+
+    # MetadataStore
+
+    @property
+    def cluster_id(self) -> str:
+        """Identity of the cluster."""
+        return self._cluster_id
+
+    def revision(self) -> int:
+        """Return the number of changes of streams, ranges or their addresses."""
+        return int(self._query("SELECT revision FROM cluster")[0][0])
+
+    def allocate_server_id(self) -> int:
+        """Return an id for a range server, never issued before."""
+        with self._transaction():
+            self._query("UPDATE cluster SET last_server_id = last_server_id + 1")
+            return int(self._query("SELECT last_server_id FROM cluster")[0][0])
+
+    def register_server(self, server: RangeServerRecord) -> bool:
+        """Remember the server's address; False when its id was never allocated here."""
+        with self._transaction():
+            ((last_id,),) = self._query("SELECT last_server_id FROM cluster")
+            if not 0 < server.server_id <= last_id:
+                return False
+            known = self._query("SELECT address FROM servers WHERE server_id = ?", server.server_id)
+            if known != [(server.address,)]:
+                self._query(
+                    "INSERT OR REPLACE INTO servers VALUES (?, ?)", server.server_id, server.address
+                )
+                self._bump_revision()
+            return True
+
+    def server_addresses(self) -> Mapping[int, str]:
+        """Return the address of each server that was ever registered."""
+        return dict(self._query("SELECT server_id, address FROM servers"))
+
+    def open_range_counts(self) -> Mapping[int, int]:
+        """Return how many open ranges each server hosts."""
+        return dict(
+            self._query(
+                "SELECT server_id, count(*)"
+                " FROM ranges JOIN replicas USING (stream_id, range_index)"
+                " WHERE end_offset IS NULL GROUP BY server_id"
+            )
+        )
+
+    def create_streams(
+        self, streams: Sequence[NewStream], created_at_ms: int
+    ) -> list[tuple[StreamRecord, RangeRecord] | None]:
+        """Create streams, each with an open range from offset 0; None where the name is taken."""
+        with self._transaction():
+            created = [self._maybe_create_stream(stream, created_at_ms) for stream in streams]
+            if any(created):
+                self._bump_revision()
+            return created
+
+    def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
+        """Delete streams with their ranges; None where there is none."""
+        with self._transaction():
+            deleted = []
+            for stream_id in stream_ids:
+                deleted.append(self._maybe_stream("stream_id", stream_id))
+                self._query("DELETE FROM streams WHERE stream_id = ?", stream_id)
+            if any(deleted):
+                self._bump_revision()
+            return deleted
+
+    def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
+        """Return streams in the order asked for; None where there is none."""
+        return [self._maybe_stream("stream_id", stream_id) for stream_id in stream_ids]
+
+    def streams_by_name(self, names: Sequence[str]) -> list[StreamRecord | None]:
+        """Return streams in the order asked for; None where there is none."""
+        return [self._maybe_stream("name", name) for name in names]
+
+    def streams_after(self, stream_id: int, count_max: int) -> list[StreamRecord]:
+        """Return up to `count_max` streams with ids greater than `stream_id`, by id."""
+        rows = self._query(
+            f"{_STREAM} WHERE stream_id > ? ORDER BY stream_id LIMIT ?", stream_id, count_max
+        )
+        return [StreamRecord(*row) for row in rows]
+
+    def ranges_after(
+        self,
+        after: tuple[int, int],
+        count_max: int,
+        *,
+        stream_id: int | None,
+        server_id: int | None,
+    ) -> list[RangeRecord]:
+        """Return up to `count_max` ranges beyond (stream id, range index), in that order."""
+        keys = _RANGE_KEYS[stream_id is not None, server_id is not None]
+        return self._ranges(
+            f"{keys} AND (stream_id, range_index) > (:after_stream, :after_index)"
+            " ORDER BY stream_id, range_index LIMIT :count_max",
+            {
+                "stream_id": stream_id,
+                "server_id": server_id,
+                "after_stream": after[0],
+                "after_index": after[1],
+                "count_max": count_max,
+            },
+        )
+
+    def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
+        """Return the range with the highest index of a stream."""
+        found = self._ranges(
+            "SELECT stream_id, range_index FROM ranges WHERE stream_id = :stream_id"
+            " ORDER BY range_index DESC LIMIT 1",
+            {"stream_id": stream_id},
+        )
+        return found[0] if found else None
+
+    def create_range(self, new: RangeRecord) -> bool:
+        """Add a range; False when the stream has one of that index already, or is gone."""
+        with self._transaction():
+            key = (new.stream_id, new.range_index)
+            taken = "SELECT 1 FROM ranges WHERE stream_id = ? AND range_index = ?"
+            if self._maybe_stream("stream_id", new.stream_id) is None or self._query(taken, *key):
+                return False
+            self._insert_range(new)
+            self._bump_revision()
+            return True
+
+    def close(self) -> None:
+        """Close the file and release the directory."""
+        self._connection.close()
+        self._dir.release()
+
+    # Inside
+
+    def _maybe_create_stream(
+        self, new: NewStream, created_at_ms: int
+    ) -> tuple[StreamRecord, RangeRecord] | None:
+        if new.name is not None and self._maybe_stream("name", new.name) is not None:
+            return None
+        self._query("UPDATE cluster SET last_stream_id = last_stream_id + 1")
+        ((stream_id,),) = self._query("SELECT last_stream_id FROM cluster")
+        stream = StreamRecord(
+            stream_id,
+            new.name,
+            new.replica_count,
+            new.ack_count,
+            new.retention_period_ms,
+            created_at_ms,
+        )
+        self._query(
+            "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?)",
+            stream.stream_id,
+            stream.name,
+            stream.replica_count,
+            stream.ack_count,
+            stream.retention_period_ms,
+            stream.created_at_ms,
+        )
+        first = RangeRecord(stream.stream_id, 0, 0, None, new.ack_count, new.server_ids)
+        self._insert_range(first)
+        return stream, first
+
+    def _insert_range(self, new: RangeRecord) -> None:
+        self._query(
+            "INSERT INTO ranges VALUES (?, ?, ?, ?, ?)",
+            new.stream_id,
+            new.range_index,
+            new.start_offset,
+            new.end_offset,
+            new.ack_count,
+        )
+        for position, server_id in enumerate(new.server_ids):
+            self._query(
+                "INSERT INTO replicas VALUES (?, ?, ?, ?)",
+                new.stream_id,
+                new.range_index,
+                position,
+                server_id,
+            )
+
+    def _maybe_stream(self, column: str, value: int | str) -> StreamRecord | None:
+        rows = self._query(f"{_STREAM} WHERE {column} = ?", value)
+        return StreamRecord(*rows[0]) if rows else None
+
+    def _ranges(self, keys: str, parameters: Mapping[str, int | None]) -> list[RangeRecord]:
+        """Return the ranges of the keys that a query selects, with all their servers."""
+        rows = self._query(_RANGES.format(keys=keys), named=parameters)
+        return [
+            RangeRecord(stream_id, index, start, end, ack_count, tuple(row[-1] for row in replicas))
+            for (stream_id, index, start, end, ack_count), replicas in itertools.groupby(
+                rows, lambda row: row[:-1]
+            )
+        ]
+
+    def _bump_revision(self) -> None:
+        self._query("UPDATE cluster SET revision = revision + 1")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._query("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._query("COMMIT")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.rollback()
+
+    def _query(
+        self, sql: str, *values: int | str | None, named: Mapping[str, int | None] | None = None
+    ) -> list[Any]:
+        """Run one statement. After an I/O error nothing more is run: the file is in doubt."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._connection.execute(sql, named or values).fetchall()
+        except sqlite3.Error as error:
+            _LOG.exception("%s: %s", self._dir.database, sql)
+            failure = StatusError(
+                StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
+            )
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FATAL_CODES:
+                self._failure = failure
+            raise failure from error

@@ -1,0 +1,73 @@
+"""The port to where metadata is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, StreamRecord
+
+
+class MetadataStore(Protocol):
+    """Durable metadata. Each method is atomic; what changed is on disk when it returns.
+
+    All methods raise StatusError when the store fails. Not to be shared between threads.
+    """
+
+    @property
+    def cluster_id(self) -> str:
+        """Identity of the cluster, made with the store and never changed."""
+
+    def revision(self) -> int:
+        """Return a number that grows with every change of streams, ranges or their addresses."""
+
+    def allocate_server_id(self) -> int:
+        """Return an id for a range server, never issued before."""
+
+    def register_server(self, server: RangeServerRecord) -> bool:
+        """Remember the server's address; False when its id was never allocated here."""
+
+    def server_addresses(self) -> Mapping[int, str]:
+        """Return the address of each server that was ever registered."""
+
+    def open_range_counts(self) -> Mapping[int, int]:
+        """Return how many open ranges each server hosts; servers without one are absent."""
+
+    def create_streams(
+        self, streams: Sequence[NewStream], created_at_ms: int
+    ) -> list[tuple[StreamRecord, RangeRecord] | None]:
+        """Create streams, each with an open range from offset 0; None where the name is taken."""
+
+    def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
+        """Delete streams with their ranges; None where there is none."""
+
+    def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
+        """Return streams in the order asked for; None where there is none."""
+
+    def streams_by_name(self, names: Sequence[str]) -> list[StreamRecord | None]:
+        """Return streams in the order asked for; None where there is none."""
+
+    def streams_after(self, stream_id: int, count_max: int) -> list[StreamRecord]:
+        """Return up to `count_max` streams with ids greater than `stream_id`, by id."""
+
+    def ranges_after(
+        self,
+        after: tuple[int, int],
+        count_max: int,
+        *,
+        stream_id: int | None,
+        server_id: int | None,
+    ) -> list[RangeRecord]:
+        """Return up to `count_max` ranges beyond `after` = (stream id, range index), in that order.
+
+        Only those of one stream, of one server, or of both, as far as they are given.
+        """
+
+    def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
+        """Return the range with the highest index of a stream."""
+
+    def create_range(self, new: RangeRecord) -> bool:
+        """Add a range; False when the stream has one of that index already, or is gone."""
+
+    def close(self) -> None:
+        """Release the store."""

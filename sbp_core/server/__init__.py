@@ -1,0 +1,1 @@
+"""What both servers share: listener, dispatch of requests, backpressure, clock."""

@@ -1,0 +1,187 @@
+"""What both servers share, over real sockets: dispatch, idleness, draining, bounds."""
+
+import asyncio
+import logging
+
+import pytest
+from raw_client import RawClient
+
+from sbp_core import limits
+from sbp_core.errors import ConfigurationError, ConnectionLostError, StatusCode
+from sbp_core.server.clock import SystemClock
+from sbp_core.server.listener import Listener
+from sbp_core.wire.headers import (
+    IdAllocationRequest,
+    IdAllocationResponse,
+    decode_system_error,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS
+
+
+class Service:
+    """Answers ALLOCATE_ID when the test lets it, and fails at DESCRIBE_STREAMS."""
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.started = asyncio.Event()
+        self.started_count = 0
+
+    def handlers(self):
+        return {Opcode.ALLOCATE_ID: self.allocate, Opcode.DESCRIBE_STREAMS: self.fail}
+
+    async def allocate(self, call):
+        call.decode(IdAllocationRequest)
+        self.started_count += 1
+        self.started.set()
+        await self.gate.wait()
+        await call.respond(IdAllocationResponse(id=7, status=SUCCESS))
+
+    async def fail(self, call):
+        raise RuntimeError("a bug")
+
+
+def run(body, **options):
+    async def main():
+        service = Service()
+        listener = Listener(
+            service.handlers(), server_name="test server", clock=SystemClock(), **options
+        )
+        port = await listener.start("127.0.0.1", 0)
+        try:
+            await asyncio.wait_for(body(service, listener, port), 30)
+        finally:
+            await listener.drain(timeout_ms=100)
+
+    asyncio.run(main())
+
+
+def status_of(frame):
+    assert frame.is_system_error
+    return decode_system_error(frame.header).status
+
+
+def test_ping_echoes_header_and_payload():
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as client:
+            (pong,) = await client.call(Opcode.PING, b"\1\2", [b"payload"])
+            assert (pong.header, bytes(pong.payload), pong.flags) == (b"\1\2", b"payload", 3)
+
+    run(body)
+
+
+def test_an_operation_that_is_not_served_is_refused_by_name():
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as client:
+            (frame,) = await client.call(Opcode.APPEND)
+            status = status_of(frame)
+            assert status.code == StatusCode.UNSUPPORTED_OPERATION
+            assert status.message == "APPEND is not served by a test server"
+
+    run(body)
+
+
+def test_a_failing_handler_is_answered_logged_and_survived(caplog):
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as client:
+            with caplog.at_level(logging.ERROR):
+                (frame,) = await client.call(Opcode.DESCRIBE_STREAMS)
+            assert status_of(frame).code == StatusCode.UNKNOWN
+            assert "a bug" not in status_of(frame).message
+            assert "RuntimeError: a bug" in caplog.text
+            service.gate.set()
+            (answer,) = await client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest())
+            assert answer.id == 7
+
+    run(body)
+
+
+def test_draining_finishes_open_calls_and_refuses_new_ones():
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as client:
+            open_call = asyncio.create_task(client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest()))
+            await service.started.wait()
+            draining = asyncio.create_task(listener.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(OSError):
+                await asyncio.open_connection("127.0.0.1", port)
+            service.gate.set()
+            (answer,) = await open_call
+            assert answer.id == 7
+            await draining
+            await client.wait_closed()
+            assert client.was_sent_away
+
+    run(body)
+
+
+def test_draining_gives_up_on_a_call_that_never_ends():
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as client:
+            stuck = asyncio.create_task(client.call(Opcode.ALLOCATE_ID, IdAllocationRequest()))
+            await service.started.wait()
+            await listener.drain(timeout_ms=1)
+            await client.wait_closed()
+            await asyncio.gather(stuck, return_exceptions=True)
+            assert stuck.exception() is not None
+
+    run(body)
+
+
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not():
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as idle, RawClient("127.0.0.1", port) as busy:
+            waiting = asyncio.create_task(busy.ask(Opcode.ALLOCATE_ID, IdAllocationRequest()))
+            await service.started.wait()
+            await idle.wait_closed()
+            assert idle.was_sent_away
+            service.gate.set()
+            (answer,) = await waiting
+            assert answer.id == 7
+
+    run(body, idle_connection_ms=50)
+
+
+def test_one_connection_too_many_is_told_so(monkeypatch):
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
+
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as first:
+            await first.call(Opcode.PING)
+            async with RawClient("127.0.0.1", port) as second:
+                with pytest.raises(ConnectionLostError, match="1 connections open already"):
+                    await second.call(Opcode.PING)
+            await first.call(Opcode.PING)
+
+    run(body)
+
+
+def test_requests_beyond_the_bound_are_not_even_read(monkeypatch):
+    monkeypatch.setattr(limits, "CONNECTION_IN_FLIGHT_BYTES_MAX", 1 << 20)
+
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as client, RawClient("127.0.0.1", port) as other:
+            calls = [
+                asyncio.create_task(
+                    client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest(), [bytes(600_000)])
+                )
+                for _ in range(30)
+            ]
+            await service.started.wait()
+            for _ in range(20):
+                await other.call(Opcode.PING)
+            assert service.started_count <= 3
+            service.gate.set()
+            answers = await asyncio.gather(*calls)
+            assert [answer.id for (answer,) in answers] == [7] * 30
+
+    run(body)
+
+
+def test_a_taken_port_is_a_clear_error():
+    async def body(service, listener, port):
+        other = Listener({}, server_name="other", clock=SystemClock())
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await other.start("127.0.0.1", port)
+
+    run(body)

@@ -1,0 +1,45 @@
+"""Placement and membership against their plain definitions."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from manual_clock import ManualClock
+
+from sbp_core.pd.membership import Membership
+from sbp_core.pd.model import RangeServerRecord
+from sbp_core.pd.placement import Placement
+
+SERVER_IDS = st.integers(1, 6)
+COUNTS = st.dictionaries(SERVER_IDS, st.integers(0, 5))
+
+
+@given(st.sets(SERVER_IDS, min_size=1), COUNTS, st.integers(0, 40))
+def test_each_range_goes_to_the_least_loaded_server(live, counts, count):
+    placement = Placement(live, counts)
+    load = {server_id: counts.get(server_id, 0) for server_id in live}
+    for _ in range(count):
+        chosen = placement.next_server()
+        assert (load[chosen], chosen) == min((n, server_id) for server_id, n in load.items())
+        load[chosen] += 1
+
+
+@given(
+    st.lists(st.tuples(SERVER_IDS, st.integers(1, 3), st.integers(0, 600))), st.integers(100, 1000)
+)
+def test_alive_is_who_was_heard_last_at_its_address_within_the_timeout(steps, timeout_ms):
+    clock = ManualClock()
+    membership = Membership(clock, timeout_ms)
+    now, heard = 0, []
+    for server_id, port, pause_ms in steps:
+        clock.advance(pause_ms)
+        now += pause_ms
+        membership.refresh(RangeServerRecord(server_id, f"10.0.0.1:{port}"))
+        heard.append((now, server_id, port))
+        expected = set()
+        for index, (at, other_id, other_port) in enumerate(heard):
+            overtaken = any(
+                later_id == other_id or later_port == other_port
+                for _, later_id, later_port in heard[index + 1 :]
+            )
+            if not overtaken and now - at < timeout_ms:
+                expected.add(other_id)
+        assert membership.live_server_ids() == tuple(sorted(expected))

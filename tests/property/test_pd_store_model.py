@@ -1,0 +1,130 @@
+"""The SQLite store against a model of dictionaries, through crashes."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, StreamRecord
+from sbp_core.pd.sqlite_store import SqliteStore
+
+NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
+SERVERS = st.integers(1, 3)
+PICKS = st.integers(0, 7)
+"""Which stream: a position among those ever created, so that deleted ones are asked for too."""
+
+
+class StoreMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="pd-store-"))
+        self.path = self.root / "0"
+        self.store = SqliteStore(self.path)
+        self.cluster_id = self.store.cluster_id
+        self.streams, self.ranges, self.addresses = {}, {}, {}
+        self.stream_ids, self.server_ids = [], []
+        self.revision = 0
+
+    def teardown(self):
+        self.store.close()
+        shutil.rmtree(self.root)
+
+    def pick(self, position):
+        return self.stream_ids[position] if position < len(self.stream_ids) else 1_000_000
+
+    def bump(self, changed):
+        now = self.store.revision()
+        assert (now > self.revision) == bool(changed)
+        self.revision = now
+
+    @rule(wanted=st.lists(st.tuples(NAMES, SERVERS), max_size=4))
+    def create_streams(self, wanted):
+        news = [NewStream(name, 1, 1, 7, (server,)) for name, server in wanted]
+        created = self.store.create_streams(news, 11)
+        names = {stream.name for stream in self.streams.values()} - {None}
+        for new, made in zip(news, created, strict=True):
+            assert (made is None) == (new.name in names)
+            if made is None:
+                continue
+            stream, first = made
+            assert stream.stream_id not in self.stream_ids
+            assert stream == StreamRecord(stream.stream_id, new.name, 1, 1, 7, 11)
+            self.stream_ids.append(stream.stream_id)
+            self.streams[stream.stream_id] = stream
+            self.ranges[stream.stream_id, 0] = first
+            names |= {new.name} - {None}
+        self.bump(any(created))
+
+    @rule(picks=st.lists(PICKS, max_size=3))
+    def delete_streams(self, picks):
+        expected = []
+        for stream_id in map(self.pick, picks):
+            expected.append(self.streams.pop(stream_id, None))
+            self.ranges = {key: each for key, each in self.ranges.items() if key[0] != stream_id}
+        assert self.store.delete_streams([self.pick(pick) for pick in picks]) == expected
+        self.bump(any(expected))
+
+    @rule(
+        pick=PICKS,
+        server_ids=st.lists(SERVERS, min_size=1, max_size=2, unique=True),
+        length=st.sampled_from([None, 0, 5]),
+    )
+    def create_range(self, pick, server_ids, length):
+        stream_id = self.pick(pick)
+        last = self.store.maybe_last_range(stream_id)
+        index = last.range_index + 1 if last else 0
+        start = 10 * index
+        end = None if length is None else start + length
+        new = RangeRecord(stream_id, index, start, end, 1, tuple(server_ids))
+        is_made = self.store.create_range(new)
+        assert is_made == (stream_id in self.streams)
+        if is_made:
+            self.ranges[stream_id, index] = new
+        self.bump(is_made)
+
+    @rule()
+    def allocate(self):
+        server_id = self.store.allocate_server_id()
+        assert server_id not in self.server_ids
+        self.server_ids.append(server_id)
+
+    @rule(server_id=SERVERS, port=st.integers(1, 2))
+    def register(self, server_id, port):
+        address = f"h:{port}"
+        is_known = server_id in self.server_ids
+        assert self.store.register_server(RangeServerRecord(server_id, address)) == is_known
+        self.bump(is_known and self.addresses.get(server_id) != address)
+        if is_known:
+            self.addresses[server_id] = address
+
+    @rule()
+    def crash(self):
+        copy = self.path.with_name(str(int(self.path.name) + 1))
+        shutil.copytree(self.path, copy)
+        self.store.close()
+        self.path, self.store = copy, SqliteStore(copy)
+
+    @invariant()
+    def store_equals_model(self):
+        store = self.store
+        assert store.cluster_id == self.cluster_id
+        assert store.server_addresses() == self.addresses
+        assert store.streams_after(-1, 1000) == [self.streams[i] for i in sorted(self.streams)]
+        everything = [self.ranges[key] for key in sorted(self.ranges)]
+        assert store.ranges_after((-1, -1), 1000, stream_id=None, server_id=None) == everything
+        counts = {}
+        for server_id in (1, 2, 3):
+            hosted = [each for each in everything if server_id in each.server_ids]
+            listed = store.ranges_after((-1, -1), 1000, stream_id=None, server_id=server_id)
+            assert listed == hosted
+            open_count = sum(each.end_offset is None for each in hosted)
+            if open_count:
+                counts[server_id] = open_count
+        assert store.open_range_counts() == counts
+
+
+StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestStoreMachine = StoreMachine.TestCase

@@ -1,0 +1,64 @@
+"""Which range servers count as alive."""
+
+import pytest
+from manual_clock import ManualClock
+
+from sbp_core.errors import NoRangeServerError
+from sbp_core.pd.membership import Membership
+from sbp_core.pd.model import RangeServerRecord
+from sbp_core.pd.placement import Placement
+
+ONE = RangeServerRecord(1, "10.0.0.1:10911")
+TWO = RangeServerRecord(2, "10.0.0.2:10911")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def membership(clock):
+    return Membership(clock, timeout_ms=15_000)
+
+
+def test_nobody_is_alive_at_first(membership):
+    assert membership.live_server_ids() == ()
+    assert not membership.is_live(ONE)
+
+
+def test_silence_ends_at_the_timeout_and_a_heartbeat_brings_back(membership, clock):
+    membership.refresh(ONE)
+    clock.advance(14_999)
+    membership.refresh(TWO)
+    assert membership.live_server_ids() == (1, 2)
+    clock.advance(1)
+    assert not membership.is_live(ONE)
+    assert membership.live_server_ids() == (2,)
+    membership.refresh(ONE)
+    assert membership.live_server_ids() == (1, 2)
+
+
+def test_a_server_that_moves_is_alive_at_its_new_address_only(membership):
+    moved = RangeServerRecord(1, "10.0.0.9:10911")
+    membership.refresh(ONE)
+    membership.refresh(moved)
+    assert membership.is_live(moved)
+    assert not membership.is_live(ONE)
+    assert membership.live_server_ids() == (1,)
+
+
+def test_a_new_server_at_an_address_replaces_the_old_one(membership):
+    membership.refresh(ONE)
+    membership.refresh(RangeServerRecord(7, ONE.address))
+    assert membership.live_server_ids() == (7,)
+
+
+def test_ranges_go_where_the_fewest_open_ones_are_then_to_the_smallest_id():
+    placement = Placement([3, 1, 2], {1: 2, 3: 1, 9: 0})
+    assert [placement.next_server() for _ in range(6)] == [2, 2, 3, 1, 2, 3]
+
+
+def test_no_live_server_no_placement():
+    with pytest.raises(NoRangeServerError, match="no range server is alive"):
+        Placement([], {1: 0}).next_server()
