@@ -1,0 +1,1 @@
+"""The durable log of one server: opaque entries, appended in group commits, checked at recovery."""

@@ -1,0 +1,231 @@
+"""The log's port to the file system, and its home on a POSIX one.
+
+Nothing else in this package touches `os` or `open`, so that a test or a simulation can put any
+disk, honest or broken, below the log.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from sbp_core.errors import LogError
+from sbp_core.wire.checksum import Octets
+
+_BUFFERS_PER_CALL_MAX: Final = 1024
+"""IOV_MAX of Linux: more buffers in one pwritev are refused with EINVAL."""
+
+
+class DiskFile(Protocol):
+    """An open file. Everything raises OSError; positions and lengths are octets in this file."""
+
+    @property
+    def path(self) -> Path:
+        """Where the file is, for messages."""
+
+    def size(self) -> int:
+        """Return the file's length."""
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Return `length` octets from `position`; fewer only at the end of the file.
+
+        Safe in several threads at once, and while another one writes elsewhere in the file.
+        """
+
+    def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
+        """Write all of `buffers`, one after the other, from `position`, or raise."""
+
+    def fdatasync(self) -> None:
+        """Make the octets written durable. After an error nothing is known about any of them."""
+
+    def fsync(self) -> None:
+        """Make the octets and all metadata (a new or cut length) durable."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` octets."""
+
+    def drop_cache(self) -> None:
+        """Forget clean cached pages: the next read shows what is on the disk.
+
+        After a failed sync the cache may go on showing data that never got there.
+        """
+
+    def close(self) -> None:
+        """Close the file; only for a file that no other thread uses. Idempotent.
+
+        A file that is dropped without it is closed when its last user lets go of it.
+        """
+
+
+class DirectoryLock(Protocol):
+    """A held exclusive lock."""
+
+    def release(self) -> None:
+        """Give the lock back. Idempotent."""
+
+
+class Disk(Protocol):
+    """A file system. Everything raises OSError."""
+
+    def make_directory(self, directory: Path) -> None:
+        """Create `directory` and its parents where missing, durably and for the owner only."""
+
+    def lock_directory(self, directory: Path) -> DirectoryLock:
+        """Take the exclusive lock of `directory`; BlockingIOError if somebody else holds it."""
+
+    def list_names(self, directory: Path) -> list[str]:
+        """Return the names of the files in `directory`, in any order."""
+
+    def fsync_dir(self, directory: Path) -> None:
+        """Make the names in `directory` durable."""
+
+    def create(self, path: Path) -> DiskFile:
+        """Create a file that must not exist yet, for reading and writing."""
+
+    def open(self, path: Path, *, is_writable: bool) -> DiskFile:
+        """Open an existing file."""
+
+
+class OsFile:
+    """A `DiskFile` of the operating system."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self._path
+
+    def size(self) -> int:
+        """Return the file's length."""
+        return os.fstat(self._descriptor).st_size
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Return `length` octets from `position`; fewer only at the end of the file."""
+        data = os.pread(self._descriptor, length, position)
+        if len(data) in (0, length):
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length and (data := os.pread(self._descriptor, length - got, position + got)):
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
+        """Write all of `buffers` from `position`, in as many calls as it takes."""
+        for first in range(0, len(buffers), _BUFFERS_PER_CALL_MAX):
+            part = buffers[first : first + _BUFFERS_PER_CALL_MAX]
+            length = sum(map(len, part))
+            written = os.pwritev(self._descriptor, part, position)
+            if written < length:
+                self._write_rest(part, written, position)
+            position += length
+
+    def _write_rest(self, buffers: Sequence[Octets], written: int, position: int) -> None:
+        """Finish a short write; what stopped it usually shows as an error now."""
+        rest = memoryview(b"".join(buffers))[written:]
+        position += written
+        while rest:
+            written = os.pwrite(self._descriptor, rest, position)
+            rest = rest[written:]
+            position += written
+
+    def fdatasync(self) -> None:
+        """Make the octets written durable."""
+        os.fdatasync(self._descriptor)
+
+    def fsync(self) -> None:
+        """Make the octets and all metadata durable."""
+        os.fsync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` octets."""
+        os.ftruncate(self._descriptor, size)
+
+    def drop_cache(self) -> None:
+        """Forget clean cached pages."""
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._close()
+
+
+class OsDirectoryLock:
+    """An flock(2) on the directory itself: it leaves no file behind and dies with the process."""
+
+    def __init__(self, directory: Path) -> None:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    def release(self) -> None:
+        """Give the lock back. Idempotent."""
+        self._close()
+
+
+class OsDisk:
+    """The operating system's file system."""
+
+    def make_directory(self, directory: Path) -> None:
+        """Create `directory` and its parents where missing, durably and for the owner only."""
+        if directory.is_dir():
+            return
+        self.make_directory(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self.fsync_dir(directory.parent)
+
+    def lock_directory(self, directory: Path) -> OsDirectoryLock:
+        """Take the exclusive lock of `directory`; BlockingIOError if somebody else holds it."""
+        return OsDirectoryLock(directory)
+
+    def list_names(self, directory: Path) -> list[str]:
+        """Return the names in `directory`."""
+        return os.listdir(directory)  # noqa: PTH208 - names, not paths
+
+    def fsync_dir(self, directory: Path) -> None:
+        """Make the names in `directory` durable."""
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def create(self, path: Path) -> OsFile:
+        """Create a file that must not exist yet, readable by the owner only."""
+        return OsFile(
+            path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        )
+
+    def open(self, path: Path, *, is_writable: bool) -> OsFile:
+        """Open an existing file, never through a symbolic link."""
+        access = os.O_RDWR if is_writable else os.O_RDONLY
+        return OsFile(path, os.open(path, access | os.O_NOFOLLOW))
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the system's words and the name of the errno."""
+    return f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'no errno')})"
+
+
+@contextmanager
+def translate_os_error(error_type: type[LogError], action: str, path: Path) -> Iterator[None]:
+    """Raise an OSError of the body as `error_type`, naming what failed, the file and the errno."""
+    try:
+        yield
+    except OSError as error:
+        raise error_type(f"{action} {path} failed: {describe_os_error(error)}") from error

@@ -1,0 +1,111 @@
+"""The real disk port: short writes, many buffers, locks, handles that are let go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sbp_core.errors import LogWriteError
+from sbp_core.log.disk import OsDisk, translate_os_error
+
+
+def open_descriptors() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
+def test_writes_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
+    file = OsDisk().create(tmp_path / "f")
+    buffers = [bytes([number % 251]) * (number % 3) for number in range(3000)]
+    file.pwritev(buffers, 5)
+    file.fdatasync()
+    assert file.pread(10_000, 5) == b"".join(buffers)
+    assert file.size() == 5 + sum(map(len, buffers))
+
+
+def test_finishes_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_pwritev, real_pwrite = os.pwritev, os.pwrite
+    monkeypatch.setattr(os, "pwritev", lambda fd, b, at: real_pwritev(fd, [b"".join(b)[:7]], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, b, at: real_pwrite(fd, b[:3], at))
+    file = OsDisk().create(tmp_path / "f")
+    file.pwritev([b"0123456789", bytearray(b"abc"), memoryview(b"XYZ!")], 2)
+    assert file.pread(100, 2) == b"0123456789abcXYZ!"
+
+
+def test_finishes_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = OsDisk().create(tmp_path / "f")
+    file.pwritev([b"0123456789"], 0)
+    real_pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: real_pread(fd, min(length, 3), at))
+    assert file.pread(9, 1) == b"123456789"
+    assert file.pread(99, 8) == b"89"
+
+
+def test_truncate_sync_drop_cache_and_reopen(tmp_path: Path) -> None:
+    disk = OsDisk()
+    with_cut = disk.create(tmp_path / "f")
+    with_cut.pwritev([b"0123456789"], 0)
+    with_cut.truncate(4)
+    with_cut.fsync()
+    with_cut.drop_cache()
+    with_cut.close()
+    with_cut.close()
+    again = disk.open(tmp_path / "f", is_writable=False)
+    assert again.pread(99, 0) == b"0123"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        again.pwritev([b"x"], 0)
+
+
+def test_files_and_directories_are_private_and_never_followed(tmp_path: Path) -> None:
+    disk = OsDisk()
+    disk.make_directory(tmp_path / "a" / "b")
+    disk.make_directory(tmp_path / "a" / "b")
+    disk.create(tmp_path / "a" / "b" / "f").close()
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a" / "b" / "f").stat().st_mode & 0o777 == 0o600
+    assert disk.list_names(tmp_path / "a" / "b") == ["f"]
+    disk.fsync_dir(tmp_path / "a" / "b")
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b" / "f")
+    with pytest.raises(OSError, match="symbolic links"):
+        disk.open(tmp_path / "link", is_writable=True)
+    with pytest.raises(FileExistsError):
+        disk.create(tmp_path / "a" / "b" / "f")
+
+
+def test_the_lock_excludes_until_released(tmp_path: Path) -> None:
+    disk = OsDisk()
+    lock = disk.lock_directory(tmp_path)
+    with pytest.raises(BlockingIOError):
+        disk.lock_directory(tmp_path)
+    lock.release()
+    lock.release()
+    disk.lock_directory(tmp_path).release()
+
+
+def test_a_dropped_file_closes_its_descriptor(tmp_path: Path) -> None:
+    file = OsDisk().create(tmp_path / "f")
+    descriptors = open_descriptors()
+    another = OsDisk().open(tmp_path / "f", is_writable=False)
+    assert len(open_descriptors()) == len(descriptors) + 1
+    del another
+    assert open_descriptors() == descriptors
+    file.close()
+
+
+def test_a_lock_that_is_refused_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    lock = OsDisk().lock_directory(tmp_path)
+    descriptors = len(open_descriptors())
+    for _ in range(3):
+        with pytest.raises(BlockingIOError):
+            OsDisk().lock_directory(tmp_path)
+    assert len(open_descriptors()) == descriptors
+    lock.release()
+
+
+def test_os_errors_name_the_action_the_file_and_the_errno() -> None:
+    with (
+        pytest.raises(LogWriteError, match=r"writing /x/y failed: No space .*\(ENOSPC\)"),
+        translate_os_error(LogWriteError, "writing", Path("/x/y")),
+    ):
+        raise OSError(28, "No space left on device")

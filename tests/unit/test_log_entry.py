@@ -1,0 +1,127 @@
+"""Entries: the layout octet by octet, and each way in which octets are refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from crc32c import crc32c
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.limits import ENTRY_BYTES_MAX
+from sbp_core.log.entry import (
+    COMMIT_BYTES,
+    COMMIT_MARKER,
+    ENTRY_HEADER_BYTES,
+    Entry,
+    EntryKind,
+    Location,
+    commit_entry,
+    decode_durable_upto,
+    decode_entry,
+    decode_entry_length,
+    encode_entry,
+)
+
+ENTRY = Entry(EntryKind.BATCH, -7, 3, 2**40, 5, b"body octets")
+POSITION = 2**33 + 1
+
+
+def encoded(entry: Entry = ENTRY, position: int = POSITION) -> bytes:
+    return b"".join(encode_entry(entry, position))
+
+
+def with_kind(kind: int) -> bytes:
+    fields = struct.pack(">BqiqI", kind, 1, 2, 3, 4)
+    crc = crc32c(fields, crc32c(struct.pack(">QI", POSITION, len(fields))))
+    return struct.pack(">II", len(fields), crc) + fields
+
+
+def test_layout_is_the_documented_one() -> None:
+    fields = struct.pack(">BqiqI", 1, -7, 3, 2**40, 5) + b"body octets"
+    crc = crc32c(struct.pack(">QI", POSITION, len(fields)) + fields)
+    assert encoded() == struct.pack(">II", len(fields), crc) + fields
+    assert ENTRY_HEADER_BYTES == 33
+    assert [kind.value for kind in EntryKind] == list(range(8))
+
+
+def test_the_body_is_passed_on_not_copied() -> None:
+    body = memoryview(bytearray(1000))
+    buffers = encode_entry(Entry(EntryKind.STAGED, 1, 0, 0, 1, body), 0)
+    assert buffers[1] is body
+    assert len(encode_entry(Entry(EntryKind.SEAL, 1, 0, 0, 0), 0)) == 1
+
+
+def test_round_trip_with_octets_behind() -> None:
+    data = memoryview(encoded() + b"the next entry")
+    entry = decode_entry(data, POSITION)
+    assert entry == ENTRY
+    assert isinstance(entry.body, memoryview)
+    assert entry.length == len(encoded()) == decode_entry_length(data)
+
+
+def test_location_finds_the_body() -> None:
+    location = Location(POSITION, ENTRY.length)
+    assert location.body_position - POSITION == encoded().index(ENTRY.body)
+    assert location.body_length == len(ENTRY.body)
+    assert location.end == POSITION + ENTRY.length
+
+
+@pytest.mark.parametrize("cut", range(ENTRY.length))
+def test_every_cut_is_refused(cut: int) -> None:
+    with pytest.raises(LogCorruptionError):
+        decode_entry(memoryview(encoded())[:cut], POSITION)
+
+
+@pytest.mark.parametrize("octet_index", range(ENTRY.length))
+def test_every_flipped_bit_is_refused(octet_index: int) -> None:
+    for bit in range(8):
+        data = bytearray(encoded() + bytes(64))
+        data[octet_index] ^= 1 << bit
+        with pytest.raises(LogCorruptionError):
+            decode_entry(memoryview(data), POSITION)
+
+
+@pytest.mark.parametrize("position", [0, POSITION - 1, POSITION + 1, POSITION - 2**33])
+def test_octets_of_another_position_are_refused(position: int) -> None:
+    with pytest.raises(LogCorruptionError, match="checksum"):
+        decode_entry(memoryview(encoded()), position)
+
+
+@pytest.mark.parametrize("length", [0, 24, ENTRY_BYTES_MAX - 7, 2**32 - 1])
+def test_lengths_out_of_bounds_are_refused_at_the_prefix(length: int) -> None:
+    with pytest.raises(LogCorruptionError, match=f"announced, expected 33 to {ENTRY_BYTES_MAX}"):
+        decode_entry_length(struct.pack(">II", length, 0))
+
+
+def test_the_greatest_length_is_accepted() -> None:
+    assert decode_entry_length(struct.pack(">II", ENTRY_BYTES_MAX - 8, 0)) == ENTRY_BYTES_MAX
+
+
+def test_an_unknown_kind_is_no_damage() -> None:
+    assert decode_entry(memoryview(with_kind(7)), POSITION).kind is EntryKind.STREAM_DELETED
+    with pytest.raises(LogError, match=f"position {POSITION} is of kind 8.*newer") as caught:
+        decode_entry(memoryview(with_kind(8)), POSITION)
+    assert not isinstance(caught.value, LogCorruptionError)
+
+
+def test_commit_round_trip() -> None:
+    data = encoded(commit_entry(POSITION - 9))
+    assert len(data) == COMMIT_BYTES
+    assert data.count(COMMIT_MARKER) == 1
+    assert decode_durable_upto(decode_entry(memoryview(data), POSITION), POSITION) == POSITION - 9
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        commit_entry(0).body[:-1],
+        bytes(commit_entry(0).body) + b"\0",
+        bytes(24),
+        commit_entry(POSITION + 1).body,
+    ],
+)
+def test_an_impossible_commit_is_refused(body: bytes) -> None:
+    with pytest.raises(LogCorruptionError, match="COMMIT"):
+        decode_durable_upto(Entry(EntryKind.COMMIT, 0, 0, 0, 0, body), POSITION)
