@@ -1,0 +1,323 @@
+"""The asyncio client: its connection pool, its program runner and its methods."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from random import Random, SystemRandom
+from types import TracebackType
+from typing import Any, TypeVar
+
+from sbp_core import limits
+from sbp_core.client import append as appending
+from sbp_core.client import calls, metadata, placement
+from sbp_core.client import fetch as fetching
+from sbp_core.client.aio_connection import AsyncConnection
+from sbp_core.client.calls import Context
+from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.program import (
+    Abandon,
+    Arrival,
+    Call,
+    Effect,
+    Emit,
+    Inbox,
+    Now,
+    Program,
+    Receive,
+    Start,
+)
+from sbp_core.client.retry import RetryPolicy
+from sbp_core.client.router import Router
+from sbp_core.client.types import (
+    AppendItem,
+    AppendOutcome,
+    FetchItem,
+    FetchOutcome,
+    RangeInfo,
+    StreamBounds,
+    StreamInfo,
+    StreamSpec,
+)
+from sbp_core.errors import ConnectError, SbpError
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.opcodes import Opcode
+
+T = TypeVar("T")
+
+
+class AsyncPool:
+    """One connection per endpoint, for the tasks of one loop.
+
+    A connection that is of no more use (lost, going away, unresponsive, or idle for so long that
+    the server may be closing it) is replaced at the next call.
+    """
+
+    def __init__(
+        self, *, connect_timeout_ms: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connect_timeout_ms = connect_timeout_ms
+        self._clock = clock
+        self._client_id = uuid.uuid4().hex
+        self._connections: dict[str, AsyncConnection] = {}
+        self._retired: set[AsyncConnection] = set()
+        self._used_at: dict[str, float] = {}
+        self._is_closed = False
+
+    def start(
+        self, call: Call, sink: Callable[[Frame | SbpError], None]
+    ) -> tuple[AsyncConnection, int]:
+        """Send a call. Raises SbpError when it cannot be sent."""
+        connection = self._acquire(call.endpoint)
+        return connection, connection.start(call, sink)
+
+    async def close(self) -> None:
+        """End all connections; calls that are open fail, new ones are refused."""
+        self._is_closed = True
+        connections = [*self._connections.values(), *self._retired]
+        self._connections.clear()
+        self._retired.clear()
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    def _acquire(self, endpoint: str) -> AsyncConnection:
+        if self._is_closed:
+            raise ConnectError(f"the client is closed; nothing was sent to {endpoint}")
+        now = self._clock()
+        known = self._connections.get(endpoint)
+        idle_seconds = now - self._used_at.get(endpoint, now)
+        self._used_at[endpoint] = now
+        if known is not None:
+            if known.is_usable and idle_seconds < limits.IDLE_CONNECTION_MS / 2000:
+                return known
+            known.retire()
+            self._retired = {each for each in self._retired if not each.is_over} | {known}
+        fresh = AsyncConnection(
+            endpoint, self._client_id, connect_timeout_ms=self._connect_timeout_ms
+        )
+        self._connections[endpoint] = fresh
+        return fresh
+
+
+class AsyncRunner:
+    """Executes one program: performs its effects in the running loop."""
+
+    def __init__(self, pool: AsyncPool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._inbox = Inbox()
+        self._tickets: dict[int, tuple[AsyncConnection, int, Opcode]] = {}
+        self._has_news = asyncio.Event()
+
+    async def stream(self, program: Program[Any]) -> AsyncIterator[Any]:
+        """Run a program, yielding what it emits."""
+        result: Any = None
+        try:
+            while True:
+                try:
+                    effect = program.send(result)
+                except StopIteration:
+                    return
+                if isinstance(effect, Emit):
+                    yield effect.value
+                    result = None
+                else:
+                    result = await self._perform(effect)
+        finally:
+            program.close()
+            self._close()
+
+    async def run(self, program: Program[T]) -> T:
+        """Run a program that emits nothing; return its result."""
+        result: Any = None
+        try:
+            while True:
+                try:
+                    effect = program.send(result)
+                except StopIteration as stop:
+                    value: T = stop.value
+                    return value
+                result = await self._perform(effect)
+        finally:
+            program.close()
+            self._close()
+
+    async def _perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Start):
+            return await self._start(effect.call)
+        if isinstance(effect, Receive):
+            return await self._receive(effect)
+        if isinstance(effect, Now):
+            return self._now_ms()
+        if isinstance(effect, Abandon):
+            self._abandon(effect.number)
+        return None
+
+    async def _start(self, call: Call) -> int:
+        number = self._inbox.open(self._now_ms() + call.timeout_ms)
+        try:
+            connection, call_id = self._pool.start(
+                call, lambda content: self._deliver(Arrival(number, content))
+            )
+        except SbpError as error:
+            self._inbox.deliver(Arrival(number, error))
+        else:
+            self._tickets[number] = (connection, call_id, call.opcode)
+            try:
+                async with asyncio.timeout(call.timeout_ms / 1000):
+                    await connection.drain()
+            except TimeoutError:
+                self._expire(self._now_ms())
+        return number
+
+    def _deliver(self, arrival: Arrival) -> None:
+        self._inbox.deliver(arrival)
+        self._has_news.set()
+
+    async def _receive(self, wanted: Receive) -> Arrival | None:
+        while True:
+            self._has_news.clear()
+            arrival = self._inbox.maybe_claim(wanted.numbers)
+            if arrival is not None:
+                return arrival
+            now_ms = self._now_ms()
+            if self._expire(now_ms):
+                continue
+            if wanted.until_ms is not None and wanted.until_ms <= now_ms:
+                return None
+            wake_ms = self._inbox.maybe_wake_ms(wanted.until_ms)
+            assert wake_ms is not None, "waiting for nothing"
+            try:
+                async with asyncio.timeout((wake_ms - now_ms) / 1000):
+                    await self._has_news.wait()
+            except TimeoutError:
+                continue
+
+    def _expire(self, now_ms: float) -> bool:
+        """Give up the calls whose deadline passed; whether there were any."""
+        expired = self._inbox.expired(now_ms)
+        for number in expired:
+            connection, call_id, opcode = self._tickets.pop(number)
+            self._inbox.deliver(Arrival(number, connection.expire(call_id, opcode)))
+        return bool(expired)
+
+    def _abandon(self, number: int) -> None:
+        self._inbox.abandon(number)
+        if number in self._tickets:
+            connection, call_id, _ = self._tickets.pop(number)
+            connection.abandon(call_id)
+
+    def _close(self) -> None:
+        for number in self._inbox.open_numbers:
+            self._abandon(number)
+
+    def _now_ms(self) -> float:
+        return self._clock() * 1000
+
+
+class AsyncClient:
+    """An asyncio client of the cluster whose placement driver is at `endpoint` ("host:port").
+
+    The tasks of one loop may share it. Every call has a deadline of `timeout_ms`; failed calls are
+    tried again as `retry` says, where that is safe. All methods raise SbpError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
+        connect_timeout_ms: int = limits.CONNECT_TIMEOUT_MS,
+        retry: RetryPolicy | None = None,
+        random: Random | None = None,
+    ) -> None:
+        parse_endpoint(endpoint)
+        self._context = Context(
+            endpoint, Router(), retry or RetryPolicy(), random or SystemRandom(), timeout_ms
+        )
+        self._pool = AsyncPool(connect_timeout_ms=connect_timeout_ms)
+
+    async def call(
+        self,
+        endpoint: str,
+        opcode: Opcode,
+        header: object | None = None,
+        payload: Sequence[Octets] = (),
+        *,
+        timeout_ms: int | None = None,
+    ) -> list[Frame]:
+        """Make one call to any server, once; return the frames of its answer.
+
+        `header` is the opcode's request table. Raises SbpError when there is no complete answer,
+        or when it is a system error; a status inside the answer is for the caller to look at.
+        """
+        deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
+        one = Call(endpoint, opcode, header, deadline_ms, tuple(payload))
+        return await self._run(calls.exchange(one))
+
+    async def ping(self) -> float:
+        """Return the time in ms of one round trip to the placement driver."""
+        return await self._run(calls.ping(self._context))
+
+    async def describe_streams(self, refs: Sequence[int | str]) -> list[StreamInfo]:
+        """Return the metadata of streams given by id (int) or name (str), in that order.
+
+        Raises NotFoundError naming all that are missing.
+        """
+        return await self._run(metadata.describe_streams(self._context, refs))
+
+    async def list_streams(self) -> list[StreamInfo]:
+        """Return all streams of the cluster, by id."""
+        return await self._run(metadata.list_streams(self._context))
+
+    async def create_streams(self, specs: Sequence[StreamSpec]) -> list[StreamInfo]:
+        """Create streams; return them in the order of `specs`."""
+        return await self._run(metadata.create_streams(self._context, specs))
+
+    async def delete_streams(self, refs: Sequence[int | str]) -> None:
+        """Delete streams given by id or name. Raises NotFoundError naming all that are missing."""
+        await self._run(metadata.delete_streams(self._context, refs))
+
+    async def list_ranges(self, stream_ids: Sequence[int]) -> dict[int, tuple[RangeInfo, ...]]:
+        """Return the ranges of each stream as the placement driver knows them now."""
+        return await self._run(placement.list_ranges(self._context, stream_ids))
+
+    async def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
+        """Return where each stream begins and ends now, in the order of `stream_ids`."""
+        return await self._run(placement.stream_bounds(self._context, stream_ids))
+
+    async def append(
+        self, items: Sequence[AppendItem], *, retry_unknown: bool = False
+    ) -> list[AppendOutcome]:
+        """Append batches, those of one stream in order; return where each landed.
+
+        `retry_unknown`: try again also when a batch may have been appended already.
+        """
+        return await self._run(appending.append(self._context, items, retry_unknown=retry_unknown))
+
+    def fetch(
+        self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
+    ) -> AsyncIterator[FetchOutcome]:
+        """Yield one outcome per item, as they come. Failures are outcomes with an error."""
+        program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+        return AsyncRunner(self._pool).stream(program)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pool.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, program: Program[T]) -> T:
+        return await AsyncRunner(self._pool).run(program)

@@ -1,0 +1,239 @@
+"""The program that appends record batches (SPEC "APPEND").
+
+Order: the batches of one stream are appended in the order given. They go to the server in that
+order, in one frame where they fit; a batch that failed is tried again only while no later one of
+its stream was appended, and after a final failure the stream's later batches are given up too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client.calls import Attempts, Context, decode_answer, unanswered, with_message
+from sbp_core.client.placement import locate, no_server
+from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
+from sbp_core.errors import ConfigurationError, Outcome, RangeSealedError, SbpError, StatusCode
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    AppendResponse,
+    AppendResult,
+    StreamRange,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+_ITEM_HEADER_BYTES: Final = 256
+"""What an AppendInfo takes in a header, rounded up."""
+_FRAME_ITEMS_MAX: Final = limits.HEADER_BYTES_MAX // _ITEM_HEADER_BYTES - 1
+
+
+@dataclass(slots=True)
+class _Frame:
+    """The items that go to one server in one frame."""
+
+    endpoint: str
+    indexes: list[int]
+    pieces: list[RangeInfo]
+    frame_bytes: int = limits.FRAME_BYTES_MIN + _ITEM_HEADER_BYTES
+
+    def takes(self, batch: bytes) -> bool:
+        """Whether one more batch fits."""
+        frame_bytes = self.frame_bytes + len(batch) + _ITEM_HEADER_BYTES
+        return frame_bytes <= limits.FRAME_BYTES_MAX and len(self.indexes) < _FRAME_ITEMS_MAX
+
+    def add(self, index: int, batch: bytes, piece: RangeInfo) -> None:
+        """Put an item in."""
+        self.indexes.append(index)
+        self.pieces.append(piece)
+        self.frame_bytes += len(batch) + _ITEM_HEADER_BYTES
+
+
+def append(
+    context: Context, items: Sequence[AppendItem], *, retry_unknown: bool
+) -> Program[list[AppendOutcome]]:
+    """Append all batches; return where each landed, in the order of `items`.
+
+    `retry_unknown`: also try again what may have been appended already (at least once instead of
+    at most once). Raises ConfigurationError before anything is sent when a batch is unusable;
+    otherwise the error of the first item that failed, once all items are settled. Its `outcome`
+    speaks of the whole call: NOT_APPLIED only if nothing was appended.
+    """
+    for index, item in enumerate(items):
+        _check_item(index, item)
+    work = _Append(context, items)
+    attempts = Attempts(context, (yield Now()))
+    while work.pending:
+        errors = yield from locate(context, [items[index].stream_id for index in work.pending])
+        frames = work.build_frames(errors)
+        replies = yield from gather([work.call(frame) for frame in frames])
+        applied_count = len(work.outcomes)
+        for frame, reply in zip(frames, replies, strict=True):
+            work.on_reply(frame, reply)
+        now_ms: float = yield Now()
+        if len(work.outcomes) > applied_count:
+            attempts.on_progress(now_ms)
+        wait_ms = work.settle(attempts, now_ms, retry_unknown=retry_unknown)
+        if wait_ms:
+            yield from pause(wait_ms)
+    if work.failures:
+        raise work.error()
+    return [work.outcomes[index] for index in range(len(items))]
+
+
+class _Append:
+    """The state of one append: each item is pending, appended or failed."""
+
+    def __init__(self, context: Context, items: Sequence[AppendItem]) -> None:
+        self.pending = list(range(len(items)))
+        self.outcomes: dict[int, AppendOutcome] = {}
+        self.failures: dict[int, SbpError] = {}
+        self._items = items
+        self._context = context
+        self._errors: dict[int, tuple[str, SbpError]] = {}
+        self._uncertain: set[int] = set()
+
+    def build_frames(self, errors: dict[int, SbpError]) -> list[_Frame]:
+        """Return the next frames, one per server; what does not fit stays for the next round."""
+        frames: dict[str, _Frame] = {}
+        blocked: set[int] = set()
+        for index in self.pending:
+            item = self._items[index]
+            if item.stream_id in blocked:
+                continue
+            piece = self._context.router.maybe_open_range(item.stream_id)
+            error = errors.get(item.stream_id)
+            if error is None and (piece is None or not piece.servers):
+                error = no_server(piece) if piece else _no_open_range(item.stream_id)
+                self._context.router.forget(item.stream_id)
+            if error is not None or piece is None:
+                assert error is not None
+                self._errors[index] = (self._context.endpoint, error)
+                blocked.add(item.stream_id)
+                continue
+            frame = frames.setdefault(piece.servers[0], _Frame(piece.servers[0], [], []))
+            if frame.takes(item.batch):
+                frame.add(index, item.batch, piece)
+            else:
+                blocked.add(item.stream_id)
+        return list(frames.values())
+
+    def call(self, frame: _Frame) -> Call:
+        """Return the call that sends a frame."""
+        batches = tuple(self._items[index].batch for index in frame.indexes)
+        header = AppendRequest(
+            timeout_ms=self._context.timeout_ms,
+            append_requests=tuple(
+                AppendInfo(
+                    stream_range=StreamRange(
+                        stream_id=piece.stream_id, range_index=piece.range_index, end_offset=-1
+                    ),
+                    request_index=request_index,
+                    batch_length=len(batch),
+                    stream_id=piece.stream_id,
+                )
+                for request_index, (piece, batch) in enumerate(
+                    zip(frame.pieces, batches, strict=True)
+                )
+            ),
+        )
+        return Call(frame.endpoint, Opcode.APPEND, header, self._context.timeout_ms, batches)
+
+    def on_reply(self, frame: _Frame, reply: Reply) -> None:
+        """Note what became of each item of a frame."""
+        missing = dict(enumerate(frame.indexes))
+        failure = reply.error
+        for part in reply.frames:
+            try:
+                answer = decode_answer(part, AppendResponse)
+            except SbpError as error:
+                failure = error
+                break
+            for result in answer.append_responses:
+                index = missing.get(result.request_index)
+                if index is None or result.stream_id not in {self._items[index].stream_id, -1}:
+                    continue
+                del missing[result.request_index]
+                self._on_result(index, frame.endpoint, result, answer.throttle_time_ms)
+        for index in missing.values():
+            silence = unanswered(f"the batch for stream {self._items[index].stream_id}")
+            self._errors[index] = (frame.endpoint, failure or silence)
+
+    def _on_result(
+        self, index: int, endpoint: str, result: AppendResult, throttle_time_ms: int
+    ) -> None:
+        error = maybe_error(result.status)
+        if error is not None:
+            error.throttle_time_ms = max(throttle_time_ms, 0)
+            self._errors[index] = (endpoint, error)
+            return
+        self.outcomes[index] = AppendOutcome(
+            self._items[index].stream_id, result.base_offset, result.stream_append_time_ms
+        )
+
+    def settle(self, attempts: Attempts, now_ms: float, *, retry_unknown: bool) -> float:
+        """Decide which failed items are tried again; return the wait in ms before that."""
+        errors, self._errors = self._errors, {}
+        if errors:
+            attempts.on_failure()
+        last_applied = {self._items[index].stream_id: index for index in sorted(self.outcomes)}
+        given_up: set[int] = set()
+        longest_ms = 0.0
+        for index in sorted(errors):
+            endpoint, error = errors[index]
+            stream_id = self._items[index].stream_id
+            if error.outcome is not Outcome.NOT_APPLIED:
+                self._uncertain.add(index)
+            if error.refreshes_placement:
+                self._context.router.forget(stream_id)
+            wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=retry_unknown)
+            is_overtaken = last_applied.get(stream_id, -1) > index
+            if wait_ms is None or is_overtaken or stream_id in given_up:
+                given_up.add(stream_id)
+                self.failures[index] = attempts.explain(error, "APPEND", endpoint)
+            else:
+                longest_ms = max(longest_ms, wait_ms)
+        self._give_up_rest(given_up)
+        return longest_ms
+
+    def _give_up_rest(self, stream_ids: set[int]) -> None:
+        """Drop what is settled from `pending`; a stream with a failed item is over."""
+        pending = []
+        for index in self.pending:
+            if index in self.outcomes or index in self.failures:
+                continue
+            if self._items[index].stream_id in stream_ids:
+                self.failures[index] = SbpError("not sent: an earlier batch of the stream failed")
+            else:
+                pending.append(index)
+        self.pending = pending
+
+    def error(self) -> SbpError:
+        """Return the first item's error, with the outcome of the whole call."""
+        index = min(self.failures)
+        total = len(self._items)
+        before = f"item {index} of {total} (stream {self._items[index].stream_id}): "
+        after = f" ({len(self.outcomes)} of {total} batches were appended)" if total > 1 else ""
+        error = with_message(self.failures[index], before, after)
+        is_untouched = not self.outcomes and not self._uncertain
+        error.outcome = Outcome.NOT_APPLIED if is_untouched else Outcome.UNKNOWN
+        return error
+
+
+def _check_item(index: int, item: AppendItem) -> None:
+    if not 0 < len(item.batch) <= limits.BATCH_BYTES_MAX:
+        raise ConfigurationError(
+            f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} octets;"
+            f" expected 1 to {limits.BATCH_BYTES_MAX}: write smaller batches"
+        )
+
+
+def _no_open_range(stream_id: int) -> RangeSealedError:
+    return RangeSealedError(
+        StatusCode.RANGE_ALREADY_SEALED,
+        f"stream {stream_id} has no open range at the moment",
+    )

@@ -1,0 +1,175 @@
+"""Calls with retries: what every operation is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.retry import RetryPolicy
+from sbp_core.client.router import Router
+from sbp_core.errors import (
+    DeadlineExceededError,
+    Outcome,
+    ProtocolError,
+    SbpError,
+    StatusError,
+    TransportError,
+)
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import decode_header, decode_system_error
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the operations of one client share. `timeout_ms` bounds each call."""
+
+    endpoint: str
+    router: Router
+    policy: RetryPolicy
+    random: Random
+    timeout_ms: int
+
+
+class Attempts:
+    """How often and how long one operation failed since it last made progress."""
+
+    def __init__(self, context: Context, now_ms: float) -> None:
+        self._context = context
+        self._since_ms = now_ms
+        self._count = 0
+
+    def on_progress(self, now_ms: float) -> None:
+        """Start counting anew."""
+        self._since_ms = now_ms
+        self._count = 0
+
+    def on_failure(self) -> None:
+        """Count one more try that failed."""
+        self._count += 1
+
+    def maybe_wait_ms(
+        self, error: SbpError, now_ms: float, *, is_repeatable: bool = True
+    ) -> float | None:
+        """Return the wait before another try after `error`, None to give up."""
+        return self._context.policy.maybe_wait_ms(
+            error,
+            is_repeatable=is_repeatable,
+            attempt_count=self._count,
+            elapsed_ms=max(0, now_ms - self._since_ms),
+            random=self._context.random,
+        )
+
+    def explain(self, error: SbpError, operation: str, endpoint: str) -> SbpError:
+        """Return `error` with what was tried and what to do in its message."""
+        tries = f" (given up after {self._count} tries)" if self._count > 1 else ""
+        remedy = ""
+        if isinstance(error, TransportError | DeadlineExceededError):
+            remedy = f"; is `sbp serve` running at {endpoint}, and reachable from here?"
+        if remedy in str(error):
+            remedy = ""
+        return with_message(error, f"{operation} at {endpoint}{tries}: ", remedy)
+
+
+def with_message(error: SbpError, before: str, after: str = "") -> SbpError:
+    """Return a copy of `error` whose message has text around it."""
+    if isinstance(error, StatusError):
+        text = f"{before}{error.message}{after}"
+        status_error = type(error)(error.code, text, error.detail)
+        status_error.throttle_time_ms = error.throttle_time_ms
+        fresh: SbpError = status_error
+    else:
+        fresh = type(error)(f"{before}{error}{after}")
+    fresh.outcome = error.outcome
+    fresh.__cause__ = error
+    return fresh
+
+
+def unanswered(what: str) -> ProtocolError:
+    """Return the error of an item that the peer's complete answer does not mention."""
+    error = ProtocolError(f"the server's answer says nothing about {what}")
+    error.outcome = Outcome.UNKNOWN
+    return error
+
+
+def check_system_error(frame: Frame) -> None:
+    """Raise what a system error frame stands for (SPEC "System Error Frame")."""
+    if frame.is_system_error:
+        status = decode_system_error(frame.header).status
+        error = maybe_error(status)
+        raise error or ProtocolError("a system error frame without an error status")
+
+
+def decode_answer(frame: Frame, table: type[T]) -> T:
+    """Return the header of a response frame.
+
+    Raises StatusError when the whole frame stands for a failure, ProtocolError when it is none.
+    """
+    try:
+        check_system_error(frame)
+        answer = decode_header(table, frame.header)
+    except ProtocolError as error:
+        error.outcome = Outcome.UNKNOWN
+        raise
+    failure = maybe_error(getattr(answer, "status", None))
+    if failure is not None:
+        failure.throttle_time_ms = max(getattr(answer, "throttle_time_ms", 0), 0)
+        raise failure
+    return answer
+
+
+def decode_reply(reply: Reply, table: type[T]) -> list[T]:
+    """Return the headers of all frames of a reply. Raises the error that ends it or is in it."""
+    if reply.error is not None:
+        raise reply.error
+    return [decode_answer(frame, table) for frame in reply.frames]
+
+
+def ask(
+    context: Context,
+    opcode: Opcode,
+    header: object,
+    table: type[T],
+    *,
+    is_repeatable: bool = True,
+) -> Program[list[T]]:
+    """Ask the placement driver, again where that may help; return the headers of the answer."""
+    attempts = Attempts(context, (yield Now()))
+    while True:
+        call = Call(context.endpoint, opcode, header, context.timeout_ms)
+        (reply,) = yield from gather([call])
+        try:
+            return decode_reply(reply, table)
+        except SbpError as error:
+            now_ms = yield Now()
+            attempts.on_failure()
+            wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=is_repeatable)
+            if wait_ms is None:
+                raise attempts.explain(error, opcode.name, context.endpoint) from error
+        yield from pause(wait_ms)
+
+
+def exchange(call: Call) -> Program[list[Frame]]:
+    """Make one call once; return its frames. Raises its error, also a system error."""
+    (reply,) = yield from gather([call])
+    if reply.error is not None:
+        raise reply.error
+    for frame in reply.frames:
+        check_system_error(frame)
+    return list(reply.frames)
+
+
+def ping(context: Context) -> Program[float]:
+    """Measure a round trip to the placement driver in ms (SPEC "PING"). Not tried again."""
+    begin_ms: float = yield Now()
+    try:
+        yield from exchange(Call(context.endpoint, Opcode.PING, None, context.timeout_ms))
+    except SbpError as error:
+        raise Attempts(context, begin_ms).explain(error, "PING", context.endpoint) from error
+    end_ms: float = yield Now()
+    return end_ms - begin_ms

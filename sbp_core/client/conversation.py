@@ -1,0 +1,178 @@
+"""One connection of a client, without I/O: the session, and who waits for which answer.
+
+Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable
+
+from sbp_core.client.program import Call
+from sbp_core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    DeadlineExceededError,
+    SbpError,
+    StatusCode,
+    UnsupportedError,
+)
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import (
+    CallFailed,
+    ConnectionBroken,
+    Event,
+    RequestReceived,
+    RequestRefused,
+    ResponseReceived,
+)
+from sbp_core.session.states import ConnectionState
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, encode_header
+from sbp_core.wire.opcodes import Opcode
+
+Sink = Callable[[Frame | SbpError], None]
+
+
+class Phase(enum.Enum):
+    """Life of a client's connection."""
+
+    CONNECTING = "not connected yet; calls are queued"
+    OPEN = "connected"
+    RETIRED = "not trusted any more: open calls finish, new ones go elsewhere"
+    CLOSED = "over; its calls have their errors"
+
+
+class Conversation:
+    """The calls of one connection to `endpoint`. Not safe for threads: the owner locks.
+
+    Sinks get the frames of their call's answer, or one error, and must not block.
+    """
+
+    def __init__(self, endpoint: str, client_id: str) -> None:
+        self.endpoint = endpoint
+        self.phase = Phase.CONNECTING
+        self._client_id = client_id
+        self._session = Connection()
+        self._sinks: dict[int, Sink] = {}
+        self._reason: SbpError | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new calls may be started."""
+        is_alive = self.phase in {Phase.CONNECTING, Phase.OPEN}
+        return is_alive and self._session.state is ConnectionState.OPEN
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the connection is of no use to anybody, so that its owner closes it."""
+        return not self.is_usable and not self._sinks
+
+    def greeting(self) -> list[Octets]:
+        """Return the octets of the first call: a HEARTBEAT that tells who this is."""
+        header = HeartbeatRequest(client_id=self._client_id, client_role=ClientRole.CLIENT)
+        _, buffers = self._session.start_call(Opcode.HEARTBEAT, encode_header(header))
+        return buffers
+
+    def start(self, call: Call, sink: Sink) -> tuple[int, list[Octets]]:
+        """Open a call; return its id and the octets to send.
+
+        Raises SbpError when it cannot be sent; is_usable tells whether the connection is to blame.
+        """
+        if isinstance(self._reason, ConnectError):
+            raise self._reason
+        header = b"" if call.header is None else encode_header(call.header)
+        call_id, buffers = self._session.start_call(call.opcode, header, call.payload)
+        self._sinks[call_id] = sink
+        return call_id, buffers
+
+    def abandon(self, call_id: int) -> None:
+        """Stop listening to a call."""
+        if self._sinks.pop(call_id, None) is not None:
+            self._session.abandon_call(call_id)
+
+    def expire(self, call_id: int, opcode: Opcode) -> SbpError:
+        """Give a call up whose deadline passed; return the error that says so."""
+        self.abandon(call_id)
+        if self.phase is Phase.CONNECTING:
+            return ConnectError(f"no connection to {self.endpoint} in time; nothing was sent")
+        self.retire()
+        return DeadlineExceededError(f"{self.endpoint} did not answer {opcode.name} in time")
+
+    def retire(self) -> None:
+        """Take no new calls; the open ones finish."""
+        if self.phase is Phase.OPEN:
+            self.phase = Phase.RETIRED
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next octets from the peer go."""
+        return self._session.get_buffer()
+
+    def receive(self, count: int) -> list[Octets]:
+        """Take in `count` octets written into `get_buffer`; return the octets to send back."""
+        self._session.buffer_updated(count)
+        outgoing: list[Octets] = []
+        for event in self._session.events():
+            outgoing += self._on_event(event)
+        return outgoing
+
+    def end(self, error: SbpError) -> None:
+        """The connection is over: every open call gets `error`."""
+        self.phase = Phase.CLOSED
+        self._reason = self._reason or error
+        self._session.close()
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(error)
+
+    def _on_event(self, event: Event) -> list[Octets]:
+        if isinstance(event, ResponseReceived):
+            self._on_response(event)
+        elif isinstance(event, CallFailed):
+            sink = self._sinks.pop(event.call_id, None)
+            if sink is not None:
+                sink(event.error)
+        elif isinstance(event, RequestReceived):
+            return self._answer(event.frame)
+        elif isinstance(event, RequestRefused):
+            return self._session.send_system_error(event.frame, event.error)
+        elif isinstance(event, ConnectionBroken):
+            self.end(lost(self.endpoint, str(event.error)))
+        return []
+
+    def _on_response(self, event: ResponseReceived) -> None:
+        sink = self._sinks.get(event.call_id)
+        if event.is_end:
+            self._sinks.pop(event.call_id, None)
+        if sink is not None:
+            sink(event.frame)
+
+    def _answer(self, request: Frame) -> list[Octets]:
+        """Answer what a server may ask its client: PING with its echo, HEARTBEAT in kind."""
+        if request.opcode == Opcode.PING:
+            return self._session.send_response(request, request.header, [request.payload])
+        if request.opcode == Opcode.HEARTBEAT:
+            header = HeartbeatResponse(client_id=self._client_id, client_role=ClientRole.CLIENT)
+            return self._session.send_response(request, encode_header(header))
+        error = UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"a client does not serve opcode {request.opcode:#06x}",
+        )
+        return self._session.send_system_error(request, error)
+
+
+def connect_failed(endpoint: str, failure: Exception, connect_seconds: float) -> ConnectError:
+    """Return the error of a connection that could not be made, with the system's reason."""
+    reason = str(failure)
+    if isinstance(failure, TimeoutError):
+        reason = f"no answer within {connect_seconds:g} s"
+    elif isinstance(failure, OSError) and failure.errno is not None and failure.errno > 0:
+        reason = os.strerror(failure.errno)
+    return ConnectError(f"cannot connect to {endpoint}: {reason}")
+
+
+def lost(endpoint: str, reason: object) -> ConnectionLostError:
+    """Return the error of a connection that ended while calls were open."""
+    return ConnectionLostError(f"the connection to {endpoint} ended: {reason}")

@@ -1,0 +1,330 @@
+"""The program that fetches record batches (SPEC "FETCH").
+
+Every item is answered exactly once, as soon as its answer is there. One frame per server carries
+many items; answers come in any order and in any number of frames. An item that meets a sealed or
+moved range goes on where the stream goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sbp_core import limits
+from sbp_core.client.calls import Attempts, Context, decode_answer, unanswered
+from sbp_core.client.placement import chunks, locate, no_server, revalidate
+from sbp_core.client.program import Abandon, Arrival, Call, Emit, Now, Program, Receive, Start
+from sbp_core.client.retry import RetryPolicy
+from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo
+from sbp_core.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    SbpError,
+    StatusCode,
+    TransportError,
+)
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import (
+    FetchInfo,
+    FetchRequest,
+    FetchResponse,
+    FetchResult,
+    StreamRange,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+
+@dataclass(slots=True)
+class _Task:
+    """One item on its way: waiting until `due_ms`, or asked for in `piece` since `asked_ms`."""
+
+    index: int
+    item: FetchItem
+    offset: int
+    attempts: Attempts
+    due_ms: float
+    piece: RangeInfo | None = None
+    asked_ms: float = 0
+    asked_wait_ms: int = 0
+    replica_turn: int = 0
+    was_out_of_range: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFetch:
+    """One FETCH frame that waits for answers: the tasks by request index."""
+
+    endpoint: str
+    tasks: dict[int, _Task]
+
+
+def fetch(
+    context: Context, items: Sequence[FetchItem], *, max_wait_ms: int, min_bytes: int
+) -> Program[None]:
+    """Fetch all items, emitting a FetchOutcome for each as it is answered.
+
+    A server waits up to `max_wait_ms` for `min_bytes` of an item. Failures are emitted as outcomes
+    with an error. Raises ConfigurationError for unusable arguments.
+    """
+    _check_arguments(items, max_wait_ms, min_bytes)
+    begin_ms: float = yield Now()
+    work = _Fetch(context, begin_ms + max_wait_ms, min_bytes)
+    for index, item in enumerate(items):
+        if item.end_offset is not None and 0 <= item.end_offset <= item.fetch_offset:
+            yield Emit(_empty(index, item, item.fetch_offset))
+        else:
+            attempts = Attempts(context, begin_ms + max_wait_ms)
+            work.waiting.append(_Task(index, item, item.fetch_offset, attempts, begin_ms))
+    yield from work.run()
+
+
+class _Fetch:
+    """The tasks of one fetch, and the calls that are open for them."""
+
+    def __init__(self, context: Context, wait_until_ms: float, min_bytes: int) -> None:
+        self.waiting: list[_Task] = []
+        self._context = context
+        self._impatient = replace(
+            context,
+            policy=RetryPolicy(budget_ms=0),
+            timeout_ms=min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS),
+        )
+        self._wait_until_ms = wait_until_ms
+        self._min_bytes = min_bytes
+        self._open: dict[int, _OpenFetch] = {}
+
+    def run(self) -> Program[None]:
+        """Ask, receive, ask again, until every task is answered."""
+        while self.waiting or self._open:
+            now_ms: float = yield Now()
+            due = [task for task in self.waiting if task.due_ms <= now_ms]
+            if due:
+                self.waiting = [task for task in self.waiting if task.due_ms > now_ms]
+                yield from self._ask(due)
+                continue
+            until_ms = min((task.due_ms for task in self.waiting), default=None)
+            arrival: Arrival | None = yield Receive(frozenset(self._open), until_ms)
+            if arrival is not None:
+                yield from self._on_arrival(arrival)
+
+    def _ask(self, tasks: Sequence[_Task]) -> Program[None]:
+        """Send tasks to the servers of their ranges, one frame for each server."""
+        errors = yield from locate(self._context, [task.item.stream_id for task in tasks])
+        now_ms: float = yield Now()
+        wait_ms = max(0, round(self._wait_until_ms - now_ms))
+        groups: dict[str, list[_Task]] = {}
+        for task in tasks:
+            error = errors.get(task.item.stream_id)
+            piece = self._context.router.maybe_range_at(task.item.stream_id, task.offset)
+            if error is None and piece is None:
+                error = _out_of_range(
+                    task, self._context.router.maybe_ranges(task.item.stream_id) or ()
+                )
+            elif error is None and piece is not None and not piece.servers:
+                error = no_server(piece)
+            if error is not None or piece is None:
+                assert error is not None
+                self._context.router.forget(task.item.stream_id)
+                yield from self._on_error(task, error, self._context.endpoint, now_ms)
+                continue
+            task.piece, task.asked_ms, task.asked_wait_ms = piece, now_ms, wait_ms
+            server = piece.servers[task.replica_turn % len(piece.servers)]
+            groups.setdefault(server, []).append(task)
+        for server, whole in groups.items():
+            for part in chunks(whole):
+                number: int = yield Start(self._call(server, part, wait_ms))
+                self._open[number] = _OpenFetch(server, dict(enumerate(part)))
+
+    def _call(self, server: str, tasks: Sequence[_Task], wait_ms: int) -> Call:
+        timeout_ms = self._context.timeout_ms + wait_ms
+        header = FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=self._min_bytes,
+            fetch_requests=tuple(
+                _fetch_info(request_index, task) for request_index, task in enumerate(tasks)
+            ),
+            timeout_ms=timeout_ms,
+        )
+        return Call(server, Opcode.FETCH, header, timeout_ms)
+
+    def _on_arrival(self, arrival: Arrival) -> Program[None]:
+        asked = self._open[arrival.number]
+        now_ms: float = yield Now()
+        try:
+            if isinstance(arrival.content, SbpError):
+                raise arrival.content
+            answers = _slice(arrival.content, asked.tasks)
+        except SbpError as error:
+            del self._open[arrival.number]
+            yield Abandon(arrival.number)
+            for task in asked.tasks.values():
+                yield from self._on_error(task, error, asked.endpoint, now_ms)
+            return
+        empty: list[tuple[_Task, int]] = []
+        for request_index, answer in answers.items():
+            task = asked.tasks.pop(request_index)
+            if isinstance(answer, SbpError):
+                yield from self._on_error(task, answer, asked.endpoint, now_ms)
+            elif not answer.payload and _may_go_on(task, answer.next_offset, now_ms):
+                empty.append((task, answer.next_offset))
+            else:
+                yield Emit(answer)
+        if arrival.is_last:
+            del self._open[arrival.number]
+            for task in asked.tasks.values():
+                silence = unanswered(f"the fetch of stream {task.item.stream_id}")
+                yield from self._on_error(task, silence, asked.endpoint, now_ms)
+        if empty:
+            yield from self._follow(empty, now_ms)
+
+    def _follow(self, empty: Iterable[tuple[_Task, int]], now_ms: float) -> Program[None]:
+        """Ask in the next range if a stream went on in one; else answer that nothing is there.
+
+        A server answers empty-handed at once at the end of a sealed range, and the range may have
+        been sealed after its placement was looked up. While the placement driver is away, what was
+        answered holds.
+        """
+        followed = list(empty)
+        stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))
+        yield from revalidate(self._impatient, stream_ids)
+        for task, next_offset in followed:
+            piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
+            if piece and task.piece and piece.range_index > task.piece.range_index:
+                task.offset, task.due_ms = next_offset, now_ms
+                self.waiting.append(task)
+            else:
+                yield Emit(_empty(task.index, task.item, next_offset))
+
+    def _on_error(
+        self, task: _Task, error: SbpError, endpoint: str, now_ms: float
+    ) -> Program[None]:
+        """Let a task wait for another try, or answer it with the error."""
+        task.attempts.on_failure()
+        wait_ms = task.attempts.maybe_wait_ms(error, now_ms)
+        if isinstance(error, OffsetOutOfRangeError) and not task.was_out_of_range:
+            # The placement may be old: look it up once before believing that.
+            task.was_out_of_range = True
+            self._context.router.forget(task.item.stream_id)
+            wait_ms = 0
+        if wait_ms is None:
+            what = f"FETCH of stream {task.item.stream_id} from offset {task.offset}"
+            reason = task.attempts.explain(error, what, endpoint)
+            yield Emit(_empty(task.index, task.item, task.offset, reason))
+            return
+        if error.refreshes_placement:
+            self._context.router.forget(task.item.stream_id)
+        if isinstance(error, TransportError):
+            task.replica_turn += 1
+        task.due_ms = now_ms + wait_ms
+        self.waiting.append(task)
+
+
+def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
+    assert task.piece is not None
+    return FetchInfo(
+        stream_range=StreamRange(
+            stream_id=task.item.stream_id,
+            range_index=task.piece.range_index,
+            end_offset=-1 if task.piece.end_offset is None else task.piece.end_offset,
+        ),
+        request_index=request_index,
+        fetch_offset=task.offset,
+        batch_max_bytes=task.item.max_bytes,
+        stream_id=task.item.stream_id,
+        end_offset=-1 if task.item.end_offset is None else task.item.end_offset,
+    )
+
+
+def _slice(frame: Frame, tasks: dict[int, _Task]) -> dict[int, FetchOutcome | SbpError]:
+    """Return what one response frame says, by request index; raises SbpError when it is unusable.
+
+    The payload holds the batches of the results in the order of the header.
+    """
+    response = decode_answer(frame, FetchResponse)
+    payload = memoryview(frame.payload)
+    answers: dict[int, FetchOutcome | SbpError] = {}
+    position = 0
+    for result in response.fetch_responses:
+        task = tasks.get(result.request_index)
+        if task is None or result.request_index in answers:
+            raise ProtocolError(
+                f"a FETCH answer for request index {result.request_index}, which was not asked or"
+                " is answered already"
+            )
+        error = maybe_error(result.status)
+        if error is not None:
+            error.throttle_time_ms = max(response.throttle_time_ms, 0)
+            answers[result.request_index] = error
+            position += max(result.batch_length, 0)
+            continue
+        _check_result(result, task, len(payload) - position)
+        end = position + result.batch_length
+        answers[result.request_index] = FetchOutcome(
+            task.index, task.item.stream_id, payload[position:end], result.next_offset, None
+        )
+        position = end
+    return answers
+
+
+def _check_result(result: FetchResult, task: _Task, available_bytes: int) -> None:
+    if result.stream_id not in {task.item.stream_id, -1}:
+        raise ProtocolError(
+            f"request index {result.request_index} asked for stream {task.item.stream_id}, the"
+            f" answer is of stream {result.stream_id}"
+        )
+    if result.batch_length < 0 or result.next_offset < 0:
+        raise ProtocolError(
+            f"the FETCH answer for stream {task.item.stream_id} lacks batch_length or next_offset:"
+            " the server is older than this client supports"
+        )
+    if result.batch_length > available_bytes:
+        raise ProtocolError(
+            f"the FETCH answer for stream {task.item.stream_id} announces {result.batch_length}"
+            f" octets, its frame has {available_bytes} left"
+        )
+
+
+def _may_go_on(task: _Task, next_offset: int, now_ms: float) -> bool:
+    """Whether an empty answer may mean the end of a sealed range, with more behind it."""
+    is_wanted = task.item.end_offset is None or next_offset < task.item.end_offset
+    has_waited = 0 < task.asked_wait_ms <= now_ms - task.asked_ms
+    return is_wanted and not has_waited
+
+
+def _empty(
+    index: int, item: FetchItem, next_offset: int, error: SbpError | None = None
+) -> FetchOutcome:
+    return FetchOutcome(index, item.stream_id, memoryview(b""), next_offset, error)
+
+
+def _out_of_range(task: _Task, ranges: Sequence[RangeInfo]) -> OffsetOutOfRangeError:
+    start_offset = ranges[0].start_offset if ranges else 0
+    last = ranges[-1] if ranges else None
+    next_offset = start_offset
+    if last is not None:
+        next_offset = last.next_offset if last.end_offset is None else last.end_offset
+    return OffsetOutOfRangeError(
+        StatusCode.OFFSET_OUT_OF_RANGE,
+        f"stream {task.item.stream_id} has no offset {task.offset}; it holds"
+        f" [{start_offset}, {next_offset})",
+        OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
+    )
+
+
+def _check_arguments(items: Sequence[FetchItem], max_wait_ms: int, min_bytes: int) -> None:
+    if not 0 <= max_wait_ms <= limits.FETCH_WAIT_MS_MAX:
+        raise ConfigurationError(
+            f"max_wait_ms {max_wait_ms} is not in 0..{limits.FETCH_WAIT_MS_MAX}"
+        )
+    if not 1 <= min_bytes <= limits.FRAME_BYTES_MAX:
+        raise ConfigurationError(f"min_bytes {min_bytes} is not in 1..{limits.FRAME_BYTES_MAX}")
+    for index, item in enumerate(items):
+        if item.fetch_offset < EARLIEST:
+            raise ConfigurationError(
+                f"item {index}: fetch_offset {item.fetch_offset} is neither an offset nor"
+                " EARLIEST nor LATEST"
+            )
+        if not 1 <= item.max_bytes < 2**31:
+            raise ConfigurationError(f"item {index}: max_bytes {item.max_bytes} is not positive")

@@ -1,0 +1,193 @@
+"""Programs for the streams themselves: describe, list, create, delete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client.calls import Context, ask, unanswered, with_message
+from sbp_core.client.placement import chunks, missing, refresh
+from sbp_core.client.program import Call, Program, gather
+from sbp_core.client.types import StreamInfo, StreamSpec
+from sbp_core.errors import ConfigurationError, NotFoundError, SbpError
+from sbp_core.wire.headers import (
+    CreateStreamsRequest,
+    CreateStreamsResponse,
+    DeleteStreamsRequest,
+    DeleteStreamsResponse,
+    DescribeStreamResult,
+    DescribeStreamsRequest,
+    DescribeStreamsResponse,
+    Stream,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
+_REPLICA_COUNT_MAX: Final = 127
+"""An int8 on the wire."""
+
+
+def describe_streams(context: Context, refs: Sequence[int | str]) -> Program[list[StreamInfo]]:
+    """Return the metadata of streams given by id (int) or name (str), in that order.
+
+    SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing.
+    """
+    found: dict[int | str, StreamInfo] = {}
+    for chunk in chunks(list(dict.fromkeys(refs))):
+        header = DescribeStreamsRequest(
+            timeout_ms=context.timeout_ms,
+            stream_ids=tuple(ref for ref in chunk if isinstance(ref, int)),
+            names=tuple(ref for ref in chunk if isinstance(ref, str)),
+        )
+        for info in (yield from _describe(context, header)):
+            found[info.stream_id] = info
+            if info.name is not None:
+                found[info.name] = info
+    absent = [ref for ref in dict.fromkeys(refs) if ref not in found]
+    if absent:
+        raise missing([f"stream {ref!r}" for ref in absent])
+    return [found[ref] for ref in refs]
+
+
+def list_streams(context: Context) -> Program[list[StreamInfo]]:
+    """Return all streams of the cluster, by id."""
+    header = DescribeStreamsRequest(timeout_ms=context.timeout_ms, all_streams=True)
+    return sorted((yield from _describe(context, header)), key=lambda info: info.stream_id)
+
+
+def create_streams(context: Context, specs: Sequence[StreamSpec]) -> Program[list[StreamInfo]]:
+    """Create streams; return them in the order of `specs` (SPEC "CREATE_STREAMS").
+
+    Raises ConfigurationError for what no server would take, AlreadyExistsError for a name in use.
+    The others of the same call are created nevertheless.
+    """
+    for spec in specs:
+        check_spec(spec)
+    created: list[StreamInfo] = []
+    for chunk in chunks(specs):
+        header = CreateStreamsRequest(
+            timeout_ms=context.timeout_ms,
+            streams=tuple(
+                Stream(
+                    name=spec.name,
+                    replica_nums=spec.replica_count,
+                    retention_period_ms=spec.retention_period_ms,
+                )
+                for spec in chunk
+            ),
+        )
+        answers = yield from ask(
+            context, Opcode.CREATE_STREAMS, header, CreateStreamsResponse, is_repeatable=False
+        )
+        results = [result for answer in answers for result in answer.create_responses]
+        if len(results) != len(chunk):
+            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to create")
+        for spec, result in zip(chunk, results, strict=True):
+            error = maybe_error(result.status)
+            if error is not None:
+                raise with_message(error, f"creating stream {spec.name or '(unnamed)'!r}: ")
+            if result.stream is None:
+                raise unanswered(f"stream {spec.name or '(unnamed)'!r}")
+            created.append(stream_info(result.stream))
+    return created
+
+
+def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]:
+    """Delete streams given by id or name (SPEC "DELETE_STREAMS").
+
+    The placement driver decides; then the range servers are told, so that they refuse appends
+    from now on. A range server that cannot be reached learns it from the placement driver later.
+    Raises NotFoundError naming all that are missing; nothing is deleted then.
+    """
+    infos = yield from describe_streams(context, refs)
+    stream_ids = list(dict.fromkeys(info.stream_id for info in infos))
+    yield from refresh(context, stream_ids)
+    hosted: dict[str, list[int]] = {}
+    for stream_id in stream_ids:
+        ranges = context.router.maybe_ranges(stream_id) or ()
+        for server in dict.fromkeys(each for piece in ranges for each in piece.servers):
+            hosted.setdefault(server, []).append(stream_id)
+    for chunk in chunks(stream_ids):
+        answers = yield from ask(
+            context,
+            Opcode.DELETE_STREAMS,
+            _delete_header(context, chunk),
+            DeleteStreamsResponse,
+            is_repeatable=False,
+        )
+        results = [result for answer in answers for result in answer.delete_responses]
+        if len(results) != len(chunk):
+            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to delete")
+        for result in results:
+            error = maybe_error(result.status)
+            if error is not None and not isinstance(error, NotFoundError):
+                raise error
+    for stream_id in stream_ids:
+        context.router.forget(stream_id)
+    yield from gather(
+        [
+            Call(server, Opcode.DELETE_STREAMS, _delete_header(context, chunk), context.timeout_ms)
+            for server, known in hosted.items()
+            for chunk in chunks(known)
+        ]
+    )
+
+
+def check_spec(spec: StreamSpec) -> None:
+    """Raise ConfigurationError unless a stream can be created like that."""
+    if spec.name is not None and (not _NAME.fullmatch(spec.name) or spec.name in {".", ".."}):
+        raise ConfigurationError(
+            f"stream name {spec.name[:300]!r} is not allowed: write 1 to"
+            f" {limits.STREAM_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - (but not . or ..)"
+        )
+    if not 1 <= spec.replica_count <= _REPLICA_COUNT_MAX:
+        raise ConfigurationError(
+            f"replica_count {spec.replica_count} of stream {spec.name!r} is not in"
+            f" 1..{_REPLICA_COUNT_MAX}"
+        )
+    if spec.retention_period_ms < 0:
+        raise ConfigurationError(
+            f"retention_period_ms {spec.retention_period_ms} of stream {spec.name!r} is negative;"
+            " 0 keeps records for ever"
+        )
+
+
+def stream_info(stream: Stream) -> StreamInfo:
+    """Return the caller's view of a stream of the wire."""
+    return StreamInfo(
+        stream_id=stream.stream_id,
+        name=stream.name,
+        replica_count=stream.replica_nums,
+        retention_period_ms=stream.retention_period_ms,
+        created_at_ms=stream.created_at_ms,
+    )
+
+
+def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[StreamInfo]]:
+    """Ask; leave out what does not exist, raise what else failed."""
+    answers = yield from ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
+    results = [result for answer in answers for result in answer.describe_responses]
+    for result in results:
+        error = _maybe_failure(result)
+        if error is not None:
+            raise error
+    return [
+        stream_info(result.stream)
+        for result in results
+        if result.stream is not None and maybe_error(result.status) is None
+    ]
+
+
+def _maybe_failure(result: DescribeStreamResult) -> SbpError | None:
+    error = maybe_error(result.status)
+    return None if isinstance(error, NotFoundError) else error
+
+
+def _delete_header(context: Context, stream_ids: Sequence[int]) -> DeleteStreamsRequest:
+    return DeleteStreamsRequest(
+        timeout_ms=context.timeout_ms,
+        streams=tuple(Stream(stream_id=stream_id) for stream_id in stream_ids),
+    )

@@ -1,0 +1,268 @@
+"""Programs that look up where the ranges of streams are, and where the streams end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from sbp_core import limits
+from sbp_core.client.calls import Attempts, Context, ask, decode_reply, unanswered
+from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.router import Router
+from sbp_core.client.types import RangeInfo, StreamBounds
+from sbp_core.errors import NoRangeServerError, NotFoundError, SbpError, StatusCode
+from sbp_core.wire.headers import (
+    DescribeRangesRequest,
+    DescribeRangesResponse,
+    ListRangesRequest,
+    ListRangesResponse,
+    ListRangesResult,
+    RangeCriteria,
+    RangeId,
+    StreamRange,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+T = TypeVar("T")
+
+
+def chunks(values: Sequence[T], size: int = limits.STREAMS_PER_CALL) -> Iterator[Sequence[T]]:
+    """Cut into pieces of at most `size`."""
+    for begin in range(0, len(values), size):
+        yield values[begin : begin + size]
+
+
+def range_info(piece: StreamRange) -> RangeInfo:
+    """Return the caller's view of a range of the wire."""
+    replicas = sorted(piece.servers, key=lambda replica: not replica.is_primary)
+    return RangeInfo(
+        stream_id=piece.stream_id,
+        range_index=piece.range_index,
+        start_offset=piece.start_offset,
+        end_offset=piece.end_offset if piece.end_offset >= 0 else None,
+        next_offset=piece.next_offset,
+        servers=tuple(
+            replica.server.advertise_addr
+            for replica in replicas
+            if replica.server is not None and replica.server.advertise_addr
+        ),
+    )
+
+
+def no_server(piece: RangeInfo) -> NoRangeServerError:
+    """Return the error of a range that no server hosts."""
+    return NoRangeServerError(
+        StatusCode.PD_NO_AVAILABLE_RS,
+        f"range {piece.range_index} of stream {piece.stream_id} has no server at the moment",
+    )
+
+
+def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
+    """Look the streams up at the placement driver; return the error of each that failed.
+
+    SPEC "LIST_RANGES". The router learns the others.
+    """
+    errors: dict[int, SbpError] = {}
+    for chunk in chunks(list(dict.fromkeys(stream_ids))):
+        header = ListRangesRequest(
+            timeout_ms=context.timeout_ms,
+            range_owners=tuple(RangeCriteria(stream_id=each) for each in chunk),
+        )
+        try:
+            answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+        except SbpError as error:
+            errors.update(dict.fromkeys(chunk, error))
+            continue
+        results = {_owner(entry): entry for each in answers for entry in each.list_responses}
+        revision = answers[-1].revision
+        for stream_id in chunk:
+            result = results.get(stream_id)
+            failure = maybe_error(result.status) if result else unanswered(f"stream {stream_id}")
+            if failure is not None:
+                context.router.forget(stream_id)
+                errors[stream_id] = failure
+            elif result is not None:
+                context.router.learn(stream_id, map(range_info, result.ranges), revision)
+    return errors
+
+
+def locate(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
+    """Look up those streams that the router does not know; return the errors by stream."""
+    unknown = context.router.unknown(stream_ids)
+    if not unknown:
+        return {}
+    return (yield from refresh(context, unknown))
+
+
+def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int, SbpError]]:
+    """Make sure that what the router knows of the streams is current; return the errors.
+
+    A server that counts revisions is asked about one stream only, as long as nothing changed.
+    """
+    revision = context.router.maybe_revision(stream_ids) if stream_ids else None
+    if revision is not None:
+        header = ListRangesRequest(
+            timeout_ms=context.timeout_ms,
+            range_owners=(RangeCriteria(stream_id=stream_ids[0]),),
+            since_revision=revision,
+        )
+        try:
+            answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+        except SbpError as error:
+            return dict.fromkeys(stream_ids, error)
+        if answers[-1].revision == revision:
+            return {}
+    return (yield from refresh(context, stream_ids))
+
+
+def list_ranges(
+    context: Context, stream_ids: Sequence[int]
+) -> Program[dict[int, tuple[RangeInfo, ...]]]:
+    """Return the ranges of each stream, in order, as the placement driver knows them now.
+
+    Raises NotFoundError naming all streams that are missing.
+    """
+    check_errors((yield from refresh(context, stream_ids)))
+    return {each: context.router.maybe_ranges(each) or () for each in stream_ids}
+
+
+def check_errors(errors: dict[int, SbpError]) -> None:
+    """Raise the worst of what happened to streams; missing ones are all named."""
+    for error in errors.values():
+        if not isinstance(error, NotFoundError):
+            raise error
+    if errors:
+        raise missing([f"stream {stream_id}" for stream_id in errors])
+
+
+def missing(names: Sequence[str]) -> NotFoundError:
+    """Return the error that names streams which do not exist."""
+    return NotFoundError(
+        StatusCode.NOT_FOUND,
+        f"not found: {', '.join(names)}; create them first (create_streams), or look for the"
+        " right name or id among those that exist (list_streams)",
+    )
+
+
+def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamBounds]]:
+    """Return where each stream begins and ends now, in the order of `stream_ids`.
+
+    The begin comes from the placement driver, the end of an open range from its primary server
+    (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming all missing streams.
+    """
+    check_errors((yield from revalidate(context, stream_ids)))
+    attempts = Attempts(context, (yield Now()))
+    bounds = _Bounds(context.router)
+    while pending := bounds.missing(stream_ids):
+        check_errors((yield from locate(context, pending)))
+        questions = bounds.questions(pending)
+        replies = yield from gather([_describe_call(context, *each) for each in questions])
+        for (server, pieces), reply in zip(questions, replies, strict=True):
+            bounds.on_reply(server, pieces, reply)
+        if bounds.failure is None:
+            continue
+        endpoint, error = bounds.failure
+        attempts.on_failure()
+        wait_ms = attempts.maybe_wait_ms(error, (yield Now()))
+        if wait_ms is None:
+            raise attempts.explain(error, "DESCRIBE_RANGE", endpoint) from error
+        yield from pause(wait_ms)
+    return [bounds.found[stream_id] for stream_id in stream_ids]
+
+
+class _Bounds:
+    """What `stream_bounds` knows so far."""
+
+    def __init__(self, router: Router) -> None:
+        self.found: dict[int, StreamBounds] = {}
+        self.failure: tuple[str, SbpError] | None = None
+        self._router = router
+        self._sealed: dict[int, RangeInfo] = {}
+
+    def missing(self, stream_ids: Sequence[int]) -> list[int]:
+        """Return the streams that have no bounds yet, each once."""
+        return [each for each in dict.fromkeys(stream_ids) if each not in self.found]
+
+    def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[RangeInfo]]]:
+        """Return which ranges to ask which server about; settle streams without an open range."""
+        self.failure = None
+        groups: dict[str, list[RangeInfo]] = {}
+        for stream_id in stream_ids:
+            ranges = self._router.maybe_ranges(stream_id) or ()
+            last = ranges[-1] if ranges else None
+            sealed = self._sealed.get(stream_id)
+            if last is None:
+                self.found[stream_id] = StreamBounds(stream_id, 0, 0)
+            elif last.end_offset is not None:
+                self._settle(stream_id, last, last.end_offset)
+            elif sealed is not None and sealed.range_index >= last.range_index:
+                self._settle(stream_id, sealed, sealed.end_offset or 0)
+            elif last.servers:
+                groups.setdefault(last.servers[0], []).append(last)
+            else:
+                self._on_error(stream_id, "the placement driver", no_server(last))
+        return [(server, piece) for server, whole in groups.items() for piece in chunks(whole)]
+
+    def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
+        """Take in what a server says of its open ranges."""
+        described = _described(reply, pieces)
+        for stream_id, tail in described.items():
+            if isinstance(tail, SbpError):
+                self._on_error(stream_id, server, tail)
+            elif tail.end_offset is None:
+                self._settle(stream_id, tail, tail.next_offset)
+            else:
+                # Sealed behind our back: a newer range may exist, so the placement is looked up
+                # once more; if it shows none, this range is where the stream ends.
+                self._sealed[stream_id] = tail
+                self._router.forget(stream_id)
+
+    def _on_error(self, stream_id: int, endpoint: str, error: SbpError) -> None:
+        self.failure = (endpoint, error)
+        self._router.forget(stream_id)
+
+    def _settle(self, stream_id: int, tail: RangeInfo, next_offset: int) -> None:
+        first = (self._router.maybe_ranges(stream_id) or (tail,))[0]
+        start_offset = first.start_offset
+        if first.range_index == tail.range_index:
+            start_offset = max(start_offset, tail.start_offset)
+        self.found[stream_id] = StreamBounds(
+            stream_id, start_offset, max(start_offset, next_offset)
+        )
+
+
+def _describe_call(context: Context, server: str, pieces: Sequence[RangeInfo]) -> Call:
+    header = DescribeRangesRequest(
+        timeout_ms=context.timeout_ms,
+        ranges=tuple(RangeId(each.stream_id, each.range_index) for each in pieces),
+    )
+    return Call(server, Opcode.DESCRIBE_RANGE, header, context.timeout_ms)
+
+
+def _described(reply: Reply, pieces: Sequence[RangeInfo]) -> dict[int, RangeInfo | SbpError]:
+    """Return what a server said of each stream."""
+    try:
+        answers = decode_reply(reply, DescribeRangesResponse)
+    except SbpError as error:
+        return {piece.stream_id: error for piece in pieces}
+    described: dict[int, RangeInfo | SbpError] = {
+        piece.stream_id: unanswered(f"stream {piece.stream_id}") for piece in pieces
+    }
+    for result in (each for answer in answers for each in answer.describe_responses):
+        piece = result.stream_range
+        stream_id = piece.stream_id if piece and result.stream_id < 0 else result.stream_id
+        failure = maybe_error(result.status)
+        if stream_id not in described:
+            continue
+        if failure is not None:
+            described[stream_id] = failure
+        elif piece is not None:
+            described[stream_id] = range_info(piece)
+    return described
+
+
+def _owner(result: ListRangesResult) -> int:
+    if result.stream_id >= 0 or result.range_owner is None:
+        return result.stream_id
+    return result.range_owner.stream_id

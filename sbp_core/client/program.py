@@ -1,0 +1,168 @@
+"""What a client operation may ask of the world.
+
+An operation is written once, as a generator (a `Program`): it yields effects and is sent their
+results. It does no I/O and reads no clock. Two runners execute programs: blocking.py and aio.py.
+Times are milliseconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sbp_core.errors import SbpError
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.opcodes import Opcode
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request frame for `endpoint`; `header` is a table of wire.headers, or None."""
+
+    endpoint: str
+    opcode: Opcode
+    header: object | None
+    timeout_ms: float
+    payload: tuple[Octets, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Send a call without waiting. Result: its number. Failures come as an Arrival."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for something of the calls `numbers`. Result: an Arrival, None at `until_ms`."""
+
+    numbers: frozenset[int]
+    until_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Stop listening to call `number`. Result: None."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Result: the time in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Hand `value` to the caller before the program is over. Result: None."""
+
+    value: Any
+
+
+Effect = Start | Receive | Abandon | Now | Emit
+Program = Generator[Effect, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """All that came of a call: frames, then its end or the `error` that cut it short."""
+
+    frames: tuple[Frame, ...]
+    error: SbpError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A response frame of call `number`, or the error that ends it."""
+
+    number: int
+    content: Frame | SbpError
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more comes for the call."""
+        return isinstance(self.content, SbpError) or self.content.is_end
+
+
+class Inbox:
+    """The open calls of one running program, and what arrived and was not asked for yet."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[int, float] = {}
+        self._arrivals: deque[Arrival] = deque()
+        self._next_number = 0
+
+    @property
+    def open_numbers(self) -> tuple[int, ...]:
+        """Calls whose last arrival is still to come."""
+        return tuple(self._deadlines)
+
+    def open(self, deadline_ms: float) -> int:
+        """Return the number of a new call."""
+        number = self._next_number
+        self._next_number += 1
+        self._deadlines[number] = deadline_ms
+        return number
+
+    def deliver(self, arrival: Arrival) -> None:
+        """Keep an arrival; what comes for a closed call is dropped."""
+        if arrival.number not in self._deadlines:
+            return
+        self._arrivals.append(arrival)
+        if arrival.is_last:
+            del self._deadlines[arrival.number]
+
+    def abandon(self, number: int) -> None:
+        """Close a call and forget what arrived for it."""
+        self._deadlines.pop(number, None)
+        self._arrivals = deque(entry for entry in self._arrivals if entry.number != number)
+
+    def maybe_claim(self, numbers: frozenset[int]) -> Arrival | None:
+        """Take out the oldest arrival of one of these calls."""
+        for index, arrival in enumerate(self._arrivals):
+            if arrival.number in numbers:
+                del self._arrivals[index]
+                return arrival
+        return None
+
+    def expired(self, now_ms: float) -> list[int]:
+        """Return the open calls whose deadline is not after `now_ms`."""
+        return [number for number, deadline in self._deadlines.items() if deadline <= now_ms]
+
+    def maybe_wake_ms(self, until_ms: float | None) -> float | None:
+        """Return the next time at which waiting is over without an arrival."""
+        times = list(self._deadlines.values())
+        if until_ms is not None:
+            times.append(until_ms)
+        return min(times, default=None)
+
+
+def gather(calls: Sequence[Call]) -> Program[list[Reply]]:
+    """Execute calls concurrently; return the replies in the same order."""
+    numbers: list[int] = []
+    for call in calls:
+        numbers.append((yield Start(call)))  # noqa: PERF401 (no yield inside a comprehension)
+    frames: dict[int, list[Frame]] = {number: [] for number in numbers}
+    replies: dict[int, Reply] = {}
+    while waiting := frozenset(frames) - replies.keys():
+        arrival: Arrival = yield Receive(waiting)
+        parts = frames[arrival.number]
+        if isinstance(arrival.content, SbpError):
+            replies[arrival.number] = Reply(tuple(parts), arrival.content)
+            continue
+        parts.append(arrival.content)
+        if arrival.is_last:
+            replies[arrival.number] = Reply(tuple(parts))
+    return [replies[number] for number in numbers]
+
+
+def pause(wait_ms: float) -> Program[None]:
+    """Wait."""
+    now_ms: float = yield Now()
+    yield Receive(frozenset(), now_ms + wait_ms)

@@ -1,0 +1,105 @@
+"""Values that callers hand in and get back. Nothing of the wire shows through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core.errors import SbpError
+
+EARLIEST: Final = -2
+"""As a fetch offset: the first offset that the stream still has."""
+LATEST: Final = -1
+"""As a fetch offset: the stream's tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A stream's metadata. `retention_period_ms` 0 keeps records for ever."""
+
+    stream_id: int
+    name: str | None
+    replica_count: int
+    retention_period_ms: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream to create. The name, if there is one, is unique in the cluster."""
+
+    name: str | None
+    replica_count: int = 1
+    retention_period_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RangeInfo:
+    """A piece of a stream, [start_offset, end_offset); `end_offset` is None while it is open.
+
+    `next_offset` is what the placement driver knew, possibly old. `servers` are endpoints
+    ("host:port"), the primary first.
+    """
+
+    stream_id: int
+    range_index: int
+    start_offset: int
+    end_offset: int | None
+    next_offset: int
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """The offsets [start_offset, next_offset) that a stream holds."""
+
+    stream_id: int
+    start_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendItem:
+    """One encoded record batch for one stream."""
+
+    stream_id: int
+    batch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOutcome:
+    """Where a batch landed: its first record's offset, and the server's time in ms (UTC)."""
+
+    stream_id: int
+    base_offset: int
+    append_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchItem:
+    """What to read of one stream: from `fetch_offset` (or EARLIEST, LATEST) up to `end_offset`.
+
+    `end_offset` is exclusive, None for no bound. `max_bytes` bounds the answer, but one whole
+    batch is always returned.
+    """
+
+    stream_id: int
+    fetch_offset: int
+    end_offset: int | None
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOutcome:
+    """The one answer to the item at `item_index` of a fetch: whole batches, or `error`.
+
+    The first batch may begin before the fetch offset, and the last one may pass the end offset:
+    the caller trims. An empty payload without an error means that nothing was there in time.
+    `next_offset` is where the next fetch goes on.
+    """
+
+    item_index: int
+    stream_id: int
+    payload: memoryview
+    next_offset: int
+    error: SbpError | None

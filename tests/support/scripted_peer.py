@@ -1,0 +1,211 @@
+"""A small SBP server for client tests: real sockets and frames, scripted answers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sbp_core.errors import SbpError, StatusCode
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import ConnectionBroken, RequestReceived, ResponseReceived
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import (
+    REQUEST_TABLES,
+    HeartbeatResponse,
+    ListRangesResponse,
+    ListRangesResult,
+    RangeCriteria,
+    RangeServer,
+    ReplicaServer,
+    Status,
+    StreamRange,
+    decode_header,
+    encode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+
+
+class Exchange:
+    """One request that the peer got, and the means to answer it."""
+
+    def __init__(self, link: Link, frame: Frame) -> None:
+        self.link = link
+        self.frame = frame
+        self.opcode = Opcode(frame.opcode)
+        table = REQUEST_TABLES.get(self.opcode)
+        self.header: Any = decode_header(table, frame.header) if table else None
+
+    def answer(
+        self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
+    ) -> None:
+        with self.link.lock:
+            octets = encode_header(header) if header is not None else b""
+            self.link.send(
+                self.link.session.send_response(self.frame, octets, payload, is_end=is_end)
+            )
+
+    def echo(self) -> None:
+        with self.link.lock:
+            self.link.send(
+                self.link.session.send_response(self.frame, self.frame.header, [self.frame.payload])
+            )
+
+    def fail(self, error: SbpError) -> None:
+        with self.link.lock:
+            self.link.send(self.link.session.send_system_error(self.frame, error))
+
+
+Handler = Callable[[Exchange], None]
+
+
+class Link:
+    """One accepted connection."""
+
+    def __init__(self, peer: ScriptedPeer, accepted: socket.socket) -> None:
+        self.peer = peer
+        self.socket = accepted
+        self.session = Connection()
+        self.lock = threading.Lock()
+        self.responses: list[Frame] = []
+        self.has_response = threading.Event()
+        self.is_over = threading.Event()
+
+    def send(self, buffers: Sequence[Octets]) -> None:
+        data = b"".join(buffers)
+        step = 1 if self.peer.dribbles else len(data) or 1
+        with contextlib.suppress(OSError):
+            for begin in range(0, len(data), step):
+                self.socket.sendall(data[begin : begin + step])
+
+    def ask(self, opcode: Opcode, header: bytes = b"", payload: Sequence[Octets] = ()) -> None:
+        """Send the client a request; its answer appears in `responses`."""
+        with self.lock:
+            self.send(self.session.start_call(opcode, header, payload)[1])
+
+    def goaway(self) -> None:
+        with self.lock:
+            self.send(self.session.send_goaway())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def reset(self) -> None:
+        """Break the connection the hard way: a TCP reset."""
+        linger = struct.pack("ii", 1, 0)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.socket.close()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self.socket.recv(65536):
+                self.session.receive_data(data)
+                for event in self.session.events():
+                    self._on_event(event)
+        self.socket.close()
+        self.is_over.set()
+
+    def _on_event(self, event: object) -> None:
+        if isinstance(event, RequestReceived):
+            self.peer.on_request(Exchange(self, event.frame))
+        elif isinstance(event, ResponseReceived):
+            self.responses.append(event.frame)
+            self.has_response.set()
+        elif isinstance(event, ConnectionBroken):
+            self.peer.faults.append(event.error)
+
+
+class ScriptedPeer:
+    """Listens on a port of its own; answers each opcode with its scripted handlers in turn.
+
+    The last handler of a script goes on serving. HEARTBEAT and PING are answered by themselves.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.dribbles = False
+        self.requests: list[Exchange] = []
+        self.links: list[Link] = []
+        self.faults: list[object] = []
+        self._scripts: dict[Opcode, list[Handler]] = {
+            Opcode.HEARTBEAT: [lambda exchange: exchange.answer(HeartbeatResponse())],
+            Opcode.PING: [lambda exchange: exchange.echo()],
+        }
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def script(self, opcode: Opcode, *handlers: Handler) -> None:
+        self._scripts[opcode] = list(handlers)
+
+    def seen(self, opcode: Opcode) -> list[Exchange]:
+        return [each for each in self.requests if each.opcode is opcode]
+
+    def on_request(self, exchange: Exchange) -> None:
+        self.requests.append(exchange)
+        script = self._scripts.get(exchange.opcode)
+        if not script:
+            self.faults.append(f"nothing scripted for {exchange.opcode!r}")
+            exchange.link.close()
+            return
+        handler = script.pop(0) if len(script) > 1 else script[0]
+        handler(exchange)
+
+    def close(self) -> None:
+        self._listener.close()
+        for link in self.links:
+            link.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link = Link(self, self._listener.accept()[0])
+                self.links.append(link)
+                threading.Thread(target=link.run, daemon=True).start()
+
+
+def reset(exchange: Exchange) -> None:
+    """A handler: break the connection instead of answering."""
+    exchange.link.reset()
+
+
+def silent(exchange: Exchange) -> None:
+    """A handler: never answer."""
+
+
+def status(code: StatusCode, message: str = "scripted", detail: bytes = b"") -> Status:
+    return Status(code=code, message=message, detail=detail)
+
+
+def placed(
+    stream_id: int, index: int, start: int, end: int, endpoint: str, next_offset: int = 0
+) -> StreamRange:
+    """A range of one replica; `end` -1 is open."""
+    server = ReplicaServer(RangeServer(1, endpoint), is_primary=True)
+    return StreamRange(stream_id, index, start, end, next_offset, (server,))
+
+
+def ranges(*pieces: StreamRange, revision: int = -1) -> Handler:
+    """A handler: answer LIST_RANGES from these ranges; other streams are not found."""
+
+    def handle(exchange: Exchange) -> None:
+        if revision >= 0 and exchange.header.since_revision == revision:
+            exchange.answer(ListRangesResponse(revision=revision))
+            return
+        results = []
+        for owner in exchange.header.range_owners:
+            found = tuple(piece for piece in pieces if piece.stream_id == owner.stream_id)
+            results.append(
+                ListRangesResult(
+                    range_owner=RangeCriteria(stream_id=owner.stream_id),
+                    ranges=found,
+                    status=Status() if found else status(StatusCode.NOT_FOUND),
+                )
+            )
+        exchange.answer(ListRangesResponse(list_responses=tuple(results), revision=revision))
+
+    return handle

@@ -1,0 +1,278 @@
+"""Fetches of the blocking and the asyncio client."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbp_core.client import (
+    EARLIEST,
+    LATEST,
+    FetchItem,
+    RetryPolicy,
+)
+from sbp_core.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    StatusCode,
+)
+from sbp_core.wire.headers import (
+    FetchResponse,
+    FetchResult,
+    Status,
+)
+from sbp_core.wire.opcodes import Opcode
+from client_answers import (
+    NO_RETRY,
+    fetch_empty,
+    fetch_refused,
+    fetched,
+    item,
+)
+from scripted_peer import (
+    Exchange,
+    placed,
+    ranges,
+    reset,
+    silent,
+    status,
+)
+
+pytest_plugins = ["client_fixtures"]
+
+
+def test_fetch_answers_each_item_once_from_any_frame_in_any_order(make, peer) -> None:
+    pieces = [placed(n, 0, 0, -1, peer.endpoint) for n in range(4)]
+    peer.script(Opcode.LIST_RANGES, ranges(*pieces))
+
+    def answer(exchange: Exchange) -> None:
+        def result(index: int, length: int) -> FetchResult:
+            return FetchResult(index, index, 1, Status(), length, 10 + index)
+
+        late = FetchResponse(fetch_responses=(result(3, 2), result(1, 3)))
+        exchange.answer(late, [b"dd", b"bbb"], is_end=False)
+        exchange.answer(FetchResponse(), is_end=False)
+        exchange.answer(FetchResponse(fetch_responses=(result(0, 1),)), [b"a"], is_end=False)
+        exchange.answer(FetchResponse(fetch_responses=(result(2, 0),)))
+
+    peer.script(Opcode.FETCH, answer)
+    outcomes = make(peer.endpoint).fetch([item(n, end=12) for n in range(4)])
+    assert [(each.item_index, bytes(each.payload), each.next_offset) for each in outcomes] == [
+        (3, b"dd", 13),
+        (1, b"bbb", 11),
+        (0, b"a", 10),
+        (2, b"", 12),
+    ]
+    assert all(each.error is None for each in outcomes)
+    (exchange,) = peer.seen(Opcode.FETCH)
+    info = exchange.header.fetch_requests[2]
+    assert (info.stream_id, info.stream_range.stream_id, info.end_offset) == (2, 2, 12)
+
+
+def test_fetch_yields_before_the_answer_is_complete(make, peer) -> None:
+    peer.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, peer.endpoint), placed(2, 0, 0, -1, peer.endpoint)),
+    )
+
+    def half(exchange: Exchange) -> None:
+        result = FetchResult(1, 0, 1, Status(), 1, 5)
+        exchange.answer(FetchResponse(fetch_responses=(result,)), [b"a"], is_end=False)
+
+    peer.script(Opcode.FETCH, half)
+    driver = make(peer.endpoint)
+    outcome = driver.fetch_first([item(1), item(2)], max_wait_ms=1000)
+    assert (outcome.item_index, bytes(outcome.payload)) == (0, b"a")
+    driver.do("ping")
+    assert len(peer.links) == 1, "a fetch that is given up does not cost the connection"
+
+
+def test_fetch_is_repeated_after_a_lost_connection(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.FETCH, reset, fetched)
+    (outcome,) = make(peer.endpoint).fetch([item(1)])
+    assert (bytes(outcome.payload), outcome.next_offset) == (b"data", 5)
+
+
+def test_fetch_repeats_only_what_was_not_answered(make, peer) -> None:
+    peer.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, peer.endpoint), placed(2, 0, 0, -1, peer.endpoint)),
+    )
+
+    def half(exchange: Exchange) -> None:
+        result = FetchResult(2, 1, 1, Status(), 1, 5)
+        exchange.answer(FetchResponse(fetch_responses=(result,)), [b"b"], is_end=False)
+        exchange.link.close()
+
+    peer.script(Opcode.FETCH, half, fetched)
+    outcomes = make(peer.endpoint).fetch([item(1), item(2)])
+    assert sorted((each.item_index, bytes(each.payload)) for each in outcomes) == [
+        (0, b"data"),
+        (1, b"b"),
+    ]
+
+
+def test_fetch_failure_of_one_item_leaves_the_others_alone(make, peer) -> None:
+    peer.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, peer.endpoint), placed(2, 0, 0, -1, peer.endpoint)),
+    )
+
+    def mixed(exchange: Exchange) -> None:
+        results = (
+            FetchResult(1, 0, status=status(StatusCode.INVALID_REQUEST)),
+            FetchResult(2, 1, 1, Status(), 4, 5),
+        )
+        exchange.answer(FetchResponse(fetch_responses=results), [b"data"])
+
+    peer.script(Opcode.FETCH, mixed)
+    bad, good, absent = sorted(
+        make(peer.endpoint).fetch([item(1), item(2), item(3)]), key=lambda each: each.item_index
+    )
+    assert isinstance(bad.error, InvalidRequestError)
+    assert peer.endpoint in str(bad.error)
+    assert (bytes(good.payload), good.error) == (b"data", None)
+    assert isinstance(absent.error, NotFoundError)
+
+
+def test_fetch_follows_a_moved_range(make, peers) -> None:
+    pd, old, new = peers(), peers(), peers()
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 0, 0, -1, new.endpoint)),
+    )
+    old.script(Opcode.FETCH, fetch_refused(StatusCode.RANGE_NOT_FOUND))
+    new.script(Opcode.FETCH, fetched)
+    (outcome,) = make(pd.endpoint).fetch([item(1)])
+    assert bytes(outcome.payload) == b"data"
+
+
+def test_fetch_goes_on_behind_a_range_that_was_sealed(make, peers) -> None:
+    pd, old, new = peers(), peers(), peers()
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.FETCH, fetch_empty)
+    new.script(Opcode.FETCH, fetched)
+    (outcome,) = make(pd.endpoint).fetch([item(1, 5)], max_wait_ms=60_000)
+    assert bytes(outcome.payload) == b"data"
+    assert new.seen(Opcode.FETCH)[0].header.fetch_requests[0].fetch_offset == 5
+
+
+def test_fetch_at_the_tail_is_an_empty_answer(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.FETCH, fetch_empty)
+    (outcome,) = make(peer.endpoint).fetch([item(1, 5)])
+    assert (bytes(outcome.payload), outcome.next_offset, outcome.error) == (b"", 5, None)
+
+
+def test_an_empty_answer_holds_while_the_placement_driver_is_away(make, peers) -> None:
+    pd, server = peers(), peers()
+    pd.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, server.endpoint)), reset)
+    server.script(Opcode.FETCH, fetch_empty)
+    (outcome,) = make(pd.endpoint, retry=RetryPolicy()).fetch([item(1, 5)])
+    assert (outcome.next_offset, outcome.error) == (5, None)
+    assert len(pd.seen(Opcode.LIST_RANGES)) == 2
+
+
+def test_fetch_of_nothing_asks_nobody(make, peer) -> None:
+    driver = make(peer.endpoint)
+    assert driver.fetch([]) == []
+    (outcome,) = driver.fetch([item(1, 7, end=7)])
+    assert (outcome.next_offset, outcome.error) == (7, None)
+    assert not peer.requests
+
+
+def test_fetch_from_either_end(make, peers) -> None:
+    pd, old, new = peers(), peers(), peers()
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.FETCH, lambda each: fetched(each, b"old"))
+    new.script(Opcode.FETCH, lambda each: fetched(each, b"new"))
+    outcomes = make(pd.endpoint).fetch([item(1, EARLIEST), item(1, LATEST)])
+    assert {each.item_index: bytes(each.payload) for each in outcomes} == {0: b"old", 1: b"new"}
+
+
+def test_an_offset_out_of_range_is_checked_once_more_then_told(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    detail = OffsetOutOfRangeError.encode_bounds(3, 9)
+    peer.script(Opcode.FETCH, fetch_refused(StatusCode.OFFSET_OUT_OF_RANGE, detail))
+    (outcome,) = make(peer.endpoint).fetch([item(1, 1)])
+    assert isinstance(outcome.error, OffsetOutOfRangeError)
+    assert outcome.error.maybe_bounds == (3, 9)
+    assert len(peer.seen(Opcode.FETCH)) == len(peer.seen(Opcode.LIST_RANGES)) == 2
+
+
+def test_an_offset_before_all_ranges(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 2, 50, -1, peer.endpoint, 60)))
+    (outcome,) = make(peer.endpoint).fetch([item(1, 10)])
+    assert isinstance(outcome.error, OffsetOutOfRangeError)
+    assert outcome.error.maybe_bounds == (50, 60)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        FetchResult(1, 0, 1, Status(), -1, 5),
+        FetchResult(1, 0, 1, Status(), 5, 5),
+        FetchResult(1, 0, 1, Status(), 4, -1),
+        FetchResult(1, 7, 1, Status(), 4, 5),
+        FetchResult(2, 0, 1, Status(), 4, 5),
+    ],
+    ids=["no length", "too long", "no next offset", "unknown index", "other stream"],
+)
+def test_an_unusable_fetch_answer_is_an_error(make, peer, result) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(
+        Opcode.FETCH, lambda each: each.answer(FetchResponse(fetch_responses=(result,)), [b"data"])
+    )
+    (outcome,) = make(peer.endpoint).fetch([item(1)])
+    assert isinstance(outcome.error, ProtocolError)
+    assert not outcome.payload
+
+
+def test_a_fetch_answer_without_an_item_is_an_error(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.FETCH, lambda each: each.answer(FetchResponse()))
+    (outcome,) = make(peer.endpoint).fetch([item(1)])
+    assert isinstance(outcome.error, ProtocolError)
+
+
+def test_a_fetch_that_gets_no_answer_ends_at_its_deadline(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.FETCH, silent)
+    (outcome,) = make(peer.endpoint, timeout_ms=100, retry=NO_RETRY).fetch([item(1)])
+    assert isinstance(outcome.error, DeadlineExceededError)
+
+
+def test_a_throttled_fetch_is_repeated(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    busy = FetchResponse(throttle_time_ms=2, status=status(StatusCode.TOO_MANY_REQUESTS))
+    peer.script(Opcode.FETCH, lambda each: each.answer(busy), fetched)
+    (outcome,) = make(peer.endpoint).fetch([item(1)])
+    assert bytes(outcome.payload) == b"data"
+
+
+@pytest.mark.parametrize(
+    ("bad", "options"),
+    [
+        (item(1, -3), {}),
+        (FetchItem(1, 0, None, 0), {}),
+        (item(1), {"max_wait_ms": -1}),
+        (item(1), {"max_wait_ms": 60_001}),
+        (item(1), {"min_bytes": 0}),
+    ],
+)
+def test_unusable_fetch_arguments(make, peer, bad, options) -> None:
+    with pytest.raises(ConfigurationError):
+        make(peer.endpoint).fetch([bad], **options)
+    assert not peer.requests

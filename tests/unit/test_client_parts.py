@@ -1,0 +1,260 @@
+"""The client's pure parts: endpoints, retry decisions, inbox, conversation."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.client import EARLIEST, LATEST, RangeInfo, RetryPolicy, parse_endpoint
+from sbp_core.client.conversation import Conversation, Phase, connect_failed, lost
+from sbp_core.client.program import Arrival, Call, Inbox, Now, Receive, Reply, Start, gather, pause
+from sbp_core.client.router import Router
+from sbp_core.errors import (
+    ConfigurationError,
+    ConnectError,
+    ConnectionLostError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotFoundError,
+    Outcome,
+    RangeSealedError,
+    SbpError,
+    ShuttingDownError,
+    StatusCode,
+    ThrottledError,
+)
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import RequestReceived
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.opcodes import Flag, Opcode
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost:1", ("localhost", 1)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[::1]:12378", ("::1", 12378)),
+        ("[fe80::1%eth0]:5", ("fe80::1%eth0", 5)),
+    ],
+)
+def test_endpoints(text, expected) -> None:
+    assert parse_endpoint(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":1", "h", "h:", "h:x", "h:-1", "h:0", "h:65536", "::1:80", "[]:1", "http://h:1",
+             "h:1\n", "a,b:1", "h:\u0661"],
+)  # fmt: skip
+def test_no_endpoints(text) -> None:
+    with pytest.raises(ConfigurationError, match=r"\[::1\]:12378"):
+        parse_endpoint(text)
+
+
+def decide(error: SbpError, *, is_repeatable: bool = True, elapsed_ms: float = 0) -> float | None:
+    return RetryPolicy(budget_ms=1000, backoff_ms=10, backoff_ms_max=100).maybe_wait_ms(
+        error,
+        is_repeatable=is_repeatable,
+        attempt_count=1,
+        elapsed_ms=elapsed_ms,
+        random=Random(1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "reads", "appends"),
+    [
+        (ConnectError("x"), True, True),
+        (RangeSealedError(StatusCode.RANGE_ALREADY_SEALED, "x"), True, True),
+        (ThrottledError(StatusCode.TOO_MANY_REQUESTS, "x"), True, True),
+        (ConnectionLostError("x"), True, False),
+        (DeadlineExceededError("x"), True, False),
+        (ConfigurationError("x"), False, False),
+        (NotFoundError(StatusCode.NOT_FOUND, "x"), False, False),
+        (InvalidRequestError(StatusCode.INVALID_REQUEST, "x"), False, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, SbpError) else None,
+)
+def test_what_is_tried_again(error, reads, appends) -> None:
+    assert (decide(error) is not None) is reads
+    assert (decide(error, is_repeatable=False) is not None) is appends
+
+
+def test_throttling_sets_the_shortest_wait() -> None:
+    error = ThrottledError(StatusCode.TOO_MANY_REQUESTS, "x")
+    error.throttle_time_ms = 600
+    assert decide(error) == 600
+    assert decide(error, elapsed_ms=400) is None
+
+
+@pytest.mark.parametrize("values", [(-1, 1, 1), (1, -1, 1), (1, 2, 1)])
+def test_contradictory_policies(values) -> None:
+    with pytest.raises(ConfigurationError, match="budget_ms"):
+        RetryPolicy(*values)
+
+
+def frame(*, is_end: bool) -> Frame:
+    return Frame(Opcode.PING, Flag.RESPONSE | (Flag.END if is_end else 0), 1)
+
+
+def test_inbox_keeps_arrivals_for_who_asks() -> None:
+    inbox = Inbox()
+    first, second = inbox.open(10), inbox.open(20)
+    part, last = Arrival(first, frame(is_end=False)), Arrival(second, frame(is_end=True))
+    inbox.deliver(part)
+    inbox.deliver(last)
+    assert inbox.open_numbers == (first,)
+    assert inbox.maybe_claim(frozenset({second})) is last
+    assert inbox.maybe_claim(frozenset({second})) is None
+    assert inbox.maybe_wake_ms(None) == 10
+    assert inbox.maybe_wake_ms(5) == 5
+    assert inbox.expired(9.9) == []
+    assert inbox.expired(10) == [first]
+    inbox.abandon(first)
+    inbox.deliver(part)
+    assert inbox.maybe_claim(frozenset({first})) is None
+    assert inbox.maybe_wake_ms(None) is None
+
+
+def test_inbox_drops_what_comes_after_the_end() -> None:
+    inbox = Inbox()
+    number = inbox.open(10)
+    inbox.deliver(Arrival(number, ConnectError("x")))
+    inbox.deliver(Arrival(number, frame(is_end=True)))
+    assert isinstance(inbox.maybe_claim(frozenset({number})).content, ConnectError)
+    assert inbox.maybe_claim(frozenset({number})) is None
+
+
+def test_gather_returns_replies_in_the_order_of_calls() -> None:
+    calls = [Call("a:1", Opcode.PING, None, 5), Call("b:1", Opcode.PING, None, 5)]
+    program = gather(calls)
+    assert program.send(None) == Start(calls[0])
+    assert program.send(4) == Start(calls[1])
+    assert program.send(9) == Receive(frozenset({4, 9}))
+    part, last, error = frame(is_end=False), frame(is_end=True), ConnectError("x")
+    assert program.send(Arrival(9, part)) == Receive(frozenset({4, 9}))
+    assert program.send(Arrival(4, error)) == Receive(frozenset({9}))
+    with pytest.raises(StopIteration) as stop:
+        program.send(Arrival(9, last))
+    assert stop.value.value == [Reply((), error), Reply((part, last))]
+
+
+def test_pause_waits_for_nothing_but_time() -> None:
+    program = pause(30)
+    assert program.send(None) == Now()
+    assert program.send(100.0) == Receive(frozenset(), 130.0)
+    with pytest.raises(StopIteration):
+        program.send(None)
+
+
+PING = Call("h:1", Opcode.PING, None, 5)
+
+
+def feed(conversation: Conversation, buffers: list) -> list:
+    data = b"".join(buffers)
+    conversation.get_buffer()[: len(data)] = data
+    return conversation.receive(len(data))
+
+
+def test_a_deadline_before_the_connection_is_a_connect_error() -> None:
+    conversation = Conversation("h:1", "me")
+    call_id, _ = conversation.start(PING, lambda _: None)
+    error = conversation.expire(call_id, Opcode.PING)
+    assert isinstance(error, ConnectError)
+    assert error.outcome is Outcome.NOT_APPLIED
+    assert conversation.is_usable
+
+
+def test_a_deadline_on_a_connection_retires_it() -> None:
+    conversation = Conversation("h:1", "me")
+    conversation.phase = Phase.OPEN
+    other: list = []
+    expired, _ = conversation.start(PING, lambda _: None)
+    conversation.start(PING, other.append)
+    assert isinstance(conversation.expire(expired, Opcode.PING), DeadlineExceededError)
+    assert (conversation.is_usable, conversation.is_finished) == (False, False)
+    conversation.end(lost("h:1", "gone"))
+    assert conversation.is_finished
+    assert isinstance(other[0], ConnectionLostError)
+
+
+def test_the_reason_of_a_failed_connection_is_told_to_later_calls() -> None:
+    conversation = Conversation("h:1", "me")
+    conversation.end(connect_failed("h:1", OSError(111, "whatever"), 5))
+    with pytest.raises(ConnectError, match="Connection refused"):
+        conversation.start(PING, lambda _: None)
+
+
+def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
+    conversation, server = Conversation("h:1", "me"), Connection()
+    conversation.phase = Phase.OPEN
+    got: list = []
+    _, buffers = conversation.start(PING, got.append)
+    server.receive_data(b"".join([*buffers]))
+    (request,) = [each for each in server.events() if isinstance(each, RequestReceived)]
+    feed(conversation, server.send_goaway())
+    with pytest.raises(ShuttingDownError):
+        conversation.start(PING, got.append)
+    assert not conversation.is_finished
+    feed(conversation, server.send_response(request.frame))
+    assert len(got) == 1
+    assert conversation.is_finished
+
+
+def test_what_a_client_does_not_serve_is_refused() -> None:
+    conversation, server = Conversation("h:1", "me"), Connection()
+    _, buffers = server.start_call(Opcode.APPEND, b"", [b"x"])
+    server.receive_data(b"".join(feed(conversation, buffers)))
+    (event,) = server.events()
+    assert event.frame.is_system_error
+
+
+def piece(index: int, start: int, end: int | None) -> RangeInfo:
+    return RangeInfo(1, index, start, end, 0, ("h:1",))
+
+
+def test_router_finds_ranges() -> None:
+    router = Router()
+    router.learn(1, [piece(2, 10, None), piece(0, 3, 10), piece(1, 10, 10)])
+    assert [router.maybe_range_at(1, offset).range_index for offset in (3, 9, 10, 99)] == [
+        0,
+        0,
+        2,
+        2,
+    ]
+    assert router.maybe_range_at(1, 2) is None
+    assert router.maybe_range_at(1, EARLIEST).range_index == 0
+    assert router.maybe_range_at(1, LATEST).range_index == 2
+    assert router.maybe_open_range(1).range_index == 2
+    router.forget(1)
+    assert router.maybe_range_at(1, 3) is None
+    assert router.unknown([1, 2, 1]) == [1, 2]
+
+
+def test_router_without_an_open_range() -> None:
+    router = Router()
+    router.learn(1, [piece(0, 0, 10)])
+    assert router.maybe_open_range(1) is None
+    assert router.maybe_range_at(1, 10).range_index == 0
+    assert router.maybe_range_at(1, 11) is None
+    router.learn(1, [])
+    assert router.maybe_range_at(1, LATEST) is None
+    assert router.maybe_open_range(1) is None
+
+
+def test_router_knows_a_revision_only_if_it_is_that_of_all() -> None:
+    router = Router()
+    router.learn(1, [], 5)
+    router.learn(2, [], 5)
+    router.learn(3, [], 6)
+    router.learn(4, [])
+    assert router.maybe_revision([1, 2]) == 5
+    assert router.maybe_revision([1, 3]) is None
+    assert router.maybe_revision([4]) is None
+    assert router.maybe_revision([1, 9]) is None
+
+
+def test_default_budget_outlives_one_call() -> None:
+    assert RetryPolicy().budget_ms > limits.REQUEST_TIMEOUT_MS

@@ -1,0 +1,204 @@
+"""Metadata operations of the blocking and the asyncio client."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from sbp_core.client import (
+    StreamBounds,
+    StreamSpec,
+)
+from sbp_core.errors import (
+    AlreadyExistsError,
+    ConnectionLostError,
+    NotFoundError,
+    ProtocolError,
+    StatusCode,
+)
+from sbp_core.wire.headers import (
+    CreateStreamResult,
+    CreateStreamsResponse,
+    DeleteStreamResult,
+    DeleteStreamsResponse,
+    DescribeRangeResult,
+    DescribeRangesResponse,
+    DescribeStreamResult,
+    DescribeStreamsResponse,
+    Stream,
+)
+from sbp_core.wire.opcodes import Opcode
+from scripted_peer import (
+    Exchange,
+    Handler,
+    placed,
+    ranges,
+    reset,
+    status,
+)
+
+pytest_plugins = ["client_fixtures"]
+
+
+def test_describe_by_id_and_name_names_all_missing(make, peer) -> None:
+    known = Stream(4, 1, 60, name="orders", created_at_ms=9)
+
+    def describe(exchange: Exchange) -> None:
+        header = exchange.header
+        results = [
+            DescribeStreamResult(known)
+            if ref in {4, "orders"}
+            else DescribeStreamResult(status=status(StatusCode.NOT_FOUND))
+            for ref in (*header.stream_ids, *header.names)
+        ]
+        half = len(results) // 2
+        exchange.answer(DescribeStreamsResponse(0, tuple(results[:half])), is_end=False)
+        exchange.answer(DescribeStreamsResponse(0, tuple(results[half:])))
+
+    peer.script(Opcode.DESCRIBE_STREAMS, describe)
+    driver = make(peer.endpoint)
+    first, second = driver.do("describe_streams", ["orders", 4])
+    assert first == second
+    assert (first.stream_id, first.name, first.retention_period_ms) == (4, "orders", 60)
+    with pytest.raises(NotFoundError, match=r"'nope'.*77.*create_streams"):
+        driver.do("describe_streams", ["nope", 4, 77])
+
+
+def test_create_streams(make, peer) -> None:
+    def create(exchange: Exchange) -> None:
+        results = tuple(
+            CreateStreamResult(Stream(i, each.replica_nums, 0, name=each.name))
+            if each.name != "taken"
+            else CreateStreamResult(status=status(StatusCode.CONFLICT))
+            for i, each in enumerate(exchange.header.streams)
+        )
+        exchange.answer(CreateStreamsResponse(create_responses=results))
+
+    peer.script(Opcode.CREATE_STREAMS, create)
+    driver = make(peer.endpoint)
+    made = driver.do("create_streams", [StreamSpec("a"), StreamSpec(None, 3)])
+    assert [(each.stream_id, each.name, each.replica_count) for each in made] == [
+        (0, "a", 1),
+        (1, None, 3),
+    ]
+    with pytest.raises(AlreadyExistsError, match="taken"):
+        driver.do("create_streams", [StreamSpec("taken")])
+
+
+def test_create_is_not_repeated_when_its_outcome_is_unknown(make, peer) -> None:
+    peer.script(Opcode.CREATE_STREAMS, reset)
+    with pytest.raises(ConnectionLostError):
+        make(peer.endpoint).do("create_streams", [StreamSpec("a")])
+    assert len(peer.seen(Opcode.CREATE_STREAMS)) == 1
+
+
+def test_delete_tells_the_range_servers_too_and_bears_their_absence(make, peers) -> None:
+    driver_peer, server = peers(), peers()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"127.0.0.1:{closed.getsockname()[1]}"
+    driver_peer.script(
+        Opcode.DESCRIBE_STREAMS,
+        lambda each: each.answer(
+            DescribeStreamsResponse(
+                0, tuple(DescribeStreamResult(Stream(i)) for i in each.header.stream_ids)
+            )
+        ),
+    )
+    driver_peer.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, 5, gone), placed(1, 1, 5, -1, server.endpoint)),
+    )
+
+    def delete(exchange: Exchange) -> None:
+        results = tuple(DeleteStreamResult(each) for each in exchange.header.streams)
+        exchange.answer(DeleteStreamsResponse(delete_responses=results))
+
+    driver_peer.script(Opcode.DELETE_STREAMS, delete)
+    server.script(Opcode.DELETE_STREAMS, delete)
+    make(driver_peer.endpoint).do("delete_streams", [1])
+    assert len(driver_peer.seen(Opcode.DELETE_STREAMS)) == 1
+    assert [each.stream_id for each in server.seen(Opcode.DELETE_STREAMS)[0].header.streams] == [1]
+
+
+def test_list_ranges_names_all_missing(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, 8, "a:1"), placed(1, 1, 8, -1, "b:1")))
+    driver = make(peer.endpoint)
+    found = driver.do("list_ranges", [1])
+    assert [(each.start_offset, each.end_offset, each.servers) for each in found[1]] == [
+        (0, 8, ("a:1",)),
+        (8, None, ("b:1",)),
+    ]
+    with pytest.raises(NotFoundError, match=r"stream 2.*stream 3"):
+        driver.do("list_ranges", [1, 2, 3])
+
+
+def describe_tail(*pieces: Any) -> Handler:
+    def handle(exchange: Exchange) -> None:
+        wanted = {each.stream_id for each in exchange.header.ranges}
+        results = tuple(
+            DescribeRangeResult(piece.stream_id, piece)
+            for piece in pieces
+            if piece.stream_id in wanted
+        )
+        exchange.answer(DescribeRangesResponse(describe_responses=results))
+
+    return handle
+
+
+def test_bounds_ask_each_server_once_and_the_driver_by_revision(make, peers) -> None:
+    pd, one, two = peers(), peers(), peers()
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(
+            placed(1, 0, 3, 10, one.endpoint),
+            placed(1, 1, 10, -1, two.endpoint),
+            placed(2, 0, 0, -1, two.endpoint),
+            placed(3, 0, 4, 9, one.endpoint),
+            revision=6,
+        ),
+    )
+    two.script(
+        Opcode.DESCRIBE_RANGE,
+        describe_tail(placed(1, 1, 10, -1, "", 25), placed(2, 0, 2, -1, "", 4)),
+    )
+    driver = make(pd.endpoint)
+    expected = [StreamBounds(1, 3, 25), StreamBounds(2, 2, 4), StreamBounds(3, 4, 9)]
+    assert driver.do("stream_bounds", [1, 2, 3]) == expected
+    assert driver.do("stream_bounds", [1, 2, 3]) == expected
+    assert len(two.seen(Opcode.DESCRIBE_RANGE)) == 2
+    assert not one.requests
+    asked = [
+        (len(each.header.range_owners), each.header.since_revision)
+        for each in pd.seen(Opcode.LIST_RANGES)
+    ]
+    assert asked == [(3, -1), (1, 6)]
+
+
+def test_bounds_follow_a_range_that_was_sealed(make, peers) -> None:
+    pd, server = peers(), peers()
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, server.endpoint)),
+        ranges(placed(1, 0, 0, 10, server.endpoint), placed(1, 1, 10, -1, server.endpoint)),
+    )
+    server.script(
+        Opcode.DESCRIBE_RANGE,
+        describe_tail(placed(1, 0, 0, 10, "", 10)),
+        describe_tail(placed(1, 1, 10, -1, "", 12)),
+    )
+    assert make(pd.endpoint).do("stream_bounds", [1]) == [StreamBounds(1, 0, 12)]
+
+
+def test_bounds_of_a_sealed_range_without_a_successor(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(placed(1, 0, 0, 10, "", 10)))
+    assert make(peer.endpoint).do("stream_bounds", [1]) == [StreamBounds(1, 0, 10)]
+
+
+def test_bounds_give_up_when_a_server_says_nothing(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.DESCRIBE_RANGE, describe_tail())
+    with pytest.raises(ProtocolError, match="stream 1"):
+        make(peer.endpoint).do("stream_bounds", [1])
