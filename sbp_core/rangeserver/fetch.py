@@ -1,0 +1,251 @@
+"""FETCH: answer each stream as soon as it has enough, the rest when the wait is over.
+
+SPEC "FETCH".
+
+Every request of a frame is answered exactly once: as soon as `min_bytes` of its stream are there,
+or its end offset or the end of a sealed range is reached, or `max_wait_ms` passed (then with what
+there is, perhaps nothing). Requests that are ready together share response frames of about
+FETCH_FRAME_BYTES; the next frame is read from disk when the socket has taken the one before it, so
+a slow reader holds one frame of memory, however much it asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import OffsetOutOfRangeError, SbpError, StatusCode
+from sbp_core.log.index import Slot
+from sbp_core.log.log import Log
+from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.ranges import HostedRange, RangeInput
+from sbp_core.rangeserver.waiters import StreamWaiters
+from sbp_core.server.clock import Clock
+from sbp_core.server.dispatch import ServerCall
+from sbp_core.wire.headers import FetchInfo, FetchRequest, FetchResponse, FetchResult, Status
+from sbp_core.wire.status import SUCCESS, status_for
+
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+
+_SPAN_WASTE_MAX: Final = 2
+"""Read a run of batches in one go while at most half of the octets belong to other streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    request_index: int
+    stream_id: int
+    range_index: int
+    fetch_offset: int
+    end_offset: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    item: _Item
+    slots: tuple[Slot, ...]
+    next_offset: int
+    status: Status = SUCCESS
+
+    @property
+    def length_bytes(self) -> int:
+        return sum(slot.location.body_length for slot in self.slots)
+
+    def result(self) -> FetchResult:
+        return FetchResult(
+            stream_id=self.item.stream_id,
+            request_index=self.item.request_index,
+            batch_count=len(self.slots),
+            status=self.status,
+            batch_length=self.length_bytes,
+            next_offset=self.next_offset,
+        )
+
+
+class FetchHandler:
+    """Serves FETCH."""
+
+    def __init__(
+        self,
+        host: RangeHost,
+        log: Log,
+        waiters: StreamWaiters,
+        readers: ThreadPoolExecutor,
+        clock: Clock,
+    ) -> None:
+        self._host = host
+        self._log = log
+        self._waiters = waiters
+        self._readers = readers
+        self._clock = clock
+
+    async def __call__(self, call: ServerCall) -> None:
+        """Answer one FETCH frame with as many response frames as it takes."""
+        request = call.decode(FetchRequest)
+        wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
+        give_up_at = self._clock.monotonic() + wait_ms / 1000
+        items = [_item(info) for info in request.fetch_requests]
+        await self._host.learn({item.stream_id for item in items})
+        min_bytes = max(request.min_bytes, 1)
+        waiting = [self._resolve_tail(item) for item in items]
+        with self._waiters.watch(item.stream_id for item in items) as changed:
+            while True:
+                changed.clear()
+                seconds_left = give_up_at - self._clock.monotonic()
+                is_last = seconds_left <= 0 or self._waiters.is_closing
+                waiting = await self._answer_ready(call, waiting, min_bytes, is_last=is_last)
+                if not waiting:
+                    return
+                await _wait(changed, seconds_left)
+
+    async def _answer_ready(
+        self, call: ServerCall, waiting: Sequence[_Item], min_bytes: int, *, is_last: bool
+    ) -> list[_Item]:
+        """Send what is ready; return the requests that go on waiting."""
+        unready: list[_Item] = []
+        frame: list[_Answer] = []
+        frame_bytes = 0
+        for item in waiting:
+            answer = self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
+            if answer is None:
+                unready.append(item)
+                continue
+            frame.append(answer)
+            frame_bytes += answer.length_bytes
+            if frame_bytes >= limits.FETCH_FRAME_BYTES:
+                is_end = not unready and item is waiting[-1]
+                await self._send(call, frame, is_end=is_end)
+                frame, frame_bytes = [], 0
+        if frame or not waiting:
+            await self._send(call, frame, is_end=not unready)
+        return unready
+
+    async def _send(self, call: ServerCall, answers: list[_Answer], *, is_end: bool) -> None:
+        loop = asyncio.get_running_loop()
+        payload: list[bytes] = []
+        if any(answer.slots for answer in answers):
+            payload = await loop.run_in_executor(self._readers, self._read, answers)
+        await call.respond(
+            FetchResponse(
+                fetch_responses=tuple(answer.result() for answer in answers), status=SUCCESS
+            ),
+            payload,
+            is_end=is_end,
+        )
+
+    def _resolve_tail(self, item: _Item) -> _Item:
+        """Replace "the tail" by the offset that it is at now, so that waiting makes sense."""
+        if item.fetch_offset != LATEST_OFFSET or not self._host.table.has_stream(item.stream_id):
+            return item
+        tail = self._host.table.range_at(item.stream_id, -1)
+        return _Item(
+            item.request_index,
+            item.stream_id,
+            tail.range_index,
+            tail.next_offset,
+            item.end_offset,
+            item.max_bytes,
+        )
+
+    def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
+        try:
+            hosted, offset = self._locate(item)
+        except SbpError as error:
+            return _Answer(item, (), item.fetch_offset, status_for(error))
+        slots = tuple(_take_slots(hosted, offset, item))
+        next_offset = slots[-1].end_offset if slots else offset
+        is_complete = (
+            next_offset == hosted.maybe_end_offset
+            or 0 <= item.end_offset <= next_offset
+            or sum(slot.location.body_length for slot in slots) >= min(min_bytes, item.max_bytes)
+            or next_offset < hosted.next_offset
+        )
+        return _Answer(item, slots, next_offset) if is_complete or is_last else None
+
+    def _locate(self, item: _Item) -> tuple[HostedRange, int]:
+        """Return the range that serves the request, and its first offset."""
+        ranges = self._host.table.ranges_of(item.stream_id)
+        ranges[0].receive(RangeInput.FETCH)
+        offset = item.fetch_offset
+        if offset == EARLIEST_OFFSET:
+            offset = ranges[0].start_offset
+        if item.range_index >= 0:
+            ranges = [self._host.table.range_at(item.stream_id, item.range_index)]
+        for hosted in reversed(ranges):
+            if hosted.start_offset <= offset <= hosted.next_offset:
+                return hosted, offset
+        start_offset, next_offset = ranges[0].start_offset, ranges[-1].next_offset
+        raise OffsetOutOfRangeError(
+            StatusCode.OFFSET_OUT_OF_RANGE,
+            f"offset {item.fetch_offset} of stream {item.stream_id} is outside"
+            f" [{start_offset}, {next_offset}]",
+            OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
+        )
+
+    def _read(self, answers: Sequence[_Answer]) -> list[bytes]:
+        """Read the bodies of the answers' batches; runs on a reader thread."""
+        return [self._read_slots(answer.slots) for answer in answers if answer.slots]
+
+    def _read_slots(self, slots: Sequence[Slot]) -> bytes:
+        first, last = slots[0].location, slots[-1].location
+        wanted = sum(slot.location.body_length for slot in slots)
+        if len(slots) == 1:
+            return self._log.read(first.body_position, first.body_length)
+        length = last.end - first.body_position
+        if length <= _SPAN_WASTE_MAX * wanted and self._log.is_one_segment(
+            first.position, last.end
+        ):
+            span = memoryview(self._log.read(first.body_position, length))
+            return b"".join(
+                span[start : start + slot.location.body_length]
+                for slot in slots
+                for start in (slot.location.body_position - first.body_position,)
+            )
+        return b"".join(
+            self._log.read(slot.location.body_position, slot.location.body_length) for slot in slots
+        )
+
+
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(changed.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def _item(info: FetchInfo) -> _Item:
+    stream_range = info.stream_range
+    stream_id = info.stream_id
+    if stream_id < 0 and stream_range is not None:
+        stream_id = stream_range.stream_id
+    max_bytes = (
+        info.batch_max_bytes if info.batch_max_bytes > 0 else limits.FETCH_BATCH_BYTES_DEFAULT
+    )
+    return _Item(
+        request_index=info.request_index,
+        stream_id=stream_id,
+        range_index=stream_range.range_index if stream_range is not None else -1,
+        fetch_offset=info.fetch_offset,
+        end_offset=info.end_offset,
+        max_bytes=min(max_bytes, limits.BATCH_BYTES_MAX),
+    )
+
+
+def _take_slots(hosted: HostedRange, offset: int, item: _Item) -> Iterator[Slot]:
+    """Yield batches from the one that holds `offset`, up to the request's bounds, at least one."""
+    if offset >= hosted.next_offset or 0 <= item.end_offset <= offset:
+        return
+    taken_bytes = 0
+    for slot in hosted.index.slots_from(hosted.index.find(offset)):
+        is_past_end = 0 <= item.end_offset <= slot.base_offset
+        is_too_much = taken_bytes and taken_bytes + slot.location.body_length > item.max_bytes
+        if is_past_end or is_too_much:
+            return
+        yield slot
+        taken_bytes += slot.location.body_length

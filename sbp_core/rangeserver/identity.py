@@ -1,0 +1,57 @@
+"""Who this server is: the id that the placement driver gave it, and the cluster it belongs to.
+
+Kept in `identity.json` beside the log, written once and atomically.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.log.disk import Disk
+
+_FILE_NAME: Final = "identity.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A range server's place in a cluster."""
+
+    server_id: int
+    cluster_id: str
+
+
+def load_identity(data_dir: Path) -> Identity | None:
+    """Return the stored identity, None in a new folder. Raises ConfigurationError if unreadable."""
+    path = data_dir / _FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Identity(int(content["server_id"]), str(content["cluster_id"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}). It names the server that owns this folder: restore"
+            " it from a copy, or, if the folder holds nothing you need, start with an empty one"
+        ) from error
+
+
+def store_identity(data_dir: Path, identity: Identity, disk: Disk) -> None:
+    """Write the identity durably. Raises ConfigurationError when the folder is not writable."""
+    path = data_dir / _FILE_NAME
+    fresh = path.with_suffix(".tmp")
+    try:
+        fresh.unlink(missing_ok=True)
+        file = disk.create(fresh)
+        try:
+            file.pwritev([json.dumps(asdict(identity)).encode()], 0)
+            file.fsync()
+        finally:
+            file.close()
+        fresh.replace(path)
+        disk.fsync_dir(data_dir)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error

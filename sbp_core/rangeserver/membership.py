@@ -1,0 +1,154 @@
+"""The range server's side of the cluster: its id, its heartbeats, what the PD places on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client import AsyncClient
+from sbp_core.errors import InvalidRequestError, NotFoundError, SbpError
+from sbp_core.log.disk import Disk
+from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
+from sbp_core.wire.headers import (
+    ClientRole,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    IdAllocationRequest,
+    IdAllocationResponse,
+    ListRangesRequest,
+    ListRangesResponse,
+    RangeCriteria,
+    RangeServer,
+    StreamRange,
+    decode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import check_status, maybe_error
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Membership:
+    """Keeps this server known to the placement driver.
+
+    `refused` ends with the error when the placement driver says that this server is not of its
+    cluster: then it must stop, and keep its data.
+    """
+
+    def __init__(
+        self, placement_driver: str, data_dir: Path, disk: Disk, heartbeat_interval_ms: int
+    ) -> None:
+        self._placement_driver = placement_driver
+        self._data_dir = data_dir
+        self._disk = disk
+        self._interval_ms = heartbeat_interval_ms
+        self._client = AsyncClient(placement_driver)
+        self._identity: Identity | None = None
+        self._advertise_addr = ""
+        self._task: asyncio.Task[None] | None = None
+        self.refused: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def server_id(self) -> int:
+        """The id that the placement driver gave this server, -1 before `join`."""
+        return self._identity.server_id if self._identity is not None else -1
+
+    def self_table(self) -> RangeServer:
+        """Return how this server appears in frames."""
+        return RangeServer(self.server_id, self._advertise_addr)
+
+    async def join(self, advertise_addr: str) -> None:
+        """Get or recall the id and announce the address; then go on with heartbeats.
+
+        Waits for the placement driver as long as it takes. Raises InvalidRequestError when it
+        refuses this server.
+        """
+        self._advertise_addr = advertise_addr
+        self._identity = load_identity(self._data_dir)
+        while True:
+            try:
+                if self._identity is None:
+                    self._identity = await self._allocate_identity()
+                await self._beat()
+                break
+            except InvalidRequestError:
+                raise
+            except SbpError as error:
+                _LOG.warning("waiting for the placement driver: %s", error)
+                await asyncio.sleep(self._interval_ms / 1000)
+        self._task = asyncio.create_task(self._keep_beating())
+
+    async def leave(self) -> None:
+        """Stop the heartbeats and close the connections."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._client.close()
+
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
+        """Return the ranges of these streams that are placed on this server (LIST_RANGES)."""
+        me = self.self_table()
+        request = ListRangesRequest(
+            timeout_ms=limits.REQUEST_TIMEOUT_MS,
+            range_owners=tuple(RangeCriteria(me, stream_id) for stream_id in stream_ids),
+        )
+        frames = await self._client.call(self._placement_driver, Opcode.LIST_RANGES, request)
+        placed: list[StreamRange] = []
+        for frame in frames:
+            response = decode_header(ListRangesResponse, frame.header)
+            check_status(response.status)
+            for result in response.list_responses:
+                error = maybe_error(result.status)
+                if error is None:
+                    placed.extend(result.ranges)
+                elif not isinstance(error, NotFoundError):
+                    raise error
+        return placed
+
+    async def _allocate_identity(self) -> Identity:
+        beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
+        request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)
+        frames = await self._client.call(self._placement_driver, Opcode.ALLOCATE_ID, request)
+        response = decode_header(IdAllocationResponse, frames[-1].header)
+        check_status(response.status)
+        identity = Identity(response.id, beat.cluster_id or "")
+        store_identity(self._data_dir, identity, self._disk)
+        return identity
+
+    async def _beat(self) -> None:
+        assert self._identity is not None
+        await self._call_heartbeat(
+            HeartbeatRequest(
+                client_id=f"range-server-{self.server_id}",
+                client_role=ClientRole.RANGE_SERVER,
+                range_server=self.self_table(),
+                cluster_id=self._identity.cluster_id,
+            )
+        )
+
+    async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
+        frames = await self._client.call(self._placement_driver, Opcode.HEARTBEAT, request)
+        response = decode_header(HeartbeatResponse, frames[-1].header)
+        check_status(response.status)
+        return response
+
+    async def _keep_beating(self) -> None:
+        is_known = True
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            try:
+                await self._beat()
+                if not is_known:
+                    _LOG.info("the placement driver answers again")
+                is_known = True
+            except InvalidRequestError as error:
+                self.refused.set_result(error)
+                return
+            except SbpError as error:
+                if is_known:
+                    _LOG.warning("the placement driver does not answer: %s", error)
+                is_known = False

@@ -1,0 +1,123 @@
+"""A range server from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from sbp_core.errors import SbpError
+from sbp_core.log.disk import Disk, OsDisk
+from sbp_core.log.log import Log
+from sbp_core.log.recovery import RecoveryReport
+from sbp_core.rangeserver.append import AppendHandler
+from sbp_core.rangeserver.commit import GroupCommitter
+from sbp_core.rangeserver.fetch import FetchHandler
+from sbp_core.rangeserver.handlers import RangeOperations
+from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.membership import Membership
+from sbp_core.rangeserver.ranges import RangeTable
+from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.rangeserver.waiters import StreamWaiters
+from sbp_core.server.addresses import join_address
+from sbp_core.server.clock import Clock, SystemClock
+from sbp_core.server.listener import Listener
+from sbp_core.wire.opcodes import Opcode
+
+_LOG: Final = logging.getLogger(__name__)
+
+_READER_THREADS: Final = 4
+
+
+class RangeServer:
+    """One range server: its log, its listener and its place in the cluster.
+
+    `failed` ends with the reason when the server must not go on: its log cannot be written, or the
+    placement driver does not accept it. The owner then stops it and exits with an error.
+    """
+
+    def __init__(
+        self,
+        settings: RangeServerSettings,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._disk = disk or OsDisk()
+        self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="sbp-log-reader")
+        self._waiters = StreamWaiters()
+        self._log: Log | None = None
+        self._committer: GroupCommitter | None = None
+        self._membership: Membership | None = None
+        self._listener: Listener | None = None
+        self._endpoint = ""
+        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients reach this server, "host:port", once it is started."""
+        return self._endpoint
+
+    async def start(self) -> RecoveryReport:
+        """Recover the log, listen, join the cluster; return what recovery found.
+
+        Raises LogError when the log cannot be opened or is corrupt, ConfigurationError when the
+        address or folder cannot be had, InvalidRequestError when the cluster refuses this server.
+        """
+        settings = self._settings
+        table = RangeTable()
+        self._log = await asyncio.get_running_loop().run_in_executor(
+            self._readers,
+            lambda: Log.open(
+                settings.data_dir / "log",
+                on_entry=table.apply,
+                disk=self._disk,
+                segment_bytes=settings.segment_bytes,
+            ),
+        )
+        membership = Membership(
+            settings.placement_driver,
+            settings.data_dir,
+            self._disk,
+            settings.heartbeat_interval_ms,
+        )
+        self._membership = membership
+        committer = GroupCommitter(self._log)
+        self._committer = committer
+        host = RangeHost(table, committer, self._waiters, membership)
+        append = AppendHandler(host, committer, self._clock)
+        fetch = FetchHandler(host, self._log, self._waiters, self._readers, self._clock)
+        operations = RangeOperations(host, membership)
+        self._listener = Listener(
+            {Opcode.APPEND: append, Opcode.FETCH: fetch, **operations.handlers()},
+            server_name="range server",
+            clock=self._clock,
+        )
+        committer.start(host.on_durable)
+        port = await self._listener.start(settings.host, settings.port)
+        self._endpoint = join_address(settings.public_host, port)
+        committer.failed.add_done_callback(self._on_failure)
+        membership.refused.add_done_callback(self._on_failure)
+        await membership.join(self._endpoint)
+        _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
+        return self._log.recovery
+
+    async def stop(self) -> None:
+        """Refuse new requests, finish the open ones, close the log."""
+        self._waiters.close()
+        if self._listener is not None:
+            await self._listener.drain()
+        if self._membership is not None:
+            await self._membership.leave()
+        if self._committer is not None:
+            await self._committer.stop()
+        if self._log is not None:
+            self._log.close()
+        self._readers.shutdown()
+
+    def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
+        if not future.cancelled() and not self.failed.done():
+            self.failed.set_result(future.result())

@@ -1,0 +1,87 @@
+"""A placement driver and a range server in the test's own event loop, and batches to append."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from sbp_core.client import AsyncClient, FetchItem
+from sbp_core.pd.server import PlacementDriver
+from sbp_core.pd.settings import PlacementDriverSettings
+from sbp_core.rangeserver.server import RangeServer
+from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.records import ROWS_SCHEMA, decode_rows, encode_rows, split_envelopes
+
+TIMESTAMP_MS = 1_700_000_000_000
+
+
+def rows_batch(values: Sequence[bytes | None], stream_id: int = 0) -> bytes:
+    """An encoded record batch with these values."""
+    count = len(values)
+    rows = pa.record_batch(
+        [
+            pa.nulls(count, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.nulls(count, ROWS_SCHEMA.field("headers").type),
+            pa.array([TIMESTAMP_MS * 1000] * count, ROWS_SCHEMA.field("timestamp").type),
+        ],
+        schema=ROWS_SCHEMA,
+    )
+    return encode_rows(rows, stream_id=stream_id, timestamp_ms=TIMESTAMP_MS)
+
+
+def values_of(payload: bytes | memoryview) -> list[tuple[int, bytes | None]]:
+    """(offset, value) of each record of a FETCH payload."""
+    return [
+        (envelope.base_offset + index, value)
+        for envelope in split_envelopes(payload)
+        for index, value in enumerate(decode_rows(envelope).column("value").to_pylist())
+    ]
+
+
+@dataclass
+class CoreCluster:
+    pd: PlacementDriver
+    server: RangeServer
+    client: AsyncClient
+
+    async def read(self, stream_id: int, start: int = 0, **options: int) -> list[tuple[int, bytes]]:
+        """All records from `start` to the tail, following next_offset."""
+        records: list[tuple[int, bytes]] = []
+        offset = start
+        while True:
+            item = FetchItem(stream_id, offset, None, options.get("max_bytes", 1 << 20))
+            outcomes = [outcome async for outcome in self.client.fetch([item])]
+            (outcome,) = outcomes
+            if outcome.error is not None:
+                raise outcome.error
+            found = values_of(outcome.payload)
+            records += [(at, value) for at, value in found if at >= offset]
+            if outcome.next_offset == offset:
+                return records
+            offset = outcome.next_offset
+
+
+@asynccontextmanager
+async def core_cluster(folder: Path, **server_options: object) -> AsyncIterator[CoreCluster]:
+    """Start a cluster on `folder`, on free ports; stop it at the end."""
+    disk = server_options.pop("disk", None)
+    pd = PlacementDriver(PlacementDriverSettings(data_dir=folder / "pd", port=0))
+    endpoint = await pd.start()
+    server = RangeServer(
+        RangeServerSettings(
+            data_dir=folder / "rs", placement_driver=endpoint, port=0, **server_options
+        ),
+        disk=disk,
+    )
+    try:
+        await server.start()
+        async with AsyncClient(endpoint) as client:
+            yield CoreCluster(pd, server, client)
+    finally:
+        await server.stop()
+        await pd.stop()

@@ -1,0 +1,118 @@
+"""Group commit: sharing, order, and what happens when the disk fails."""
+
+import asyncio
+import threading
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.errors import LogWriteError, ThrottledError
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.log import Log
+from sbp_core.log.disk import OsDisk
+from sbp_core.rangeserver.commit import GroupCommitter
+
+
+class HeldDisk(OsDisk):
+    """A disk whose syncs wait until the test lets them go."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.sync_count = 0
+        self.error = None
+
+    def hold(self, file):
+        sync = file.fdatasync
+
+        def held_sync():
+            assert self.gate.wait(30)
+            self.sync_count += 1
+            if self.error is not None:
+                raise self.error
+            sync()
+
+        file.fdatasync = held_sync
+        return file
+
+    def open(self, path, *, is_writable):
+        file = super().open(path, is_writable=is_writable)
+        return self.hold(file) if is_writable else file
+
+
+def entry(number):
+    return Entry(EntryKind.BATCH, 1, 0, number, 1, b"body %d" % number)
+
+
+def run(tmp_path, body):
+    async def main():
+        disk = HeldDisk()
+        disk.gate.set()
+        log = Log.open(tmp_path / "log", on_entry=lambda *_: None, disk=disk)
+        disk.gate.clear()
+        disk.sync_count = 0
+        durable = []
+        committer = GroupCommitter(log)
+        committer.start(lambda done, place: durable.append(done.base_offset))
+        try:
+            await asyncio.wait_for(body(committer, disk, durable), 30)
+        finally:
+            disk.error = None
+            disk.gate.set()
+            await committer.stop()
+            log.close()
+
+    asyncio.run(main())
+
+
+def test_whatever_arrives_during_a_sync_shares_the_next_one(tmp_path):
+    async def body(committer, disk, durable):
+        first = committer.submit([entry(0)])
+        await asyncio.sleep(0)
+        rest = [committer.submit([entry(n)]) for n in range(1, 50)]
+        assert not first.done()
+        assert durable == []
+        disk.gate.set()
+        await asyncio.gather(first, *rest)
+        assert durable == list(range(50))
+        assert disk.sync_count <= 3
+
+    run(tmp_path, body)
+
+
+def test_after_a_failed_sync_nothing_is_acknowledged(tmp_path):
+    async def body(committer, disk, durable):
+        disk.error = OSError(5, "Input/output error")
+        pending = [committer.submit([entry(n)]) for n in range(3)]
+        disk.gate.set()
+        for future in pending:
+            with pytest.raises(LogWriteError, match="nothing more is acknowledged"):
+                await future
+        disk.error = None
+        with pytest.raises(LogWriteError):
+            await committer.submit([entry(9)])
+        assert durable == []
+        assert committer.failed.done()
+
+    run(tmp_path, body)
+
+
+def test_what_waits_for_the_disk_is_bounded(tmp_path):
+    async def body(committer, disk, durable):
+        committer.submit([entry(0)])
+        with pytest.raises(ThrottledError):
+            committer.check_room(limits.PENDING_APPEND_BYTES_MAX)
+        committer.check_room(1000)
+        disk.gate.set()
+
+    run(tmp_path, body)
+
+
+def test_stopping_commits_what_is_queued(tmp_path):
+    async def body(committer, disk, durable):
+        futures = [committer.submit([entry(n)]) for n in range(3)]
+        disk.gate.set()
+        await committer.stop()
+        assert all(future.done() for future in futures)
+        assert durable == [0, 1, 2]
+
+    run(tmp_path, body)
