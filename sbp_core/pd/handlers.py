@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd import operations
-from sbp_core.server.addresses import check_address
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import RangeServerRecord, shown
 from sbp_core.pd.store_thread import StoreThread
+from sbp_core.server.addresses import check_address
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (

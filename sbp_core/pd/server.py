@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from sbp_core.server.addresses import join_address
+import asyncio
+
+from sbp_core.errors import SbpError
 from sbp_core.pd.handlers import PlacementDriverHandlers
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.settings import PlacementDriverSettings
 from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.pd.store_thread import StoreThread
+from sbp_core.server.addresses import join_address
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
 
 
 class PlacementDriver:
-    """One placement driver with its metadata in a directory. It starts once and stops once."""
+    """One placement driver with its metadata in a directory. It starts once and stops once.
+
+    `failed` ends with the reason when its metadata can be neither read nor written any more. The
+    owner then stops it and exits with an error.
+    """
 
     def __init__(self, settings: PlacementDriverSettings, clock: Clock | None = None) -> None:
         self._settings = settings
@@ -22,6 +29,7 @@ class PlacementDriver:
         self._store: StoreThread | None = None
         self._listener: Listener | None = None
         self._endpoint: str | None = None
+        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> str:
         """Open the metadata and listen; return the endpoint, host:port.
@@ -30,6 +38,7 @@ class PlacementDriver:
         """
         settings = self._settings
         store = await StoreThread.open(lambda: SqliteStore(settings.data_dir))
+        store.failed.add_done_callback(self._on_failure)
         handlers = PlacementDriverHandlers(
             store, self._membership, self._clock, lambda: self.endpoint
         )
@@ -63,3 +72,7 @@ class PlacementDriver:
     def live_server_count(self) -> int:
         """Range servers that can be given new ranges now."""
         return len(self._membership.live_server_ids())
+
+    def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
+        if not future.cancelled():
+            self.failed.set_result(future.result())

@@ -95,7 +95,7 @@ class SqliteStore:
 
         Raises ConfigurationError when the directory or the file cannot be used.
         """
-        self._failure: StatusError | None = None
+        self.maybe_failure: StatusError | None = None
         self._dir = DataDir(data_dir)
         try:
             self._connection = sqlite3.connect(self._dir.database, isolation_level=None)
@@ -357,8 +357,8 @@ class SqliteStore:
         self, sql: str, *values: int | str | None, named: Mapping[str, int | None] | None = None
     ) -> list[Any]:
         """Run one statement. After an I/O error nothing more is run: the file is in doubt."""
-        if self._failure is not None:
-            raise self._failure
+        if self.maybe_failure is not None:
+            raise self.maybe_failure
         try:
             return self._connection.execute(sql, named or values).fetchall()
         except sqlite3.Error as error:
@@ -367,5 +367,5 @@ class SqliteStore:
                 StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
             )
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FATAL_CODES:
-                self._failure = failure
+                self.maybe_failure = failure
             raise failure from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from sbp_core.errors import StatusError
 from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, StreamRecord
 
 
@@ -17,6 +18,10 @@ class MetadataStore(Protocol):
     @property
     def cluster_id(self) -> str:
         """Identity of the cluster, made with the store and never changed."""
+
+    @property
+    def maybe_failure(self) -> StatusError | None:
+        """Why nothing can be read or written any more, None while all is well."""
 
     def revision(self) -> int:
         """Return a number that grows with every change of streams, ranges or their addresses."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, ParamSpec, TypeVar
 
+from sbp_core.errors import SbpError
 from sbp_core.pd.store import MetadataStore
 
 P = ParamSpec("P")
@@ -14,11 +15,15 @@ T = TypeVar("T")
 
 
 class StoreThread:
-    """Runs work on a store, one piece at a time: no other work comes between its calls."""
+    """Runs work on a store, one piece at a time: no other work comes between its calls.
+
+    `failed` ends with the reason when the store can do no more work.
+    """
 
     def __init__(self, store: MetadataStore, executor: ThreadPoolExecutor) -> None:
         self._store = store
         self._executor = executor
+        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def open(cls, open_store: Callable[[], MetadataStore]) -> StoreThread:
@@ -40,9 +45,14 @@ class StoreThread:
         self, work: Callable[Concatenate[MetadataStore, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Return what `work(store, ...)` returns. Raises StatusError when the store fails."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor, lambda: work(self._store, *args, **kwargs)
-        )
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._executor, lambda: work(self._store, *args, **kwargs)
+            )
+        finally:
+            failure = self._store.maybe_failure
+            if failure is not None and not self.failed.done():
+                self.failed.set_result(failure)
 
     async def close(self) -> None:
         """Finish what is queued, then close the store."""

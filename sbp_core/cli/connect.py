@@ -1,0 +1,45 @@
+"""What the subcommands that talk to a cluster share: their client, and how streams are named."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client import Client, RetryPolicy, StreamInfo
+from sbp_core.errors import ConfigurationError
+
+PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
+"""For a question that somebody waits for: not worth minutes of patience."""
+PATIENT: Final = RetryPolicy()
+"""For a transfer: outlives a restart of the server."""
+
+
+def connect(options: Namespace, retry: RetryPolicy = PROMPT) -> Client:
+    """Return a client of the cluster at --endpoint. Raises SbpError when nobody answers there."""
+    client = Client(options.endpoint, retry=retry)
+    try:
+        client.ping()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def parse_stream(text: str) -> int | str:
+    """Return the stream id that `text` is when it has digits only, otherwise `text`, a name."""
+    if not (text.isascii() and text.isdigit()):
+        return text
+    if int(text) >= 2**63:
+        raise ConfigurationError(f"stream id {text} is not within 0..{2**63 - 1}")
+    return int(text)
+
+
+def find_stream(client: Client, text: str) -> StreamInfo:
+    """Return the stream with this name or id. Raises NotFoundError."""
+    return client.describe_streams([parse_stream(text)])[0]
+
+
+def label(info: StreamInfo) -> str:
+    """Return a stream's name, or its id when it has none."""
+    return info.name if info.name is not None else str(info.stream_id)

@@ -1,0 +1,275 @@
+"""The `sbp` command: its options, and what becomes of errors.
+
+What a subcommand needs is imported when it runs, so that `sbp --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from sbp_core.cli import output
+from sbp_core.errors import ConfigurationError, SbpError
+
+_EXIT_OK = 0
+_EXIT_FAILURE = 1
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
+
+_AddParser = Callable[..., argparse.ArgumentParser]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code.
+
+    0 is success, 1 a failure of a server or the network, 2 a mistake in how the command was called
+    or configured, 130 an interrupt. A failure is one line on standard error.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        exit_code: int = options.run(options)
+        sys.stdout.flush()
+        return exit_code
+    except BrokenPipeError:
+        # Whoever reads our output has enough of it, as `head` does.
+        output.discard_stdout()
+        return _EXIT_OK
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except ConfigurationError as error:
+        output.write_error(error)
+        return _EXIT_USAGE
+    except SbpError as error:
+        output.write_error(error)
+        return _EXIT_FAILURE
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers a mistake with one line that says what is wrong and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        self.exit(_EXIT_USAGE, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
+def _run_serve(options: argparse.Namespace) -> int:
+    from sbp_core.cli.serve import serve
+
+    return serve(options)
+
+
+def _run_create(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import create
+
+    return create(options)
+
+
+def _run_list(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import list_all
+
+    return list_all(options)
+
+
+def _run_describe(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import describe
+
+    return describe(options)
+
+
+def _run_delete(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import delete
+
+    return delete(options)
+
+
+def _run_ping(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import ping
+
+    return ping(options)
+
+
+def _run_produce(options: argparse.Namespace) -> int:
+    from sbp_core.cli.produce import produce
+
+    return produce(options)
+
+
+def _run_consume(options: argparse.Namespace) -> int:
+    from sbp_core.cli.consume import consume
+
+    return consume(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="sbp", description="Run and use streams of the Streaming Batch Protocol.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_serve(commands.add_parser)
+    client = _Parser(add_help=False)
+    client.add_argument(
+        "--endpoint",
+        default=os.environ.get("SBP_ENDPOINT") or "127.0.0.1:12378",
+        metavar="HOST:PORT",
+        help="placement driver (default: $SBP_ENDPOINT, now %(default)s)",
+    )
+    client.add_argument("--json", action="store_true", help="print JSON, one object per line")
+    _add_streams(commands.add_parser, client)
+    _add_produce(commands.add_parser, client)
+    _add_consume(commands.add_parser, client)
+    ping = commands.add_parser(
+        "ping", parents=[client], help="measure a round trip to the placement driver"
+    )
+    ping.set_defaults(run=_run_ping)
+    return parser
+
+
+def _add_serve(add_parser: _AddParser) -> None:
+    serve = add_parser(
+        "serve",
+        help="run a placement driver and range servers",
+        description="Run a placement driver and range servers, durable in one folder, until"
+        " SIGTERM or Ctrl-C. Options win over the configuration file, and that over the defaults.",
+    )
+    add = serve.add_argument
+    add("--data-dir", metavar="DIR", help="folder of all data (default: sbp-data)")
+    add("--host", help="address to listen on (default: 127.0.0.1)")
+    add("--advertise-host", metavar="HOST", help="host that clients are told (default: --host)")
+    add("--pd-port", type=int, metavar="PORT", help="0 picks a free one (default: 12378)")
+    add(
+        "--range-server-port",
+        type=int,
+        metavar="PORT",
+        help="first of consecutive ports; 0 picks free ones (default: 10911)",
+    )
+    add("--range-servers", type=int, metavar="N", help="range servers to run (default: 1)")
+    add(
+        "--ready-file",
+        metavar="PATH",
+        help="JSON file with the endpoints; there while the server serves",
+    )
+    add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
+    add("--config", metavar="PATH", help="settings in TOML; conf/server.toml names all of them")
+    add(
+        "--until-stdin-closes",
+        action="store_true",
+        help="also stop when standard input, a pipe, ends: for programs that start a server",
+    )
+    serve.set_defaults(run=_run_serve)
+
+
+def _add_streams(add_parser: _AddParser, client: _Parser) -> None:
+    streams = add_parser("streams", help="create, list, describe and delete streams")
+    actions = streams.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)
+
+    create = actions.add_parser("create", parents=[client], help="create a stream")
+    create.add_argument("name")
+    create.add_argument(
+        "--count",
+        type=_parse_positive,
+        metavar="N",
+        help="create N streams: NAME-0 to NAME-(N-1)",
+    )
+    create.add_argument(
+        "--replicas", type=_parse_positive, default=1, metavar="N", help="copies (default: 1)"
+    )
+    create.add_argument(
+        "--retention",
+        type=_parse_duration_ms,
+        default=0,
+        metavar="TIME",
+        help="how long records are worth keeping, such as 90s, 30m, 12h or 7d (default: 0, for"
+        " ever); kept with the stream, nothing is removed yet",
+    )
+    create.set_defaults(run=_run_create)
+
+    actions.add_parser("list", parents=[client], help="list all streams").set_defaults(
+        run=_run_list
+    )
+    describe = actions.add_parser(
+        "describe", parents=[client], help="show the metadata, offsets and ranges of streams"
+    )
+    describe.set_defaults(run=_run_describe)
+    delete = actions.add_parser("delete", parents=[client], help="delete streams")
+    delete.set_defaults(run=_run_delete)
+    for action in (describe, delete):
+        action.add_argument("streams", nargs="+", metavar="NAME_OR_ID")
+
+
+def _add_produce(add_parser: _AddParser, client: _Parser) -> None:
+    produce = add_parser(
+        "produce",
+        parents=[client],
+        help="append the lines of standard input to a stream",
+        description="Append each line of standard input, without its newline, as one record. A"
+        " batch whose acknowledgement is lost is appended again: at least once.",
+    )
+    produce.add_argument("stream", metavar="NAME_OR_ID")
+    produce.add_argument(
+        "--key-separator",
+        type=_parse_separator,
+        metavar="TEXT",
+        help="what stands before it in a line becomes the key; a line without it has none",
+    )
+    produce.set_defaults(run=_run_produce)
+
+
+def _add_consume(add_parser: _AddParser, client: _Parser) -> None:
+    consume = add_parser(
+        "consume",
+        parents=[client],
+        help="print the records of a stream",
+        description="Print the value of each record and a newline, up to the records that are"
+        " there now. With --json one object per record; octets that are not UTF-8 stand there as"
+        ' {"base64": ...}.',
+    )
+    consume.add_argument("stream", metavar="NAME_OR_ID")
+    consume.add_argument(
+        "--from",
+        dest="start",
+        type=_parse_start,
+        default="earliest",
+        metavar="OFFSET",
+        help="earliest, latest or a number (default: earliest)",
+    )
+    consume.add_argument(
+        "--max", type=_parse_positive, metavar="N", help="end after this many records"
+    )
+    consume.add_argument("--follow", action="store_true", help="wait for more records at the end")
+    consume.set_defaults(run=_run_consume)
+
+
+def _parse_positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _parse_start(text: str) -> str | int:
+    if text in {"earliest", "latest"}:
+        return text
+    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not earliest, latest or an offset")
+    return int(text)
+
+
+def _parse_separator(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the separator is empty")
+    return text
+
+
+def _parse_duration_ms(text: str) -> int:
+    unit_ms = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+    number, unit = (text[:-1], text[-1:]) if text != "0" else ("0", "s")
+    if unit not in unit_ms or not (number.isascii() and number.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0 or a time such as 90s, 30m, 12h or 7d")
+    duration_ms = int(number) * unit_ms[unit]
+    if duration_ms >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is longer than a 64-bit number of ms holds")
+    return duration_ms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

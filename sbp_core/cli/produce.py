@@ -1,0 +1,148 @@
+"""`sbp produce`: lines of standard input become records."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.cli.connect import PATIENT, connect, find_stream, label
+from sbp_core.cli.output import write_json, write_line
+from sbp_core.client import AppendItem, Client, StreamInfo
+from sbp_core.errors import RecordBatchError, SbpError
+from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch
+
+_READ_BYTES: Final = limits.MIB
+_LINGER_SECONDS: Final = 0.05
+"""How long records wait for others when input comes slowly."""
+
+
+def produce(options: Namespace) -> int:
+    """Append each line of standard input to a stream."""
+    separator = None if options.key_separator is None else options.key_separator.encode()
+    with connect(options, PATIENT) as client:
+        info = find_stream(client, options.stream)
+        writer = _Writer(client, info)
+        try:
+            for lines in read_lines(sys.stdin.fileno()):
+                writer.add(lines, separator)
+            writer.flush()
+        except SbpError as error:
+            error.add_note(f"{writer.record_count} records were acknowledged before")
+            raise
+    if options.json:
+        write_json(writer.summary())
+    else:
+        write_line(f"{writer.record_count} records appended to {label(info)}")
+    return 0
+
+
+def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[bytes]]:
+    """Yield the lines of a file, as they come, without their newlines.
+
+    An empty list means that no more came for a moment. The last line may lack its newline.
+    Raises RecordBatchError for a line that is too long for a record.
+    """
+    rest: list[bytes] = []
+    rest_bytes = line_count = 0
+    is_idle = True
+    while True:
+        if not is_idle and not select.select([descriptor], [], [], _LINGER_SECONDS)[0]:
+            is_idle = True
+            yield []
+        data = os.read(descriptor, read_bytes)
+        first, *others = data.split(b"\n")
+        rest.append(first)
+        rest_bytes += len(first)
+        lines = [b"".join(rest), *others] if others or not data else []
+        if max(rest_bytes, *map(len, lines), 0) > limits.RECORD_BYTES_MAX:
+            raise RecordBatchError(
+                f"one of the lines from {line_count + 1} on has more than"
+                f" {limits.RECORD_BYTES_MAX} octets, the most that a record may have"
+            )
+        if lines:
+            last = lines.pop()
+            rest, rest_bytes = [last], len(last)
+        if not data:
+            if rest_bytes:
+                yield rest
+            return
+        line_count += len(lines)
+        if lines:
+            is_idle = False
+            yield lines
+
+
+class _Writer:
+    """Turns lines into record batches and appends them, one call at a time."""
+
+    def __init__(self, client: Client, info: StreamInfo) -> None:
+        self._client = client
+        self._info = info
+        self._builder = RowsBuilder(info.stream_id)
+        self.record_count = 0
+        self._first_offset: int | None = None
+        self._last_offset: int | None = None
+
+    def add(self, lines: Sequence[bytes], separator: bytes | None) -> None:
+        """Take lines; append the record batches that are full. No lines: append what waits."""
+        if not lines:
+            self.flush()
+            return
+        now_us = time.time_ns() // 1000
+        rows = rows_of_lines(lines, separator, timestamp_us=now_us)
+        self._append(self._builder.add(rows, timestamp_ms=now_us // 1000))
+
+    def flush(self) -> None:
+        """Append what waits for a fuller record batch."""
+        self._append(self._builder.flush())
+
+    def summary(self) -> dict[str, str | int | None]:
+        """Return what was acknowledged; offsets are None when nothing was."""
+        return {
+            "stream": label(self._info),
+            "stream_id": self._info.stream_id,
+            "records": self.record_count,
+            "first_offset": self._first_offset,
+            "last_offset": self._last_offset,
+        }
+
+    def _append(self, batches: Sequence[bytes]) -> None:
+        for batch in batches:
+            item = AppendItem(self._info.stream_id, batch)
+            (outcome,) = self._client.append([item], retry_unknown=True)
+            count = peek_batch(batch).record_count
+            self.record_count += count
+            if self._first_offset is None:
+                self._first_offset = outcome.base_offset
+            self._last_offset = outcome.base_offset + count - 1
+
+
+def rows_of_lines(
+    lines: Sequence[bytes], separator: bytes | None, *, timestamp_us: int
+) -> pa.RecordBatch:
+    """Return one row per line; `timestamp_us` is microseconds since the epoch.
+
+    What stands before the first `separator` is the key; without one in the line it is null.
+    """
+    count = len(lines)
+    keys: Sequence[bytes | None] = [None] * count
+    values = lines
+    if separator is not None:
+        parts = [line.partition(separator) for line in lines]
+        keys = [before if found else None for before, found, _ in parts]
+        values = [after if found else before for before, found, after in parts]
+    columns = {
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+        "headers": pa.nulls(count, ROWS_SCHEMA.field("headers").type),
+        "timestamp": pa.repeat(pa.scalar(timestamp_us, ROWS_SCHEMA.field("timestamp").type), count),
+    }
+    return pa.record_batch([columns[name] for name in ROWS_SCHEMA.names], schema=ROWS_SCHEMA)

@@ -1,0 +1,175 @@
+"""`sbp serve`: a cluster with signals, a ready file and an exit code around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from sbp_core.cli import output
+from sbp_core.cli.config import ServeSettings, load_settings
+from sbp_core.cluster import Cluster, Endpoints
+from sbp_core.errors import ConfigurationError
+from sbp_core.log.disk import OsDisk
+from sbp_core.log.recovery import RecoveryReport
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_EXIT_INTERRUPTED: Final = 130
+
+
+def serve(options: Namespace) -> int:
+    """Serve until a signal; return the exit code.
+
+    Raises ConfigurationError when settings, addresses or folders cannot be used, and other
+    SbpErrors for what ends a server that was good before.
+    """
+    settings = load_settings(options)
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    with _owned(settings.cluster.data_dir):
+        ready = ReadyFile(settings.ready_file)
+        ready.remove()
+        asyncio.run(_serve(settings, ready, until_stdin_closes=options.until_stdin_closes))
+    return 0
+
+
+class ReadyFile:
+    """A file that is there, whole, exactly while the server serves. Without a path it is none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def write(self, endpoints: Endpoints) -> None:
+        """Put the endpoints there in one step. Raises ConfigurationError when that cannot be."""
+        if self._path is None:
+            return
+        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            fresh.write_text(json.dumps(asdict(endpoints)) + "\n", encoding="utf-8")
+            fresh.replace(self._path)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            raise ConfigurationError(
+                f"ready_file {self._path} cannot be written: {error.strerror}"
+            ) from error
+
+    def remove(self) -> None:
+        """Take the file away. Raises ConfigurationError when that cannot be."""
+        if self._path is None:
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"ready_file {self._path} cannot be replaced: {error.strerror}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _owned(data_dir: Path) -> Iterator[None]:
+    """Make and lock the folder, so that what is done before the cluster starts is safe too."""
+    disk = OsDisk()
+    try:
+        disk.make_directory(data_dir)
+        lock = disk.lock_directory(data_dir)
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"data_dir {data_dir} is in use by another `sbp serve`; stop that one, or choose"
+            " another folder"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"data_dir {data_dir} cannot be used: {error.strerror}; choose a folder that this user"
+            " can write"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def _serve(settings: ServeSettings, ready: ReadyFile, *, until_stdin_closes: bool) -> None:
+    stopping = asyncio.get_running_loop().create_future()
+    _watch_signals(stopping)
+    if until_stdin_closes:
+        _watch_stdin(stopping)
+    cluster = Cluster(settings.cluster)
+    starting = asyncio.create_task(cluster.start())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return
+    reports = starting.result()
+    try:
+        ready.write(cluster.endpoints)
+        _announce(settings, cluster.endpoints, reports)
+        await asyncio.wait({stopping, cluster.failed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.remove()
+        await cluster.stop()
+    if cluster.failed.done():
+        raise cluster.failed.result()
+
+
+def _watch_signals(stopping: asyncio.Future[None]) -> None:
+    """Let the first signal end `stopping`, and the second one the process."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, lambda *_: os._exit(_EXIT_INTERRUPTED))
+        _end(stopping)
+
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, on_signal)
+
+
+def _watch_stdin(stopping: asyncio.Future[None]) -> None:
+    """Let the end of standard input end `stopping`. Raises ConfigurationError without a pipe."""
+    loop = asyncio.get_running_loop()
+
+    def on_readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            _end(stopping)
+
+    try:
+        loop.add_reader(0, on_readable)
+    except OSError as error:
+        raise ConfigurationError(
+            "--until-stdin-closes: standard input is no pipe or terminal"
+        ) from error
+
+
+def _end(stopping: asyncio.Future[None]) -> None:
+    if not stopping.done():
+        stopping.set_result(None)
+
+
+def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[RecoveryReport]) -> None:
+    lines = [f"placement driver  {endpoints.pd}"]
+    for index, (endpoint, report) in enumerate(zip(endpoints.range_servers, reports, strict=True)):
+        lines.append(f"range server {index}    {endpoint}")
+        if report.torn_tail is not None:
+            tail = report.torn_tail
+            lines.append(
+                f"range server {index}    cut {tail.cut_bytes} octets that were never acknowledged"
+                f" off {tail.path}, at log position {tail.position}: {tail.reason}"
+            )
+    lines.append(f"serving {settings.cluster.data_dir.absolute()}; Ctrl-C or SIGTERM stops")
+    with contextlib.suppress(OSError):  # the server outlives whoever reads this
+        output.write_line("\n".join(lines))

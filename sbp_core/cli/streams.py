@@ -1,0 +1,133 @@
+"""`sbp streams` and `sbp ping`: questions to the placement driver."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+
+from sbp_core import limits
+from sbp_core.cli.connect import connect, label, parse_stream
+from sbp_core.cli.output import write_json, write_line, write_table
+from sbp_core.client import RangeInfo, StreamBounds, StreamInfo, StreamSpec
+from sbp_core.errors import ConfigurationError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def create(options: Namespace) -> int:
+    """Create NAME, or NAME-0 to NAME-(count-1)."""
+    names: list[str] = [options.name]
+    if options.count is not None:
+        if options.count > limits.STREAMS_PER_REQUEST_MAX:
+            raise ConfigurationError(
+                f"--count {options.count} is more than {limits.STREAMS_PER_REQUEST_MAX}"
+            )
+        names = [f"{options.name}-{index}" for index in range(options.count)]
+    if names[0].isdigit():
+        raise ConfigurationError(
+            f"stream name {names[0]!r} would be taken for an id; it needs more than digits"
+        )
+    specs = [
+        StreamSpec(name, replica_count=options.replicas, retention_period_ms=options.retention)
+        for name in names
+    ]
+    with connect(options) as client:
+        infos = client.create_streams(specs)
+    for info in infos:
+        if options.json:
+            write_json(asdict(info))
+        else:
+            write_line(f"created {label(info)} (id {info.stream_id})")
+    return 0
+
+
+def list_all(options: Namespace) -> int:
+    """List all streams, by id."""
+    with connect(options) as client:
+        infos = client.list_streams()
+    if options.json:
+        for info in infos:
+            write_json(asdict(info))
+        return 0
+    rows = [
+        (
+            info.stream_id,
+            info.name or "-",
+            info.replica_count,
+            _retention(info),
+            _time(info.created_at_ms),
+        )
+        for info in infos
+    ]
+    write_table(("ID", "NAME", "REPLICAS", "RETENTION", "CREATED"), rows)
+    return 0
+
+
+def describe(options: Namespace) -> int:
+    """Show each stream's metadata, offsets and ranges."""
+    with connect(options) as client:
+        infos = client.describe_streams([parse_stream(text) for text in options.streams])
+        stream_ids = [info.stream_id for info in infos]
+        bounds = client.stream_bounds(stream_ids)
+        ranges = client.list_ranges(stream_ids)
+    for info, held in zip(infos, bounds, strict=True):
+        if options.json:
+            shown = [asdict(piece) for piece in ranges[info.stream_id]]
+            write_json({**asdict(info), **asdict(held), "ranges": shown})
+        else:
+            _write_stream(info, held, ranges[info.stream_id])
+    return 0
+
+
+def delete(options: Namespace) -> int:
+    """Delete streams: all of them, or none if one does not exist."""
+    refs = [parse_stream(text) for text in options.streams]
+    with connect(options) as client:
+        infos = list(dict.fromkeys(client.describe_streams(refs)))
+        client.delete_streams([info.stream_id for info in infos])
+    for info in infos:
+        if options.json:
+            write_json(asdict(info))
+        else:
+            write_line(f"deleted {label(info)} (id {info.stream_id})")
+    return 0
+
+
+def ping(options: Namespace) -> int:
+    """Measure a round trip to the placement driver, on a connection that is there already."""
+    with connect(options) as client:
+        round_trip_ms = client.ping()
+    if options.json:
+        write_json({"endpoint": options.endpoint, "round_trip_ms": round_trip_ms})
+    else:
+        write_line(f"{options.endpoint} answers in {round_trip_ms:.2f} ms")
+    return 0
+
+
+def _write_stream(info: StreamInfo, held: StreamBounds, ranges: tuple[RangeInfo, ...]) -> None:
+    write_line(f"{label(info)} (id {info.stream_id})")
+    write_line(f"  records    {held.next_offset - held.start_offset}")
+    write_line(f"  offsets    {held.start_offset} to {held.next_offset}, exclusive")
+    write_line(f"  replicas   {info.replica_count}")
+    write_line(f"  retention  {_retention(info)}")
+    write_line(f"  created    {_time(info.created_at_ms)}")
+    for piece in ranges:
+        end = "open" if piece.end_offset is None else f"sealed at {piece.end_offset}"
+        write_line(
+            f"  range {piece.range_index}    from {piece.start_offset}, {end},"
+            f" on {', '.join(piece.servers) or 'no server'}"
+        )
+
+
+def _retention(info: StreamInfo) -> str:
+    if info.retention_period_ms == 0:
+        return "for ever"
+    return f"{info.retention_period_ms / 1000:g} s"
+
+
+def _time(time_ms: int) -> str:
+    try:
+        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds")
+    except OverflowError:
+        return f"{time_ms} ms"

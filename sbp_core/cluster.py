@@ -1,0 +1,403 @@
+"""A placement driver and range servers: together in one process, or as a child process.
+
+`Cluster` runs them on the event loop of the caller; `sbp serve` is that and signals around it.
+`LocalCluster` runs `sbp serve` as a child of this process, for demos, tests and notebooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from sbp_core import limits
+from sbp_core.client import parse_endpoint
+from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.log.disk import Disk
+from sbp_core.log.recovery import RecoveryReport
+from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.server import RangeServer
+from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.server.addresses import is_wildcard, join_address
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where the parts of a cluster are reached, each "host:port"."""
+
+    pd: str
+    range_servers: tuple[str, ...]
+
+
+def _setting_of(part: type, name: str) -> Any:
+    """Return a field with the default and the documentation of a setting of one part."""
+    (setting,) = (each for each in fields(part) if each.name == name)
+    return field(default=setting.default, metadata={**setting.metadata, "part": part, "name": name})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """How a placement driver and range servers run in one process.
+
+    Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
+    `host`. The range servers take consecutive ports from `range_server_port` on, or free ones when
+    that is 0. Raises ConfigurationError when a value cannot work.
+    """
+
+    data_dir: Path = field(
+        default=Path("sbp-data"),
+        metadata={
+            "doc": "Folder of everything that is stored; made when missing, used by one process"
+            " at a time. A relative path starts at the working directory.",
+            "unit": "",
+            "limit": "a folder that can be written",
+        },
+    )
+    host: str = _setting_of(PlacementDriverSettings, "host")
+    advertise_host: str | None = _setting_of(PlacementDriverSettings, "advertise_host")
+    range_servers: int = field(
+        default=1,
+        metadata={
+            "doc": "Range servers to run; they take consecutive ports.",
+            "unit": "servers",
+            "limit": f"1..{limits.CLUSTER_RANGE_SERVERS_MAX}",
+        },
+    )
+    pd_port: int = _setting_of(PlacementDriverSettings, "port")
+    heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
+    range_server_port: int = _setting_of(RangeServerSettings, "port")
+    segment_bytes: int = _setting_of(RangeServerSettings, "segment_bytes")
+    heartbeat_interval_ms: int = _setting_of(RangeServerSettings, "heartbeat_interval_ms")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.range_servers <= limits.CLUSTER_RANGE_SERVERS_MAX:
+            raise ConfigurationError(
+                f"range_servers {self.range_servers} is not within"
+                f" 1..{limits.CLUSTER_RANGE_SERVERS_MAX}"
+            )
+        if self.heartbeat_timeout_ms < 3 * self.heartbeat_interval_ms:
+            raise ConfigurationError(
+                f"heartbeat_timeout_ms {self.heartbeat_timeout_ms} is too short for a"
+                f" heartbeat_interval_ms of {self.heartbeat_interval_ms}: it takes three at least,"
+                f" {3 * self.heartbeat_interval_ms}"
+            )
+        self.placement_driver()
+        ports = {self.range_server(index, "unused:1").port for index in range(self.range_servers)}
+        if self.pd_port != 0 and self.pd_port in ports:
+            raise ConfigurationError(
+                f"pd_port {self.pd_port} is also the port of a range server"
+                f" ({min(ports)}..{max(ports)}); choose another one"
+            )
+
+    def placement_driver(self) -> PlacementDriverSettings:
+        """Return the settings of the placement driver."""
+        return PlacementDriverSettings(
+            data_dir=self.data_dir / "placement-driver",
+            **self._settings_of(PlacementDriverSettings),
+        )
+
+    def range_server(self, index: int, placement_driver: str) -> RangeServerSettings:
+        """Return the settings of a range server whose placement driver is at "host:port"."""
+        settings = self._settings_of(RangeServerSettings)
+        if self.range_server_port != 0:
+            settings["port"] += index
+        return RangeServerSettings(
+            data_dir=self.data_dir / f"range-server-{index}",
+            placement_driver=placement_driver,
+            **{**settings, "host": self.host, "advertise_host": self.advertise_host},
+        )
+
+    def _settings_of(self, part: type) -> dict[str, Any]:
+        return {
+            each.metadata["name"]: getattr(self, each.name)
+            for each in fields(self)
+            if each.metadata.get("part") is part
+        }
+
+
+class Cluster:
+    """A placement driver and range servers on the running event loop. It starts and stops once.
+
+    `failed` ends with the reason when a part must not go on. The owner then stops the cluster and
+    exits with an error.
+    """
+
+    def __init__(self, settings: ClusterSettings, *, disk: Disk | None = None) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._placement_driver: PlacementDriver | None = None
+        self._range_servers: list[RangeServer] = []
+        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where clients connect, once the cluster is started."""
+        if self._placement_driver is None:
+            raise RuntimeError("the cluster is not running")
+        return Endpoints(
+            self._placement_driver.endpoint,
+            tuple(server.endpoint for server in self._range_servers),
+        )
+
+    async def start(self) -> list[RecoveryReport]:
+        """Start all parts; return what each range server found in its log.
+
+        On return every range server is known to the placement driver. Raises ConfigurationError
+        when an address or a folder cannot be had, LogError when a log cannot be opened, and
+        InvalidRequestError when a folder belongs to another cluster; nothing runs on then.
+        """
+        try:
+            driver = PlacementDriver(self._settings.placement_driver())
+            driver.failed.add_done_callback(self._on_failure)
+            public = await driver.start()
+            self._placement_driver = driver
+            driver_endpoint = join_address(self._local_host(), parse_endpoint(public)[1])
+            reports = []
+            for index in range(self._settings.range_servers):
+                server = RangeServer(
+                    self._settings.range_server(index, driver_endpoint), disk=self._disk
+                )
+                self._range_servers.append(server)
+                server.failed.add_done_callback(self._on_failure)
+                reports.append(await server.start())
+            return reports
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Let open calls finish, then close everything. Raises the first failure, if any."""
+        servers, self._range_servers = self._range_servers, []
+        ends = await asyncio.gather(*(server.stop() for server in servers), return_exceptions=True)
+        driver, self._placement_driver = self._placement_driver, None
+        if driver is not None:
+            await driver.stop()
+        for end in ends:
+            if end is not None:
+                raise end
+
+    def _local_host(self) -> str:
+        """Return where this process reaches its own placement driver."""
+        host = self._settings.host
+        if is_wildcard(host):
+            return "::1" if ":" in host else "127.0.0.1"
+        return host
+
+    def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
+        if not future.cancelled() and not self.failed.done():
+            self.failed.set_result(future.result())
+
+
+_POLL_SECONDS: Final = 0.02
+_STOP_SECONDS: Final = 2 * limits.DRAIN_TIMEOUT_MS / 1000
+_LOG_TAIL_BYTES: Final = 4 * limits.KIB
+_PORTS: Final = range(20_000, 32_000)
+"""Below the ports that systems give to outgoing connections: none of those can take one of ours
+while the server is down."""
+
+
+class LocalCluster:
+    """`sbp serve` as a child process; a context manager that starts and stops it.
+
+    Without `data_dir` the data lives in a temporary folder, as long as this object. The ports are
+    free ones, chosen once: after `kill` or `stop`, `restart` serves the same data at the same
+    endpoints. `options` are further options of `sbp serve`. The child ends when this process does,
+    however that ends. What it prints is in `log_path`.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str | None = None,
+        *,
+        range_servers: int = 1,
+        options: Sequence[str] = (),
+        start_timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
+    ) -> None:
+        self._resources = ExitStack()
+        if data_dir is None:
+            data_dir = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="sbp-"))
+        self.data_dir: Final = Path(data_dir).absolute()
+        self.log_path: Final = self.data_dir / "serve.log"
+        self._ready_path = self.data_dir / "ready.json"
+        self._range_server_count = range_servers
+        self._options = tuple(options)
+        self._start_timeout_ms = start_timeout_ms
+        self._first_port: int | None = None
+        self._endpoints: Endpoints | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., LocalCluster] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The placement driver's "host:port", for clients; known from the first start on."""
+        return self._known_endpoints().pd
+
+    @property
+    def range_servers(self) -> tuple[str, ...]:
+        """The range servers' endpoints; known from the first start on."""
+        return self._known_endpoints().range_servers
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        return self._running().pid
+
+    def start(self) -> Self:
+        """Start the server and wait until it serves.
+
+        Raises SbpError with the end of its log when it ends before that, or takes too long.
+        """
+        if self._process is not None:
+            raise RuntimeError("the cluster was started already")
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._ready_path.unlink(missing_ok=True)
+        if self._first_port is None:
+            self._first_port = _find_free_ports(1 + self._range_server_count)
+        with self.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                self._command(self._first_port),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._process = process
+        self._end = weakref.finalize(self, _end_process, process, os.getpid())
+        self._endpoints = self._wait_until_ready(process)
+        return self
+
+    def kill(self) -> None:
+        """End the server at once (SIGKILL), as a crash would."""
+        self._reap(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Let the server finish what it does (SIGTERM) and end.
+
+        Raises SbpError with the end of its log when it ends with an error, or not in time.
+        """
+        exit_code = self._reap(signal.SIGTERM)
+        if exit_code != 0:
+            raise self._error(f"`sbp serve` ended with exit code {exit_code}")
+
+    def restart(self) -> None:
+        """Start again on the same data and ports; a server that still runs is stopped before."""
+        if self._process is not None:
+            self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self._resources.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._resources:
+            if self._process is None:
+                return
+            if error is None:
+                self.stop()
+            else:
+                self.kill()
+
+    def _command(self, first_port: int) -> list[str]:
+        options = {
+            "--data-dir": self.data_dir,
+            "--pd-port": first_port,
+            "--range-server-port": first_port + 1,
+            "--range-servers": self._range_server_count,
+            "--ready-file": self._ready_path,
+        }
+        pairs = [str(word) for pair in options.items() for word in pair]
+        module = [sys.executable, "-m", "sbp_core.cli.main", "serve", "--until-stdin-closes"]
+        return [*module, *pairs, *self._options]
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> Endpoints:
+        deadline = time.monotonic() + self._start_timeout_ms / 1000
+        while not self._ready_path.exists():
+            exit_code = process.poll()
+            if exit_code is not None:
+                self._reap(signal.SIGKILL)
+                raise self._error(
+                    f"`sbp serve` ended with exit code {exit_code} before it was ready"
+                )
+            if time.monotonic() > deadline:
+                self._reap(signal.SIGKILL)
+                raise self._error(f"`sbp serve` was not ready within {self._start_timeout_ms} ms")
+            time.sleep(_POLL_SECONDS)
+        ready = json.loads(self._ready_path.read_text(encoding="utf-8"))
+        return Endpoints(ready["pd"], tuple(ready["range_servers"]))
+
+    def _reap(self, signal_number: signal.Signals) -> int:
+        """Send a signal, wait for the end; return the exit code, negative for a signal's number."""
+        process = self._running()
+        process.send_signal(signal_number)
+        try:
+            return process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise self._error(f"`sbp serve` did not end within {_STOP_SECONDS:.0f} s") from None
+        finally:
+            if self._end is not None:
+                self._end()
+            self._process = self._end = None
+
+    def _error(self, what: str) -> SbpError:
+        tail = self.log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", errors="replace")
+        return SbpError(f"{what}. The end of {self.log_path}:\n{tail.strip() or '(empty)'}")
+
+    def _known_endpoints(self) -> Endpoints:
+        if self._endpoints is None:
+            raise RuntimeError("the cluster was not started")
+        return self._endpoints
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the cluster is not running")
+        return self._process
+
+
+def _end_process(process: subprocess.Popen[bytes], owner_pid: int) -> None:
+    """Kill a child that still runs and reap it; a fork of its parent leaves it alone."""
+    if os.getpid() != owner_pid:
+        return
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _find_free_ports(count: int) -> int:
+    """Return the first of `count` consecutive ports that nobody listens on now."""
+    for _ in range(100):
+        first = secrets.choice(_PORTS[:-count])
+        with ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probe = probes.enter_context(socket.socket())
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise SbpError(f"no {count} consecutive ports in {_PORTS.start}..{_PORTS.stop - 1} are free")

@@ -1,0 +1,262 @@
+"""The client commands against a running server: in this process, and as processes with pipes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.cli.main import main
+from sbp_core.client import EARLIEST, FetchItem
+from sbp_core.records import split_envelopes
+
+SBP = [sys.executable, "-m", "sbp_core.cli.main"]
+TIMEOUT_SECONDS = 60
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    exit_code: int
+    output: bytes
+    errors: bytes
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(cluster, capfdbinary, monkeypatch, tmp_path) -> Run:
+    """Runs a command in this process."""
+
+    def run_command(*words: str, stdin: bytes = b"", endpoint: str = cluster.endpoint) -> Ended:
+        path = tmp_path / "stdin"
+        path.write_bytes(stdin)
+        with path.open("rb") as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", file)
+            exit_code = main([*words, "--endpoint", endpoint])
+        return Ended(exit_code, *capfdbinary.readouterr())
+
+    return run_command
+
+
+@pytest.fixture
+def stream(new_streams) -> str:
+    """A stream of the test's own, by name."""
+    return new_streams(1)[0]
+
+
+def start(cluster, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*SBP, *words, "--endpoint", cluster.endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def done(ended: Ended) -> bytes:
+    """The output of a command that succeeded without a word of complaint."""
+    assert (ended.exit_code, ended.errors) == (0, b"")
+    return ended.output
+
+
+def failed(ended: Ended, exit_code: int) -> str:
+    """The one line that a failed command says."""
+    error = ended.errors.decode()
+    assert (ended.exit_code, ended.output) == (exit_code, b""), error
+    assert error.startswith("sbp: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def objects(output: bytes) -> list[dict]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_what_is_produced_is_consumed(run, stream):
+    text = b"one\n\n\xff\x00\r\n" + "\u00fcnf".encode() + b"\n"
+    assert done(run("produce", stream, stdin=text)) == b"4 records appended to %s\n" % (
+        stream.encode()
+    )
+    done(run("produce", stream, stdin=b"no newline"))
+    assert done(run("consume", stream)) == text + b"no newline\n"
+    assert done(run("consume", stream, "--from", "3", "--max", "1")) == ("\u00fcnf\n".encode())
+    assert done(run("consume", stream, "--from", "latest")) == b""
+    assert done(run("consume", stream, "--from", "5")) == b""
+
+
+def test_json_of_records(run, stream):
+    (summary,) = objects(
+        done(
+            run(
+                *("produce", stream, "--key-separator", "=", "--json"),
+                stdin=b"k=v\n\xff=\nnone",
+            )
+        )
+    )
+    assert summary == {
+        "stream": stream,
+        "stream_id": summary["stream_id"],
+        "records": 3,
+        "first_offset": 0,
+        "last_offset": 2,
+    }
+    records = objects(done(run("consume", str(summary["stream_id"]), "--json")))
+    assert [(each["offset"], each["key"], each["value"]) for each in records] == [
+        (0, "k", "v"),
+        (1, {"base64": "/w=="}, ""),
+        (2, None, "none"),
+    ]
+    assert [list(each) for each in records] == [
+        ["stream", "offset", "timestamp", "key", "value", "headers"]
+    ] * 3
+    assert {each["stream"] for each in records} == {stream}
+    nothing = objects(done(run("produce", stream, "--json")))
+    assert [(each["records"], each["last_offset"]) for each in nothing] == [(0, None)]
+
+
+def test_lines_go_through_pipes_unchanged(cluster, stream):
+    lines = b"".join(b"%07d %s\n" % (number, b"\xff" * 90) for number in range(100_000))
+    with start(cluster, "produce", stream) as producer:
+        told = producer.communicate(lines, timeout=TIMEOUT_SECONDS)
+        assert (producer.returncode, *told) == (
+            0,
+            f"100000 records appended to {stream}\n".encode(),
+            b"",
+        )
+    with start(cluster, "consume", stream) as consumer:
+        told = consumer.communicate(timeout=TIMEOUT_SECONDS)
+        assert (consumer.returncode, *told) == (0, lines, b"")
+
+
+def test_lines_travel_in_few_batches(run, client, stream):
+    done(run("produce", stream, stdin=b"some line of text\n" * 50_000))
+    (info,) = client.describe_streams([stream])
+    item = FetchItem(info.stream_id, EARLIEST, None, 8 * limits.MIB)
+    (outcome,) = client.fetch([item])
+    counts = [envelope.record_count for envelope in split_envelopes(outcome.payload)]
+    assert sum(counts) == 50_000
+    assert len(counts) <= 4
+
+
+def test_follow_sees_what_comes_later(run, cluster, stream):
+    with start(cluster, "consume", stream, "--follow", "--max", "3") as follower:
+        done(run("produce", stream, stdin=b"first\n"))
+        assert follower.stdout.readline() == b"first\n"
+        done(run("produce", stream, stdin=b"second\nthird\nfourth\n"))
+        assert follower.stdout.read() == b"second\nthird\n"
+        assert (follower.wait(TIMEOUT_SECONDS), follower.stderr.read()) == (0, b"")
+
+
+def test_lines_are_appended_while_input_is_still_open(run, cluster, stream):
+    with (
+        start(cluster, "produce", stream) as producer,
+        start(cluster, "consume", stream, "--follow") as follower,
+    ):
+        producer.stdin.write(b"at once\n")
+        producer.stdin.flush()
+        assert follower.stdout.readline() == b"at once\n"
+        follower.kill()
+        producer.stdin.close()
+        assert producer.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_a_reader_that_has_enough_is_no_error(run, cluster, stream):
+    done(run("produce", stream, stdin=b"some line of text\n" * 50_000))
+    with start(cluster, "consume", stream) as consumer:
+        assert consumer.stdout.readline() == b"some line of text\n"
+        consumer.stdout.close()
+        assert (consumer.wait(TIMEOUT_SECONDS), consumer.stderr.read()) == (0, b"")
+
+
+def test_streams_are_created_listed_described_and_deleted(run, cluster):
+    created = objects(done(run("streams", "create", "many", "--count", "3", "--json")))
+    assert [each["name"] for each in created] == ["many-0", "many-1", "many-2"]
+    assert done(run("streams", "create", "kept", "--retention", "7d")).startswith(
+        b"created kept (id "
+    )
+    listed = {each["name"]: each for each in objects(done(run("streams", "list", "--json")))}
+    assert [listed[each["name"]] for each in created] == created
+    assert (listed["kept"]["retention_period_ms"], listed["kept"]["replica_count"]) == (
+        604_800_000,
+        1,
+    )
+    table = done(run("streams", "list")).decode().splitlines()
+    assert table[0].split() == ["ID", "NAME", "REPLICAS", "RETENTION", "CREATED"]
+    assert len(table) == 1 + len(listed)
+
+    done(run("produce", "many-1", stdin=b"a\nb\n"))
+    (described,) = objects(done(run("streams", "describe", "many-1", "--json")))
+    assert described.items() > listed["many-1"].items()
+    assert (described["start_offset"], described["next_offset"]) == (0, 2)
+    assert [piece["servers"] for piece in described["ranges"]] == [list(cluster.range_servers)]
+    shown = done(run("streams", "describe", "many-1", "kept")).decode()
+    assert "many-1 (id" in shown
+    assert "records    2" in shown
+    assert "retention  604800 s" in shown
+
+    done(run("streams", "delete", "many-0", str(created[1]["stream_id"]), "many-1"))
+    left = {each["name"] for each in objects(done(run("streams", "list", "--json")))}
+    assert {"many-2", "kept"} <= left
+    assert not {"many-0", "many-1"} & left
+
+
+def test_ping(run, cluster):
+    (answer,) = objects(done(run("ping", "--json")))
+    assert answer["endpoint"] == cluster.endpoint
+    assert answer["round_trip_ms"] > 0
+    assert done(run("ping")).startswith(f"{cluster.endpoint} answers in ".encode())
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "named"),
+    [
+        (["consume", "absent"], 1, "'absent'"),
+        (["produce", "absent"], 1, "'absent'"),
+        (["streams", "describe", "absent", "4611686018427387904"], 1, "4611686018427387904"),
+        (["streams", "delete", "absent"], 1, "'absent'"),
+        (["streams", "create", "not allowed"], 2, "'not allowed'"),
+        (["streams", "create", "123"], 2, "'123'"),
+        (["streams", "create", "a", "--count", "20001"], 2, "20001"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(run, words, exit_code, named):
+    assert named in failed(run(*words), exit_code)
+
+
+def test_an_offset_that_the_stream_does_not_have(run, stream):
+    error = failed(run("consume", stream, "--from", "1"), 1)
+    assert "--from 1" in error
+    assert "0 to 0" in error
+
+
+def test_a_name_that_is_taken(run, stream):
+    assert stream in failed(run("streams", "create", stream), 1)
+
+
+@pytest.mark.parametrize("words", [["ping"], ["consume", "a"], ["streams", "list"]])
+def test_nobody_at_the_endpoint(run, words):
+    error = failed(run(*words, endpoint="127.0.0.1:1"), 1)
+    assert "127.0.0.1:1" in error
+    assert "sbp serve" in error
+
+
+def test_a_producer_says_how_far_it_came(run, stream):
+    text = b"fits\n" * 300_000 + b"x" * (limits.RECORD_BYTES_MAX + 1)
+    error = failed(run("produce", stream, stdin=text), 1)
+    there = len(done(run("consume", stream)).splitlines())
+    assert 0 < there < 300_000
+    assert f"; {there} records were acknowledged before" in error
+
+
+def test_the_installed_command_is_the_same(cluster):
+    installed = Path(sys.executable).with_name("sbp")
+    words = [installed, "ping", "--endpoint", cluster.endpoint]
+    answer = subprocess.run(words, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
+    assert b"answers in" in answer.stdout

@@ -1,0 +1,372 @@
+"""`sbp serve` as a process: starting, ending, crashing, and being in somebody's way."""
+
+import asyncio
+import dataclasses
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.cli import serve as serving
+from sbp_core.cli.config import ServeSettings
+from sbp_core.client import (
+    EARLIEST,
+    AppendItem,
+    AsyncClient,
+    Client,
+    FetchItem,
+    RetryPolicy,
+    StreamSpec,
+)
+from sbp_core.cluster import Cluster, ClusterSettings, Endpoints, LocalCluster
+from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.records import encode_envelope, split_envelopes
+
+SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
+TIMEOUT_SECONDS = 60
+
+
+def serve(data_dir, *words: str) -> subprocess.Popen[bytes]:
+    ports = ["--pd-port", "0", "--range-server-port", "0"]
+    return subprocess.Popen(
+        [*SERVE, "--data-dir", str(data_dir), *ports, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def refused(process: subprocess.Popen[bytes], exit_code: int = 2) -> str:
+    """The one line that a server says which cannot start."""
+    output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    error = errors.decode()
+    assert (process.returncode, output) == (exit_code, b""), error
+    assert error.startswith("sbp: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def append(client: Client, stream_id: int, body: bytes) -> int:
+    batch = encode_envelope(
+        [body], stream_id=stream_id, record_count=1, base_timestamp_ms=0, encoding="test"
+    )
+    (outcome,) = client.append([AppendItem(stream_id, batch)])
+    return outcome.base_offset
+
+
+def bodies(client: Client, stream_id: int) -> list[bytes]:
+    (outcome,) = client.fetch([FetchItem(stream_id, EARLIEST, None, 1 << 20)])
+    assert outcome.error is None
+    return [bytes(envelope.body) for envelope in split_envelopes(outcome.payload)]
+
+
+def test_serving_from_the_first_line_to_sigterm(tmp_path):
+    ready_path = tmp_path / "ready.json"
+    ready_path.write_text("of an earlier run")
+    words = ["--ready-file", str(ready_path), "--range-servers", "2"]
+    with serve(tmp_path / "data", *words) as process:
+        lines = [process.stdout.readline().decode() for _ in range(4)]
+        ready = json.loads(ready_path.read_text())
+        assert lines == [
+            f"placement driver  {ready['pd']}\n",
+            f"range server 0    {ready['range_servers'][0]}\n",
+            f"range server 1    {ready['range_servers'][1]}\n",
+            f"serving {tmp_path / 'data'}; Ctrl-C or SIGTERM stops\n",
+        ]
+        assert list(ready) == ["pd", "range_servers"]
+        assert names(tmp_path) == {"data", "ready.json"}
+        with Client(ready["pd"], retry=RetryPolicy(budget_ms=0)) as client:
+            infos = client.create_streams([StreamSpec("a"), StreamSpec("b")])
+            ranges = client.list_ranges([info.stream_id for info in infos])
+        servers = {server for pieces in ranges.values() for server in pieces[0].servers}
+        assert servers == set(ready["range_servers"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_SECONDS) == 0
+        assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+    assert not ready_path.exists()
+    assert names(tmp_path / "data") == {
+        "placement-driver",
+        "range-server-0",
+        "range-server-1",
+    }
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
+
+
+def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
+    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+        endpoints = (cluster.endpoint, cluster.range_servers)
+        (info,) = client.create_streams([StreamSpec("kept")])
+        written = [b"%d" % number for number in range(20)]
+        assert [append(client, info.stream_id, body) for body in written] == list(range(20))
+        first_pid = cluster.pid
+        cluster.kill()
+        (segment,) = (tmp_path / "range-server-0" / "log").iterdir()
+        with segment.open("ab") as file:
+            file.write(b"torn")
+        cluster.restart()
+        assert (cluster.endpoint, cluster.range_servers) == endpoints
+        assert cluster.pid != first_pid
+        assert bodies(client, info.stream_id) == written
+        assert append(client, info.stream_id, b"after") == 20
+        cluster.restart()
+        assert client.describe_streams(["kept"]) == [info]
+        assert bodies(client, info.stream_id) == [*written, b"after"]
+    log = cluster.log_path.read_text()
+    assert log.count("cut 4 octets that were never acknowledged") == 1
+    assert str(segment) in log
+    assert not (tmp_path / "ready.json").exists()
+
+
+def test_a_log_that_cannot_be_written_ends_the_server(tmp_path):
+    cluster = LocalCluster(tmp_path).start()
+    with Client(cluster.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
+        (info,) = client.create_streams([StreamSpec("a")])
+        append(client, info.stream_id, b"fits")
+        resource.prlimit(cluster.pid, resource.RLIMIT_FSIZE, (limits.MIB, limits.MIB))
+        with pytest.raises(SbpError):
+            append(client, info.stream_id, bytes(limits.MIB))
+    os.waitid(os.P_PID, cluster.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(SbpError, match="exit code 1"):
+        cluster.stop()
+    last_line = cluster.log_path.read_text().splitlines()[-1]
+    assert last_line.startswith("sbp: ")
+    assert "EFBIG" in last_line
+    assert not (tmp_path / "ready.json").exists()
+    cluster.start()
+    with Client(cluster.endpoint) as client:
+        assert bodies(client, info.stream_id) == [b"fits"]
+    cluster.stop()
+
+
+def test_a_folder_of_another_cluster_is_refused(tmp_path):
+    with LocalCluster(tmp_path):
+        pass
+    shutil.rmtree(tmp_path / "placement-driver")
+    stale = tmp_path / "stale.json"
+    stale.write_text("of an earlier run")
+    error = refused(serve(tmp_path, "--ready-file", str(stale)), exit_code=1)
+    assert "cluster" in error
+    assert not stale.exists()
+
+
+def test_a_folder_and_a_port_that_are_in_use(tmp_path):
+    ready_path = tmp_path / "ready.json"
+    with LocalCluster(tmp_path) as cluster:
+        error = refused(serve(tmp_path, "--ready-file", str(ready_path)))
+        assert "in use by another `sbp serve`" in error
+        assert ready_path.exists()
+        for option, endpoint in [
+            ("--pd-port", cluster.endpoint),
+            ("--range-server-port", cluster.range_servers[0]),
+        ]:
+            port = endpoint.rpartition(":")[2]
+            assert port in refused(serve(tmp_path / "other", option, port))
+        with Client(cluster.endpoint) as client:
+            assert client.ping() > 0
+
+
+def test_configuration_that_cannot_work(tmp_path):
+    config = tmp_path / "server.toml"
+    config.write_text("[serve]\ndata_dri = 1\n")
+    assert "did you mean data_dir?" in refused(serve(tmp_path / "data", "--config", str(config)))
+    config.write_text("")
+    assert str(config) in refused(serve(config))
+    directory = refused(serve(tmp_path / "data", "--ready-file", str(tmp_path)))
+    assert "ready_file" in directory
+
+
+def test_ports_of_a_configuration_file(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = tmp_path / "server.toml"
+    config.write_text(
+        f'[serve]\ndata_dir = "{tmp_path}/data"\nlog_level = "info"\n'
+        f"[placement_driver]\nport = {port}\n[range_server]\nport = 0\n"
+    )
+    with subprocess.Popen(
+        [*SERVE, "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == f"placement driver  127.0.0.1:{port}\n".encode()
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_SECONDS) == 0
+        assert b"INFO sbp_core" in process.stderr.read()
+
+
+def test_a_second_signal_ends_the_process_at_once():
+    program = (
+        "import asyncio\n"
+        "from sbp_core.cli.serve import _watch_signals\n"
+        "async def run():\n"
+        "    stopping = asyncio.get_running_loop().create_future()\n"
+        "    _watch_signals(stopping)\n"
+        "    print('serving', flush=True)\n"
+        "    await stopping\n"
+        "    print('draining', flush=True)\n"
+        "    await asyncio.get_running_loop().create_future()\n"
+        "asyncio.run(run())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"serving\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == b"draining\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_SECONDS) == 130
+
+
+def test_the_server_ends_with_the_process_that_started_it(tmp_path):
+    program = (
+        "import os, signal, sys\n"
+        "from sbp_core.cluster import LocalCluster\n"
+        "cluster = LocalCluster(sys.argv[1]).start()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    parent = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], timeout=TIMEOUT_SECONDS, check=False
+    )
+    assert parent.returncode == -signal.SIGKILL
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)  # waits for the server, which holds it
+    finally:
+        os.close(directory)
+    assert (tmp_path / "serve.log").read_text().count("serving") == 1
+    assert not (tmp_path / "ready.json").exists()
+
+
+def test_an_interpreter_that_ends_takes_its_server_along(tmp_path):
+    program = (
+        "import sys\n"
+        "from sbp_core.cluster import LocalCluster\n"
+        "cluster = LocalCluster().start()\n"
+        "print(cluster.pid, cluster.data_dir)\n"
+    )
+    parent = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert (parent.returncode, parent.stderr) == (0, "")
+    pid, data_dir = parent.stdout.split()
+    assert not Path(data_dir).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_a_start_that_fails_shows_the_log():
+    cluster = LocalCluster(options=["--log-level", "loud"])
+    with pytest.raises(SbpError, match=r"exit code 2 before it was ready(.|\n)*'loud'"):
+        cluster.start()
+    with pytest.raises(RuntimeError):
+        cluster.kill()
+    with pytest.raises(RuntimeError):
+        _ = cluster.endpoint
+
+
+def test_an_error_in_the_body_ends_the_server_too():
+    def fail_while_serving(clusters: list[LocalCluster]) -> None:
+        with LocalCluster() as cluster:
+            clusters.append(cluster)
+            os.kill(cluster.pid, 0)
+            raise ZeroDivisionError
+
+    clusters: list[LocalCluster] = []
+    with pytest.raises(ZeroDivisionError):
+        fail_while_serving(clusters)
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = clusters[0].pid
+    assert not clusters[0].data_dir.exists()
+
+
+def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
+    was_stopped = []
+
+    async def start_for_ever(cluster):
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            was_stopped.append(True)
+
+    monkeypatch.setattr(Cluster, "start", start_for_ever)
+    monkeypatch.setattr(serving, "_watch_signals", lambda stopping: stopping.set_result(None))
+    settings = ServeSettings(ClusterSettings(tmp_path))
+    asyncio.run(serving._serve(settings, serving.ReadyFile(None), until_stdin_closes=False))
+    assert was_stopped
+
+
+def test_standard_input_that_cannot_be_watched(tmp_path):
+    with open(os.devnull) as nothing:
+        refusal = subprocess.run(
+            [*SERVE, "--data-dir", str(tmp_path), "--until-stdin-closes"],
+            stdin=nothing,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    assert (refusal.returncode, refusal.stdout) == (2, "")
+    assert refusal.stderr == ("sbp: --until-stdin-closes: standard input is no pipe or terminal\n")
+
+
+def test_a_cluster_that_cannot_start_leaves_nothing_behind(tmp_path):
+    async def run(settings: ClusterSettings) -> Endpoints:
+        cluster = Cluster(settings)
+        await cluster.start()
+        try:
+            assert not cluster.failed.done()
+            return cluster.endpoints
+        finally:
+            await cluster.stop()
+
+    free = ClusterSettings(tmp_path, pd_port=0, range_server_port=0, range_servers=2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=str(port)):
+            asyncio.run(run(dataclasses.replace(free, range_server_port=port)))
+    endpoints = asyncio.run(run(free))
+    assert len({endpoints.pd, *endpoints.range_servers}) == 3
+
+
+def test_a_cluster_on_all_interfaces_tells_where_it_is_reached(tmp_path):
+    async def run() -> tuple[Endpoints, int]:
+        cluster = Cluster(
+            ClusterSettings(tmp_path, "0.0.0.0", "localhost", pd_port=0, range_server_port=0)
+        )
+        await cluster.start()
+        try:
+            async with AsyncClient(cluster.endpoints.pd) as client:
+                (info,) = await client.create_streams([StreamSpec("a")])
+                (bounds,) = await client.stream_bounds([info.stream_id])
+                return cluster.endpoints, bounds.next_offset
+        finally:
+            await cluster.stop()
+
+    endpoints, next_offset = asyncio.run(run())
+    assert {each.partition(":")[0] for each in (endpoints.pd, *endpoints.range_servers)} == {
+        "localhost"
+    }
+    assert next_offset == 0
+
+
+def test_the_ready_file_is_never_seen_half_written(tmp_path, monkeypatch):
+    ready = serving.ReadyFile(tmp_path / "ready.json")
+    monkeypatch.setattr(serving.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "")))
+    with pytest.raises(ConfigurationError, match=r"ready\.json"):
+        ready.write(Endpoints("a:1", ()))
+    assert list(tmp_path.iterdir()) == []

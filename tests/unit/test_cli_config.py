@@ -1,0 +1,128 @@
+"""Settings of `sbp serve`: command line over file over defaults, and every fault named."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.cli import main as command
+from sbp_core.cli.config import ServeSettings, load_config, load_settings
+from sbp_core.cluster import ClusterSettings
+from sbp_core.errors import ConfigurationError
+
+
+def options(*words: str) -> argparse.Namespace:
+    return command._parser().parse_args(["serve", *words])
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "server.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_defaults():
+    assert load_settings(options()) == ServeSettings(ClusterSettings())
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(config):
+    path = config(
+        '[serve]\ndata_dir = "there"\nrange_servers = 3\nlog_level = "info"\n'
+        "[placement_driver]\nport = 1\nheartbeat_timeout_ms = 20000\n[range_server]\nport = 0\n"
+    )
+    settings = load_settings(
+        options("--config", str(path), "--pd-port", "0", "--range-servers", "2")
+    )
+    assert settings == ServeSettings(
+        ClusterSettings(
+            data_dir=Path("there"),
+            range_servers=2,
+            pd_port=0,
+            range_server_port=0,
+            heartbeat_timeout_ms=20_000,
+        ),
+        log_level="info",
+    )
+
+
+def test_every_option_reaches_its_setting(tmp_path):
+    settings = load_settings(
+        options(
+            *("--data-dir", "d", "--host", "::1", "--advertise-host", "log.example.org"),
+            *("--pd-port", "1", "--range-server-port", "2", "--range-servers", "3"),
+            *("--ready-file", str(tmp_path / "ready"), "--log-level", "debug"),
+        )
+    )
+    cluster = ClusterSettings(
+        Path("d"), "::1", "log.example.org", 3, pd_port=1, range_server_port=2
+    )
+    assert settings == ServeSettings(cluster, tmp_path / "ready", "debug")
+
+
+def test_all_faults_of_a_file_are_named_at_once_with_the_nearest_names(config):
+    path = config(
+        'top = 1\nserve = {data_dri = "x", host = 7, range_servers = true}\n'
+        'range_server = 3\n[range_servers]\nport = 1\n[placement_driver]\nport = "12378"\n'
+        "zzzzzz = 1\n"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(path)
+    text = str(caught.value)
+    assert str(path) in text
+    for fault in (
+        "unknown key 'top'",
+        "unknown key 'data_dri' in [serve], did you mean data_dir?",
+        "host in [serve] is 7, expected a string",
+        "range_servers in [serve] is True, expected an integer",
+        "range_server is a section: write [range_server]",
+        "unknown section 'range_servers', did you mean range_server?",
+        "port in [placement_driver] is '12378', expected an integer",
+        "unknown key 'zzzzzz' in [placement_driver] (known: port, heartbeat_timeout_ms)",
+    ):
+        assert fault in text
+
+
+@pytest.mark.parametrize("content", [b"[serve", b"\xff\xfe", b"a = 1\na = 2"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path, content):
+    path = tmp_path / "server.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="is not TOML"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("name", ["absent.toml", "."])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_config(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--pd-port", "65536"], "65536"),
+        (["--range-server-port", "-1"], "-1"),
+        (["--range-server-port", "65535", "--range-servers", "2"], "65536"),
+        (["--range-servers", "0"], "range_servers 0"),
+        (["--range-servers", str(limits.CLUSTER_RANGE_SERVERS_MAX + 1)], "range_servers"),
+        (["--pd-port", "9001", "--range-server-port", "9000", "--range-servers", "2"], "9001"),
+        (["--host", "0.0.0.0"], "advertise_host"),
+        (["--host", "a b"], "a b"),
+        (["--log-level", "loud"], "'loud'"),
+        (["--ready-file", "/no/such/folder/ready"], "/no/such/folder"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(words, named):
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(options(*words))
+    assert named in str(caught.value)
+
+
+def test_heartbeats_must_fit_into_their_timeout():
+    with pytest.raises(ConfigurationError, match="9000"):
+        ClusterSettings(heartbeat_timeout_ms=8_999, heartbeat_interval_ms=3_000)
+    ClusterSettings(heartbeat_timeout_ms=9_000, heartbeat_interval_ms=3_000)

@@ -1,0 +1,149 @@
+"""The command's own part: options, exit codes, one line for each error."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sbp_core.cli import main as command
+from sbp_core.cli import output
+from sbp_core.cli.connect import parse_stream
+from sbp_core.errors import ConfigurationError, SbpError
+
+COMMANDS = [
+    ["serve"],
+    ["streams"],
+    ["streams", "create"],
+    ["streams", "list"],
+    ["streams", "describe"],
+    ["streams", "delete"],
+    ["produce"],
+    ["consume"],
+    ["ping"],
+]
+
+
+@pytest.mark.parametrize("words", [[], *COMMANDS])
+def test_every_command_has_help(capsys, words):
+    with pytest.raises(SystemExit) as caught:
+        command.main([*words, "--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(" ".join(["usage: sbp", *words]))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "COMMAND"),
+        (["server"], "'server'"),
+        (["streams"], "ACTION"),
+        (["streams", "create"], "name"),
+        (["streams", "create", "a", "--count", "0"], "'0' is not a positive number"),
+        (["streams", "create", "a", "--count", "-1"], "--count"),
+        (["streams", "create", "a", "--replicas", "x"], "'x' is not a positive number"),
+        (["streams", "create", "a", "--retention", "7"], "7d"),
+        (["streams", "create", "a", "--retention", "1.5h"], "'1.5h'"),
+        (["streams", "create", "a", "--retention", "\u0661d"], "'\u0661d'"),
+        (["streams", "create", "a", "--retention", "9" * 19 + "d"], "64-bit"),
+        (["streams", "delete"], "NAME_OR_ID"),
+        (["produce", "a", "--key-separator", ""], "empty"),
+        (["consume", "a", "--from", "-2"], "--from"),
+        (["consume", "a", "--from", "first"], "'first' is not earliest, latest or an offset"),
+        (["consume", "a", "--from", str(2**63)], str(2**63)),
+        (["consume", "a", "--max", "0"], "--max"),
+        (["serve", "--pd-port", "x"], "--pd-port"),
+        (["ping", "--unknown"], "--unknown"),
+    ],
+)
+def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named):
+    with pytest.raises(SystemExit) as caught:
+        command.main(words)
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [("0", 0), ("90s", 90_000), ("30m", 1_800_000), ("12h", 43_200_000), ("7d", 604_800_000)],
+)
+def test_durations(text, duration_ms):
+    parsed = command._parser().parse_args(["streams", "create", "a", "--retention", text])
+    assert parsed.retention == duration_ms
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (ConfigurationError("wrong\nsetting"), 2),
+        (SbpError("broken\x1b[2J server"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(command, "_run_ping", fail)
+    assert command.main(["ping"]) == exit_code
+    printed = capsys.readouterr().err
+    assert (
+        printed
+        == {
+            2: "sbp: wrong setting\n",
+            1: "sbp: broken\\x1b[2J server\n",
+            130: "",
+        }[exit_code]
+    )
+
+
+def test_notes_of_an_error_stand_in_its_line(capsys):
+    error = SbpError("broken")
+    error.add_note("3 records were acknowledged before")
+    output.write_error(error)
+    assert capsys.readouterr().err == "sbp: broken; 3 records were acknowledged before\n"
+
+
+def test_the_endpoint_comes_from_the_option_the_environment_or_the_default(monkeypatch):
+    def endpoint(*words: str) -> str:
+        return command._parser().parse_args(["ping", *words]).endpoint
+
+    monkeypatch.delenv("SBP_ENDPOINT", raising=False)
+    assert endpoint() == "127.0.0.1:12378"
+    monkeypatch.setenv("SBP_ENDPOINT", "log.example.org:1")
+    assert endpoint() == "log.example.org:1"
+    assert endpoint("--endpoint", "other:2") == "other:2"
+
+
+def test_an_endpoint_that_is_none_is_a_usage_error(capsys):
+    assert command.main(["ping", "--endpoint", "nowhere"]) == 2
+    assert "host:port" in capsys.readouterr().err
+
+
+def test_help_imports_neither_arrow_nor_servers():
+    program = (
+        "import sys\n"
+        "from sbp_core.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'pyarrow', 'numpy', 'asyncio', 'sbp_core.client', 'sbp_core.cluster'}\n"
+        "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "produce" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "ref"), [("orders", "orders"), ("7", 7), ("007x", "007x"), ("\u0663", "\u0663")]
+)
+def test_digits_are_an_id(text, ref):
+    assert parse_stream(text) == ref
+
+
+def test_an_id_has_63_bits():
+    assert parse_stream(str(2**63 - 1)) == 2**63 - 1
+    with pytest.raises(ConfigurationError):
+        parse_stream(str(2**63))
