@@ -55,6 +55,7 @@ class StatusCode(enum.IntEnum):
     PD_INTERNAL = 1500
     PD_NO_AVAILABLE_RS = 1502
     ES_PD_NOT_LEADER = 1503
+    SEAL_NO_SERVER_ANSWERED = 1511
     RS_INTERNAL = 2500
     RS_DATA_CORRUPTED = 2502
     RS_SHUTTING_DOWN = 2503
@@ -242,9 +243,9 @@ class NotLeaderError(StatusError):
 
 
 class NoRangeServerError(StatusError):
-    """The placement driver knows too few live range servers."""
+    """Too few range servers are alive, or the one that is needed does not answer."""
 
-    codes = (StatusCode.PD_NO_AVAILABLE_RS,)
+    codes = (StatusCode.PD_NO_AVAILABLE_RS, StatusCode.SEAL_NO_SERVER_ANSWERED)
     retriable = True
     outcome = Outcome.NOT_APPLIED
 

@@ -26,6 +26,8 @@ CALLS_IN_FLIGHT_MAX: Final = 1024
 CALL_ID_MAX: Final = 2**31 - 1
 REQUEST_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_MS: Final = 5_000
+SEAL_TIMEOUT_MS: Final = 5_000
+"""How long the placement driver waits for a range server to seal."""
 FETCH_WAIT_MS_MAX: Final = 60_000
 
 # Heartbeats.
@@ -77,7 +79,7 @@ ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000
 RESULTS_PER_FRAME: Final = 1_000
-"""Streams or ranges in one response frame of the placement driver, before the next one is started."""
+"""Streams or ranges in one response frame of the placement driver."""
 DRAIN_TIMEOUT_MS: Final = 10_000
 CLUSTER_RANGE_SERVERS_MAX: Final = 64
 """Range servers that one process runs."""

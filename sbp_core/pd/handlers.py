@@ -11,6 +11,7 @@ from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode,
 from sbp_core.pd import operations
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import RangeServerRecord, shown
+from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.server.addresses import check_address
 from sbp_core.server.clock import Clock
@@ -37,6 +38,8 @@ from sbp_core.wire.headers import (
     PlacementDriverCluster,
     PlacementDriverNode,
     RangeServer,
+    SealRangesRequest,
+    SealRangesResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
@@ -59,6 +62,7 @@ class PlacementDriverHandlers:
         self._store = store
         self._membership = membership
         self._clock = clock
+        self._sealer = Sealer(store, membership)
         self._endpoint = endpoint
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
@@ -67,6 +71,7 @@ class PlacementDriverHandlers:
             Opcode.HEARTBEAT: self.heartbeat,
             Opcode.ALLOCATE_ID: self.allocate_id,
             Opcode.LIST_RANGES: self.list_ranges,
+            Opcode.SEAL_RANGE: self.seal_ranges,
             Opcode.CREATE_RANGE: self.create_range,
             Opcode.CREATE_STREAMS: self.create_streams,
             Opcode.DELETE_STREAMS: self.delete_streams,
@@ -200,6 +205,17 @@ class PlacementDriverHandlers:
             call,
             parts(),
             lambda part: ListRangesResponse(list_responses=part, status=SUCCESS, revision=revision),
+        )
+
+    async def seal_ranges(self, call: ServerCall) -> None:
+        """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
+        request = call.decode(SealRangesRequest)
+        _check_count(len(request.ranges))
+        results = await asyncio.gather(*map(self._sealer.seal, request.ranges))
+        await _respond_all(
+            call,
+            _batches(results),
+            lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
         )
 
     async def create_range(self, call: ServerCall) -> None:

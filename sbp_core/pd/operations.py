@@ -14,6 +14,7 @@ from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     NotFoundError,
+    RangeNotFoundError,
     SbpError,
     StatusCode,
     StatusError,
@@ -28,6 +29,7 @@ from sbp_core.wire.headers import (
     DescribeStreamResult,
     ListRangesResult,
     RangeCriteria,
+    RangeId,
     Stream,
     StreamRange,
 )
@@ -207,6 +209,54 @@ def _ranges_of(
     if stream_id is not None and store.streams_by_id([stream_id]) == [None]:
         raise _no_stream(stream_id)
     return store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SealPlan:
+    """What SEAL_RANGE has to do: `sealing` is to be sealed where it is hosted, if given.
+
+    Otherwise `answer` is the writable range already.
+    """
+
+    answer: StreamRange
+    sealing: StreamRange | None = None
+
+
+def plan_seal(store: MetadataStore, wanted: RangeId) -> SealPlan | None:
+    """Look at what SEAL_RANGE asks for; None when the range is sealed and lacks a successor only.
+
+    Sealing a range that is not the last one any more is a repeat: it has its answer already.
+    Raises NotFoundError for an unknown stream, RangeNotFoundError for a range it does not have.
+    """
+    (stream,) = store.streams_by_id([wanted.stream_id])
+    if stream is None:
+        raise _no_stream(wanted.stream_id)
+    last = store.maybe_last_range(wanted.stream_id)
+    if last is None or wanted.range_index > last.range_index:
+        raise RangeNotFoundError(
+            StatusCode.RANGE_NOT_FOUND,
+            f"stream {wanted.stream_id} has no range {wanted.range_index}; list its ranges again",
+        )
+    if last.end_offset is not None:
+        return None
+    table = range_table(last, store.server_addresses())
+    is_repeat = 0 <= wanted.range_index < last.range_index
+    return SealPlan(table) if is_repeat else SealPlan(table, sealing=table)
+
+
+def open_next_range(
+    store: MetadataStore, stream_id: int, sealed: RangeId | None, live_server_ids: Sequence[int]
+) -> StreamRange:
+    """Record where a range was sealed, if it still looks open, and open the next one.
+
+    Raises StatusError as `create_range` does; the seal is recorded nevertheless.
+    """
+    if sealed is not None:
+        store.seal_range(stream_id, sealed.range_index, sealed.end_offset)
+    last = store.maybe_last_range(stream_id)
+    if last is not None and last.end_offset is None:
+        return range_table(last, store.server_addresses())
+    return create_range(store, StreamRange(stream_id=stream_id), live_server_ids)
 
 
 def create_range(

@@ -273,6 +273,20 @@ class SqliteStore:
             self._bump_revision()
             return True
 
+    def seal_range(self, stream_id: int, range_index: int, end_offset: int) -> bool:
+        """Record where a range ends; False when it is sealed already, or gone."""
+        with self._transaction():
+            sealed = self._query(
+                "UPDATE ranges SET end_offset = ? WHERE stream_id = ? AND range_index = ?"
+                " AND end_offset IS NULL RETURNING 1",
+                end_offset,
+                stream_id,
+                range_index,
+            )
+            if sealed:
+                self._bump_revision()
+            return bool(sealed)
+
     def close(self) -> None:
         """Close the file and release the directory."""
         self._connection.close()

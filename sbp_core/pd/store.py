@@ -74,5 +74,8 @@ class MetadataStore(Protocol):
     def create_range(self, new: RangeRecord) -> bool:
         """Add a range; False when the stream has one of that index already, or is gone."""
 
+    def seal_range(self, stream_id: int, range_index: int, end_offset: int) -> bool:
+        """Record where a range ends; False when it is sealed already, or gone."""
+
     def close(self) -> None:
         """Release the store."""

@@ -49,7 +49,9 @@ class AppendHandler:
         """Answer one APPEND frame, once all its batches are durable or refused."""
         request = call.decode(AppendRequest)
         items = list(_split_payload(request.append_requests, call.payload))
-        await self._host.learn({item.stream_id for item in items})
+        await self._host.learn(
+            ((item.stream_id, item.range_index) for item in items), is_append=True
+        )
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
             self._committer.check_room(len(call.payload))

@@ -91,7 +91,7 @@ class FetchHandler:
         wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
         give_up_at = self._clock.monotonic() + wait_ms / 1000
         items = [_item(info) for info in request.fetch_requests]
-        await self._host.learn({item.stream_id for item in items})
+        await self._host.learn((item.stream_id, item.range_index) for item in items)
         min_bytes = max(request.min_bytes, 1)
         waiting = [self._resolve_tail(item) for item in items]
         with self._waiters.watch(item.stream_id for item in items) as changed:

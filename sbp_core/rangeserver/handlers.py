@@ -60,7 +60,7 @@ class RangeOperations:
     async def describe(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_RANGES": bounds of ranges, `next_offset` is what is durable now."""
         request = call.decode(DescribeRangesRequest)
-        await self._host.learn({wanted.stream_id for wanted in request.ranges})
+        await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
         await call.respond(
             DescribeRangesResponse(
                 describe_responses=tuple(self._describe(wanted) for wanted in request.ranges),

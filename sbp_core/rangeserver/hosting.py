@@ -50,12 +50,17 @@ class RangeHost:
         self.table.apply(entry, location)
         self._waiters.notify(entry.stream_id)
 
-    async def learn(self, stream_ids: Iterable[int]) -> None:
-        """Look up the streams that are not known here. Never raises for a single stream.
+    async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
+        """Look up the (stream id, range index) pairs that are not known here.
 
-        A stream that stays unknown is refused later, by whoever needs it.
+        Index -1 means whichever range the stream has; `is_append` asks for an open one. Never
+        raises for a single stream: what stays unknown is refused later, by whoever needs it.
         """
-        unknown = [stream_id for stream_id in stream_ids if not self.table.has_stream(stream_id)]
+        unknown = {
+            stream_id
+            for stream_id, range_index in wanted
+            if self.table.lacks(stream_id, range_index, is_append=is_append)
+        }
         fresh = [stream_id for stream_id in unknown if stream_id not in self._lookups]
         if fresh:
             task = asyncio.create_task(self._look_up(fresh))
@@ -69,7 +74,7 @@ class RangeHost:
 
         Raises RangeNotFoundError, NotFoundError, StatusError when the log cannot be written.
         """
-        await self.learn([stream_id])
+        await self.learn([(stream_id, range_index)])
         hosted = self.table.range_at(stream_id, range_index)
         hosted.receive(RangeInput.SEAL)
         await self._write(

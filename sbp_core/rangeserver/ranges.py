@@ -144,6 +144,17 @@ class RangeTable:
         """Whether this very range is hosted here."""
         return range_index in self._streams.get(stream_id, ())
 
+    def lacks(self, stream_id: int, range_index: int, *, is_append: bool) -> bool:
+        """Whether the placement driver may know a range that is wanted and not known here."""
+        ranges = self._streams.get(stream_id)
+        if not ranges:
+            return True
+        last = ranges[max(ranges)]
+        if last.state is RangeState.DELETED:
+            return False
+        is_unknown = range_index >= 0 and range_index not in ranges
+        return is_unknown or (is_append and last.state is RangeState.SEALED)
+
     def ranges_of(self, stream_id: int) -> list[HostedRange]:
         """Return the stream's ranges here, oldest first. Raises RangeNotFoundError if none is."""
         ranges = self._streams.get(stream_id)
