@@ -1,0 +1,41 @@
+"""Batch reads: everything from the start to the tail, as it is when the query is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.fetch_task import SpanPartition, read_partition
+from sbp_spark.offsets import Interval
+from sbp_spark.options import SourceOptions
+from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams, starting_offsets
+
+
+class SbpBatchReader(DataSourceReader):
+    """Reads each stream from its starting offset up to its tail."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return what to read, a list: Spark takes nothing else. Raises SbpError."""
+        options = self._options
+        with plain_errors():
+            streams = {info.stream_id: info for info in resolve_streams(options)}
+            client = client_for(str(options.endpoint), Patience.RUNNING)
+            bounds = client.stream_bounds(list(streams))
+            starts = starting_offsets(options, bounds)
+            intervals = [
+                Interval(bound.stream_id, starts[bound.stream_id], bound.next_offset)
+                for bound in bounds
+            ]
+            planned = plan_read(client, options.endpoint, intervals, streams)
+        # Spark makes a partition of its own where there is none.
+        return planned or [SpanPartition(str(options.endpoint), ())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        return read_partition(partition, include_headers=self._options.include_headers)

@@ -1,0 +1,42 @@
+"""Clients that live as long as their process: Spark runs task after task in the same worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from enum import IntEnum
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client import Client, RetryPolicy
+
+_CONNECT_TIMEOUT_MS: Final = 2_000
+_FIRST_CALL_TIMEOUT_MS: Final = 5_000
+
+
+class Patience(IntEnum):
+    """How long a call goes on trying while the servers are away, in ms."""
+
+    STARTING = 1_500
+    """Before anything was read or written: a wrong endpoint is to be named at once."""
+    RUNNING = limits.RETRY_BUDGET_MS
+    """In the middle of work, which a restart of the servers must not end."""
+
+
+_clients: dict[tuple[int, str, Patience], Client] = {}
+_lock: Final = threading.Lock()
+
+
+def client_for(endpoint: str, patience: Patience) -> Client:
+    """Return this process's client of the placement driver at `endpoint`; it is never closed."""
+    key = (os.getpid(), endpoint, patience)
+    with _lock:
+        if key not in _clients:
+            is_starting = patience is Patience.STARTING
+            _clients[key] = Client(
+                endpoint,
+                timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
+                connect_timeout_ms=_CONNECT_TIMEOUT_MS,
+                retry=RetryPolicy(budget_ms=patience.value),
+            )
+        return _clients[key]

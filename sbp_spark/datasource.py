@@ -1,0 +1,80 @@
+"""What Spark asks for by `format("sbp")`: the schema, and readers and writers."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from sbp_core.errors import ConfigurationError
+from sbp_spark.batch_reader import SbpBatchReader
+from sbp_spark.batch_writer import SbpBatchWriter
+from sbp_spark.options import SinkOptions, parse_sink_options, parse_source_options
+from sbp_spark.schema import check_sink_schema, check_source_schema, source_schema
+from sbp_spark.source_streams import describe_refs, plain_errors, resolve_streams
+from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.stream_writer import SbpStreamWriter
+
+
+class SbpDataSource(DataSource):
+    """Streams of records as a source and a sink, in batch and in streaming."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format(...)`."""
+        return "sbp"
+
+    def schema(self) -> StructType:
+        """Return the columns of the source.
+
+        Spark asks at load(), so what can be found wrong by then is: options and streams. Whether
+        it loads a batch or a stream is not known yet. Raises SbpError.
+        """
+        with plain_errors():
+            options = parse_source_options(self.options, streaming=True)
+            resolve_streams(options)
+        return source_schema(include_headers=options.include_headers)
+
+    def reader(self, schema: StructType) -> SbpBatchReader:
+        """Return what reads a batch. Raises ConfigurationError."""
+        with plain_errors():
+            options = parse_source_options(self.options, streaming=False)
+            check_source_schema(schema, include_headers=options.include_headers)
+        return SbpBatchReader(options)
+
+    def streamReader(self, schema: StructType) -> SbpStreamReader:  # noqa: N802 - Spark's name
+        """Return what reads a stream; it checks options and schema itself."""
+        return SbpStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> SbpBatchWriter:  # noqa: FBT001
+        """Return what writes a batch, once the streams' placement driver has answered.
+
+        Raises SbpError.
+        """
+        with plain_errors():
+            options = self._sink_options(schema)
+            if overwrite:
+                raise ConfigurationError(
+                    "mode overwrite: a stream is only ever appended to; use .mode('append'), and"
+                    " delete or create streams with the command `sbp streams`"
+                )
+            describe_refs(options.endpoint, [options.stream] if options.stream else [], "stream")
+        return SbpBatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
+        """Return what writes a stream. Asked for in every micro-batch, so no server is.
+
+        Raises ConfigurationError.
+        """
+        with plain_errors():
+            options = self._sink_options(schema)
+            if overwrite:
+                raise ConfigurationError(
+                    "output mode complete: a stream is only ever appended to, never replaced; use"
+                    " .outputMode('append') or .outputMode('update')"
+                )
+        return SbpStreamWriter(options)
+
+    def _sink_options(self, schema: StructType) -> SinkOptions:
+        options = parse_sink_options(self.options)
+        check_sink_schema(schema, is_stream_given=options.stream is not None)
+        return options

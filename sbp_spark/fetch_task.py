@@ -1,0 +1,159 @@
+"""What a task does to read one input partition: fetch, check, decode, join. Stateless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from sbp_core import limits
+from sbp_core.errors import ProtocolError
+from sbp_core.records import Envelope, decode_rows, split_envelopes
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.planning import StreamSpan
+from sbp_spark.prefetch import Chunk, Prefetcher, describe_span, fetch_chunks
+from sbp_spark.schema import source_arrow_schema
+
+ROWS_PER_BATCH: Final = 10_000
+BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
+"""Less than what a full record batch decodes to, so that those are passed on as they are."""
+
+
+@dataclass(frozen=True)
+class SpanPartition(InputPartition):
+    """Spans that one task reads, by way of the placement driver at `endpoint`."""
+
+    endpoint: str
+    spans: tuple[StreamSpan, ...]
+
+
+class BrokenSequenceError(ProtocolError):
+    """The offsets that came do not follow on one another: a gap or an overlap."""
+
+
+def read_partition(partition: InputPartition, *, include_headers: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition in the source's Arrow schema.
+
+    Streams come one after the other or mixed, each in the order of its offsets. Raises SbpError.
+    """
+    assert isinstance(partition, SpanPartition)
+    if not partition.spans:
+        return
+    client = client_for(partition.endpoint, Patience.RUNNING)
+    with closing(Prefetcher(fetch_chunks(client, partition.spans))) as chunks:
+        yield from decode_chunks(chunks, partition.spans, include_headers=include_headers)
+
+
+def decode_chunks(
+    chunks: Iterable[Chunk], spans: Sequence[StreamSpan], *, include_headers: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of all chunks, cut to their spans; small record batches are joined.
+
+    Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each.
+    """
+    joiner = _Joiner(source_arrow_schema(include_headers=include_headers))
+    positions = [span.start_offset for span in spans]
+    for chunk in chunks:
+        span = spans[chunk.span_index]
+        for envelope in split_envelopes(chunk.payload):
+            position = positions[chunk.span_index]
+            if position >= span.end_offset:
+                break
+            is_inside_allowed = position == span.start_offset
+            _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
+            skip_count = position - envelope.base_offset
+            take_count = min(span.end_offset - position, envelope.record_count - skip_count)
+            rows = decode_rows(envelope).slice(skip_count, take_count)
+            yield from joiner.add(_Piece(span, position, rows))
+            positions[chunk.span_index] = position + take_count
+    yield from joiner.flush()
+    for span, position in zip(spans, positions, strict=True):
+        if position != span.end_offset:
+            raise BrokenSequenceError(
+                f"{describe_span(span)}: expected offset {position} next, found the end; the"
+                " server answered with fewer records than it said"
+            )
+
+
+def _check_sequence(
+    span: StreamSpan, envelope: Envelope, position: int, *, is_inside_allowed: bool
+) -> None:
+    """Raise BrokenSequenceError unless the batch goes on at `position`.
+
+    The first batch of a span may begin before it.
+    """
+    end_offset = envelope.base_offset + envelope.record_count
+    is_following = envelope.base_offset == position or (
+        is_inside_allowed and envelope.base_offset <= position < end_offset
+    )
+    if not is_following:
+        raise BrokenSequenceError(
+            f"{describe_span(span)}: expected offset {position} next, found a record batch of"
+            f" offsets [{envelope.base_offset}, {end_offset}); records are missing or doubled on"
+            " the range server"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of ROWS_SCHEMA whose offsets begin at `start_offset`."""
+
+    span: StreamSpan
+    start_offset: int
+    rows: pa.RecordBatch
+
+
+class _Joiner:
+    """Joins small pieces into batches of about ROWS_PER_BATCH rows or BYTES_PER_BATCH octets."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._pieces: list[_Piece] = []
+        self._row_count = 0
+        self._size_bytes = 0
+
+    def add(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        """Take a piece; yield what is ready. A large piece is passed on without a copy."""
+        size_bytes = piece.rows.nbytes
+        if _is_enough(piece.rows.num_rows, size_bytes):
+            yield from self.flush()
+        self._pieces.append(piece)
+        self._row_count += piece.rows.num_rows
+        self._size_bytes += size_bytes
+        if _is_enough(self._row_count, self._size_bytes):
+            yield from self.flush()
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """Yield what waits, as one batch."""
+        if self._pieces:
+            yield _join(self._pieces, self._schema)
+        self._pieces = []
+        self._row_count = self._size_bytes = 0
+
+
+def _is_enough(row_count: int, size_bytes: int) -> bool:
+    return row_count >= ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH
+
+
+def _join(pieces: Sequence[_Piece], schema: pa.Schema) -> pa.RecordBatch:
+    """Return the pieces as one batch of the source's schema."""
+    rows = pieces[0].rows if len(pieces) == 1 else pa.concat_batches([p.rows for p in pieces])
+    counts = np.array([piece.rows.num_rows for piece in pieces])
+    starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
+    piece_of_row = np.repeat(np.arange(len(pieces)), counts)
+    rows_before = np.cumsum(counts) - counts
+    offsets = np.arange(rows.num_rows, dtype=np.int64) + np.repeat(starts - rows_before, counts)
+    by_piece = {
+        "stream": pa.array([piece.span.stream_name for piece in pieces]),
+        "stream_id": pa.array([piece.span.stream_id for piece in pieces], pa.int64()),
+        "range_index": pa.array([piece.span.range_index for piece in pieces], pa.int32()),
+    }
+    columns = {name: column.take(pa.array(piece_of_row)) for name, column in by_piece.items()}
+    columns |= {"offset": pa.array(offsets)}
+    columns |= {name: rows.column(name) for name in ("timestamp", "key", "value", "headers")}
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)

@@ -1,0 +1,216 @@
+"""Fetching ahead: a thread asks for the spans of a partition while the task decodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sbp_core import limits
+from sbp_core.client import FetchItem, FetchOutcome
+from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
+from sbp_spark.client_pool import Patience
+from sbp_spark.offsets import Interval
+from sbp_spark.planning import DataLossError, StreamSpan
+
+QUEUE_BYTES_MAX: Final = 16 * limits.MIB
+"""Octets that wait for the task; beyond them the thread does not ask for more."""
+SPANS_PER_FETCH: Final = 16
+FETCH_ROUND_BYTES: Final = 8 * limits.MIB
+"""Octets asked for in one FETCH, shared by its spans."""
+FETCH_WAIT_MS: Final = 1_000
+_PAUSE_S: Final = 0.05
+
+
+class FetchClient(Protocol):
+    """What is needed of a client."""
+
+    def fetch(
+        self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
+    ) -> Iterator[FetchOutcome]:
+        """Yield one outcome per item, in any order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole record batches of the span at `span_index`, as they came."""
+
+    span_index: int
+    payload: memoryview
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """A span being read; nothing came since `silent_since_s` (monotonic)."""
+
+    span_index: int
+    span: StreamSpan
+    offset: int
+    silent_since_s: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.offset >= self.span.end_offset
+
+
+def fetch_chunks(
+    client: FetchClient,
+    spans: Sequence[StreamSpan],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Generator[Chunk, None, None]:
+    """Yield the octets of all spans; those of one stream in the order of their offsets.
+
+    One FETCH asks for several streams at once. Raises DataLossError when offsets are gone,
+    DeadlineExceededError when a server holds back offsets that it had announced, and what the
+    client raises; each error has a note that names the span.
+    """
+    lanes: dict[int, deque[_Cursor]] = {}
+    for index, span in enumerate(spans):
+        lanes.setdefault(span.stream_id, deque()).append(_Cursor(index, span, span.start_offset))
+    waiting = deque(lanes.values())
+    reading: list[deque[_Cursor]] = []
+    while waiting or reading:
+        while waiting and len(reading) < SPANS_PER_FETCH:
+            reading.append(waiting.popleft())
+        cursors = [lane[0] for lane in reading]
+        has_progress = False
+        with closing(_fetch(client, cursors)) as outcomes:
+            for outcome in outcomes:
+                cursor = cursors[outcome.item_index]
+                _check_outcome(cursor, outcome, clock())
+                if outcome.payload:
+                    has_progress = True
+                    yield Chunk(cursor.span_index, outcome.payload)
+        for lane in reading:
+            while lane and lane[0].is_done:
+                lane.popleft()
+        reading = [lane for lane in reading if lane]
+        if not has_progress:
+            sleep(_PAUSE_S)
+
+
+def _fetch(client: FetchClient, cursors: Sequence[_Cursor]) -> Generator[FetchOutcome, None, None]:
+    bytes_max = FETCH_ROUND_BYTES // len(cursors)
+    items = [
+        FetchItem(cursor.span.stream_id, cursor.offset, cursor.span.end_offset, bytes_max)
+        for cursor in cursors
+    ]
+    yield from client.fetch(items, max_wait_ms=FETCH_WAIT_MS)
+
+
+def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None:
+    """Move the cursor, or raise what went wrong."""
+    span = cursor.span
+    if outcome.error is not None:
+        error = outcome.error
+        if isinstance(error, OffsetOutOfRangeError):
+            error = _loss(cursor, error)
+        error.add_note(f"while reading {describe_span(span)}, at offset {cursor.offset}")
+        raise error from outcome.error if error is not outcome.error else None
+    if outcome.payload:
+        cursor.offset = outcome.next_offset
+        cursor.silent_since_s = None
+    elif cursor.silent_since_s is None:
+        cursor.silent_since_s = now_s
+    elif (now_s - cursor.silent_since_s) * 1000 >= Patience.RUNNING:
+        raise DeadlineExceededError(
+            f"{describe_span(span)}: the server has nothing at offset {cursor.offset} for"
+            f" {Patience.RUNNING // 1000} s, although the stream went up to {span.end_offset};"
+            " has the range server lost what it had acknowledged?"
+        )
+
+
+def _loss(cursor: _Cursor, error: OffsetOutOfRangeError) -> SbpError:
+    span, bounds = cursor.span, error.maybe_bounds
+    end_offset = span.end_offset
+    if bounds is not None and cursor.offset < bounds[0]:
+        end_offset = min(end_offset, bounds[0])
+    lost = Interval(span.stream_id, cursor.offset, end_offset)
+    return DataLossError((lost,), {span.stream_id: span.stream_name})
+
+
+def describe_span(span: StreamSpan) -> str:
+    """Return how messages name a span."""
+    return (
+        f"stream {span.stream_name} (id {span.stream_id}), range {span.range_index},"
+        f" offsets [{span.start_offset}, {span.end_offset})"
+    )
+
+
+class Prefetcher:
+    """Draws chunks in a thread of its own, ahead of who iterates by at most `bytes_max`.
+
+    A chunk that is larger than that is drawn alone. The errors of the thread are raised where the
+    chunks are taken. To be closed; the thread then ends before its next chunk.
+    """
+
+    def __init__(
+        self, chunks: Generator[Chunk, None, None], *, bytes_max: int = QUEUE_BYTES_MAX
+    ) -> None:
+        self._chunks = chunks
+        self._bytes_max = bytes_max
+        self._queue: deque[Chunk] = deque()
+        self._queued_bytes = 0
+        self._is_closed = False
+        self._is_over = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_over)
+                if not self._queue:
+                    break
+                chunk = self._queue.popleft()
+                self._queued_bytes -= len(chunk.payload)
+                self._changed.notify_all()
+            yield chunk
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Let the thread end; what it has drawn is dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            with closing(self._chunks):
+                for chunk in self._chunks:
+                    if not self._put(chunk):
+                        return
+        except BaseException as error:  # noqa: BLE001 - raised again in the task's thread
+            self._error = error
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _put(self, chunk: Chunk) -> bool:
+        """Queue a chunk when there is room; False when nobody wants it any more."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._is_closed
+                    or not self._queue
+                    or self._queued_bytes + len(chunk.payload) <= self._bytes_max
+                )
+            )
+            if self._is_closed:
+                return False
+            self._queue.append(chunk)
+            self._queued_bytes += len(chunk.payload)
+            self._changed.notify_all()
+            return True

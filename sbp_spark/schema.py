@@ -1,0 +1,143 @@
+"""Columns: what the source gives to Spark, and what the sink takes from it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sbp_core.errors import ConfigurationError
+
+_HEADERS: Final = StructField("headers", MapType(StringType(), BinaryType()))
+_SOURCE_FIELDS: Final = (
+    StructField("stream", StringType()),
+    StructField("stream_id", LongType()),
+    StructField("range_index", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+)
+
+_SINK_COLUMNS: Final = {
+    "value": "string or binary",
+    "key": "string or binary",
+    "headers": "map<string,binary>",
+    "timestamp": "timestamp",
+    "stream": "string",
+}
+_POSITION_COLUMNS: Final = frozenset({"stream_id", "range_index", "offset"})
+"""Where a record of a source was: not written, so that a source's DataFrame can be written back."""
+
+
+def source_schema(*, include_headers: bool) -> StructType:
+    """Return the columns of the source as Spark sees them, all of them nullable."""
+    fields = [*_SOURCE_FIELDS, _HEADERS] if include_headers else list(_SOURCE_FIELDS)
+    return StructType(fields)
+
+
+def source_arrow_schema(*, include_headers: bool) -> pa.Schema:
+    """Return the columns of the source as Spark demands them of Arrow batches."""
+    schema = source_schema(include_headers=include_headers)
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_source_schema(given: StructType, *, include_headers: bool) -> None:
+    """Raise ConfigurationError unless a DataFrame's schema is the one that the source has."""
+    expected = source_schema(include_headers=include_headers)
+    if given != expected:
+        raise ConfigurationError(
+            f"the schema ({_ddl(given)}) was given to .schema(...), but the sbp source has"
+            f" ({_ddl(expected)}); leave .schema(...) out, select and cast columns afterwards,"
+            " and add .option('includeHeaders', 'true') for the column headers"
+        )
+
+
+def check_sink_schema(schema: StructType, *, is_stream_given: bool) -> None:
+    """Raise ConfigurationError, naming all faults, unless rows of `schema` can be written.
+
+    `is_stream_given`: the option `stream` says where all rows go, so no column has to.
+    """
+    faults = [*_column_faults(schema), *_missing_columns(schema, is_stream_given=is_stream_given)]
+    if faults:
+        lines = "\n".join(f"  - {fault}" for fault in faults)
+        raise ConfigurationError(f"the sbp sink cannot write these columns:\n{lines}")
+
+
+def _column_faults(schema: StructType) -> list[str]:
+    faults = []
+    seen: set[str] = set()
+    for field in schema.fields:
+        found = field.dataType.simpleString()
+        if field.name in seen:
+            faults.append(f"column {field.name} stands there twice; drop one of them")
+        elif field.name in _POSITION_COLUMNS:
+            pass
+        elif field.name not in _SINK_COLUMNS:
+            faults.append(
+                f"column {field.name} ({found}) would be lost; expected only"
+                f" {', '.join(_SINK_COLUMNS)}: put it into value, for example with"
+                " to_json(struct(...)), or drop it"
+            )
+        elif not _is_writable(field.name, field.dataType):
+            faults.append(
+                f"column {field.name} has type {found}; expected {_SINK_COLUMNS[field.name]}:"
+                f" {_remedy(field.name)}"
+            )
+        seen.add(field.name)
+    return faults
+
+
+def _missing_columns(schema: StructType, *, is_stream_given: bool) -> list[str]:
+    names = set(schema.fieldNames())
+    faults = []
+    if "value" not in names:
+        faults.append(
+            f"column value is missing among ({_ddl(schema)}); expected string or binary: name or"
+            " build one, for example with to_json(struct(...))"
+        )
+    if "stream" not in names and not is_stream_given:
+        faults.append(
+            f"column stream is missing among ({_ddl(schema)}), and so is the option stream;"
+            ' expected one of them: add .option("stream", "name"), or a string column that names'
+            " the stream of each row"
+        )
+    return faults
+
+
+def _is_writable(name: str, found: DataType) -> bool:
+    if name == "timestamp":
+        return isinstance(found, TimestampType)
+    if name == "headers":
+        return (
+            isinstance(found, MapType)
+            and isinstance(found.keyType, StringType)
+            and isinstance(found.valueType, BinaryType)
+        )
+    is_binary_taken = name != "stream"
+    return isinstance(found, StringType) or (is_binary_taken and isinstance(found, BinaryType))
+
+
+def _remedy(name: str) -> str:
+    if name in {"headers", "timestamp", "stream"}:
+        return f"cast it, for example .cast('{_SINK_COLUMNS[name]}'), or drop it"
+    return "cast it to one of them, or encode it, for example with to_json"
+
+
+def _ddl(schema: StructType) -> str:
+    return ", ".join(
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+        for field in schema.fields
+    )

@@ -1,0 +1,134 @@
+"""The streams that a source reads: who they are, where they begin and end, who reads which part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from sbp_core.client import Client, StreamBounds, StreamInfo
+from sbp_core.errors import (
+    ConfigurationError,
+    ConnectError,
+    DeadlineExceededError,
+    NotFoundError,
+    SbpError,
+    TransportError,
+)
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.fetch_task import SpanPartition
+from sbp_spark.offsets import Interval
+from sbp_spark.options import EARLIEST, LATEST, Endpoint, SourceOptions, StreamRef
+from sbp_spark.planning import cover, plan_partitions
+
+RECORDS_PER_PARTITION_MAX: Final = 250_000
+SPANS_PER_PARTITION_MAX: Final = 1_000
+_LISTED_MAX: Final = 20
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise SbpErrors without what led to them: Spark prints the whole chain to the user."""
+    try:
+        yield
+    except SbpError as error:
+        raise error.with_traceback(None) from None
+
+
+def describe_refs(endpoint: Endpoint, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
+    """Return the streams that an option names, asking the placement driver for the first time.
+
+    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
+    """
+    client = client_for(str(endpoint), Patience.STARTING)
+    try:
+        wanted = [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
+        if not wanted:
+            client.ping()
+        return client.describe_streams(wanted) if wanted else []
+    except NotFoundError as error:
+        raise NotFoundError(
+            error.code,
+            f"option {option}: {error.message}; on the command line:"
+            f" `sbp streams create NAME --endpoint {endpoint}` and"
+            f" `sbp streams list --endpoint {endpoint}`",
+        ) from None
+    except (TransportError, DeadlineExceededError) as error:
+        raise ConnectError(
+            f"option endpoint: no placement driver answers at {endpoint}; is `sbp serve` running"
+            f" there? ({error.__cause__ or error})"
+        ) from None
+
+
+def resolve_streams(options: SourceOptions) -> tuple[StreamInfo, ...]:
+    """Return the streams of the option `streams`, in its order.
+
+    Raises SbpError when nobody answers, when any is missing, or when two are the same.
+    """
+    infos = describe_refs(options.endpoint, options.streams, "streams")
+    seen: dict[int, StreamRef] = {}
+    faults = []
+    for ref, info in zip(options.streams, infos, strict=True):
+        if info.stream_id in seen:
+            faults.append(f"{seen[info.stream_id]} and {ref} (id {info.stream_id})")
+        seen.setdefault(info.stream_id, ref)
+    if faults:
+        raise ConfigurationError(
+            f"option streams: these are one and the same stream: {'; '.join(faults)}; name each"
+            " stream once"
+        )
+    return tuple(infos)
+
+
+def starting_offsets(options: SourceOptions, bounds: Iterable[StreamBounds]) -> dict[int, int]:
+    """Return the first offset to read of each stream; `bounds` in the order of the options.
+
+    Raises ConfigurationError naming every offset that lies outside its stream.
+    """
+    starts: dict[int, int] = {}
+    faults = []
+    for ref, asked, bound in zip(options.streams, options.starting_offsets, bounds, strict=True):
+        keywords = {EARLIEST: bound.start_offset, LATEST: bound.next_offset}
+        start = keywords.get(asked, asked)
+        if not bound.start_offset <= start <= bound.next_offset:
+            faults.append(
+                f"{ref} at {asked}, but it holds [{bound.start_offset}, {bound.next_offset})"
+            )
+        starts[bound.stream_id] = start
+    if faults:
+        more = f"; and {len(faults) - _LISTED_MAX} more" if len(faults) > _LISTED_MAX else ""
+        raise ConfigurationError(
+            f"option startingOffsets lies outside of: {'; '.join(faults[:_LISTED_MAX])}{more};"
+            " expected an offset from the first one to the next one to be written, -2 (earliest)"
+            " or -1 (latest)"
+        )
+    return starts
+
+
+def display_name(info: StreamInfo) -> str:
+    """Return what the column `stream` shows, and what the sink takes back: the name, or the id."""
+    return info.name or str(info.stream_id)
+
+
+def plan_read(
+    client: Client,
+    endpoint: Endpoint,
+    intervals: Iterable[Interval],
+    streams: Mapping[int, StreamInfo],
+) -> list[SpanPartition]:
+    """Return the partitions that read the intervals, none for empty ones.
+
+    Raises DataLossError when some offsets are stored nowhere any more.
+    """
+    wanted = [each for each in intervals if each.start_offset < each.end_offset]
+    if not wanted:
+        return []
+    ranges = client.list_ranges([each.stream_id for each in wanted])
+    names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
+    spans = cover(wanted, (piece for pieces in ranges.values() for piece in pieces), names=names)
+    planned = plan_partitions(
+        spans,
+        records_per_partition_max=RECORDS_PER_PARTITION_MAX,
+        spans_per_partition_max=SPANS_PER_PARTITION_MAX,
+    )
+    return [SpanPartition(str(endpoint), partition) for partition in planned]

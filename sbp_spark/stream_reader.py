@@ -1,0 +1,171 @@
+"""The driver side of a streaming read. One instance lives as long as the query runs.
+
+Spark keeps offsets only as JSON, calls `initialOffset` again after a crash of the first batch, and
+reads in other processes from a pickled copy: what must not be forgotten is in the offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from sbp_core.client import Client, StreamBounds, StreamInfo
+from sbp_core.errors import NotFoundError
+from sbp_spark.admission import admit
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.fetch_task import read_partition
+from sbp_spark.offsets import (
+    INITIAL,
+    SourceOffset,
+    StreamChangedError,
+    StreamPosition,
+    advance,
+    intervals,
+)
+from sbp_spark.options import SourceOptions, parse_source_options
+from sbp_spark.schema import check_source_schema
+from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams, starting_offsets
+
+
+class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads streams in micro-batches. While the servers are away it waits, up to a minute.
+
+    Options and schema are checked at the first use: Spark buries what a constructor raises.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._given_options = options
+        self._given_schema = schema
+        self._checked_options: SourceOptions | None = None
+        self._streams: dict[int, StreamInfo] = {}
+        self._bounds: list[StreamBounds] = []
+        self._is_target_frozen = False
+        self._turn = 0
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the constant that stands for the start of a fresh query."""
+        self._options()
+        return INITIAL.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return the limit of the option maxRecordsPerTrigger."""
+        records_max = self._options().records_per_trigger_max
+        return ReadAllAvailable() if records_max is None else ReadMaxRows(records_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read up to the tails as they are now, and no further."""
+        with plain_errors():
+            self._refresh_bounds()
+        self._is_target_frozen = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return how far the micro-batch from `start` goes, `start` itself if nothing is new.
+
+        A fresh query's starting offsets are resolved here, and kept in the first end offset.
+        Raises SbpError.
+        """
+        with plain_errors():
+            begin = SourceOffset.from_json(start)
+            if not self._is_target_frozen:
+                self._refresh_bounds()
+            tails = {bound.stream_id: bound.next_offset for bound in self._bounds}
+            bases = self._bases(begin)
+            starts = bases | {
+                stream_id: position.next_offset
+                for stream_id, position in begin.streams.items()
+                if stream_id in tails
+            }
+            records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            ends = admit(starts, tails, records_max=records_max, turn=self._turn)
+            self._turn += 1
+            return advance(begin, self._positions(ends, bases)).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return the tails as they were last seen, for Spark's progress."""
+        if not self._bounds:
+            return None
+        tails = {bound.stream_id: bound.next_offset for bound in self._bounds}
+        positions = {at.stream_id: at for at in self._positions(tails, {})}
+        return SourceOffset(positions).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what to read from `start` to `end`: the same records whenever it is asked.
+
+        Raises SbpError.
+        """
+        with plain_errors():
+            begin, finish = SourceOffset.from_json(start), SourceOffset.from_json(end)
+            wanted = intervals(begin, finish)
+            if all(each.start_offset == each.end_offset for each in wanted):
+                return []
+            streams = self._resolved()
+            # A batch that is planned anew after a restart was logged for the streams of then.
+            ends = {stream_id: at.next_offset for stream_id, at in finish.streams.items()}
+            now = {at.stream_id: at for at in self._positions(ends, {})}
+            intervals(finish, SourceOffset(now))
+            return plan_read(self._client(), self._options().endpoint, wanted, streams)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition; runs in a task, on a copy of this reader."""
+        return read_partition(partition, include_headers=self._options().include_headers)
+
+    def _options(self) -> SourceOptions:
+        """Return the options, checked. Raises ConfigurationError."""
+        if self._checked_options is None:
+            with plain_errors():
+                options = parse_source_options(self._given_options, streaming=True)
+                check_source_schema(self._given_schema, include_headers=options.include_headers)
+            self._checked_options = options
+        return self._checked_options
+
+    def _client(self) -> Client:
+        return client_for(str(self._options().endpoint), Patience.RUNNING)
+
+    def _resolved(self) -> dict[int, StreamInfo]:
+        """Return the streams by id, in the order of the option; looked up once per run."""
+        if not self._streams:
+            self._streams = {info.stream_id: info for info in resolve_streams(self._options())}
+        return self._streams
+
+    def _refresh_bounds(self) -> None:
+        stream_ids = list(self._resolved())
+        try:
+            self._bounds = self._client().stream_bounds(stream_ids)
+        except NotFoundError as error:
+            raise StreamChangedError(
+                f"a stream was deleted while the query was reading it: {error.message}; name the"
+                " remaining ones in the option streams, and start the query with a new"
+                " checkpointLocation"
+            ) from None
+
+    def _bases(self, begin: SourceOffset) -> dict[int, int]:
+        """Return where reading begins in the streams that `begin` does not have.
+
+        Those that join a running query's checkpoint are read from their first offset.
+        """
+        if not begin.streams:
+            return starting_offsets(self._options(), self._bounds)
+        return {
+            bound.stream_id: bound.start_offset
+            for bound in self._bounds
+            if bound.stream_id not in begin.streams
+        }
+
+    def _positions(self, ends: dict[int, int], bases: dict[int, int]) -> list[StreamPosition]:
+        """Return `ends` with the identity that each stream has now; unknown ones are left out."""
+        streams = self._resolved()
+        return [
+            StreamPosition(stream_id, streams[stream_id].created_at_ms, end, bases.get(stream_id))
+            for stream_id, end in ends.items()
+            if stream_id in streams
+        ]

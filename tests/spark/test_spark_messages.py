@@ -1,0 +1,142 @@
+"""What a user is told, through all that Spark wraps around it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from pyspark.errors import PySparkException
+from spark_streams import append_values, numbered
+
+
+@pytest.fixture
+def stream(new_streams, client):
+    (name,) = new_streams(1)
+    append_values(client, name, numbered(0, 10))
+    return name
+
+
+@pytest.fixture
+def closed_endpoint():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+def check_read(sbp, *told, options, schema=None):
+    """The fault is told by load() or by the first action."""
+    reader = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint)
+    with pytest.raises(PySparkException) as raised:
+        (reader.schema(schema) if schema else reader).options(**options).load().count()
+    check_told(raised, *told)
+
+
+def check_told(raised, *told):
+    message = str(raised.value)
+    for text in told:
+        assert text in message
+    assert "During handling" not in message
+    assert "direct cause" not in message
+
+
+def test_nobody_answers(sbp, stream, closed_endpoint):
+    options = {"endpoint": closed_endpoint, "streams": stream}
+    check_read(sbp, "option endpoint", closed_endpoint, "`sbp serve`", options=options)
+    writer = sbp.load(stream).write.format("sbp").mode("append").option("endpoint", closed_endpoint)
+    with pytest.raises(PySparkException) as raised:
+        writer.save()
+    check_told(raised, "option endpoint", closed_endpoint, "`sbp serve`")
+
+
+def test_unknown_streams_are_all_named(sbp, stream):
+    told = (
+        "option streams",
+        "'nowhere'",
+        "999999",
+        f"sbp streams create NAME --endpoint {sbp.endpoint}",
+    )
+    check_read(sbp, *told, options={"streams": f"nowhere,{stream},999999"})
+
+
+def test_a_stream_by_name_and_by_id_is_one(sbp, stream, client):
+    (info,) = client.describe_streams([stream])
+    options = {"streams": f"{stream},{info.stream_id}"}
+    check_read(sbp, "option streams", "one and the same", stream, options=options)
+
+
+def test_all_faults_of_the_options_at_once(sbp):
+    options = {"strems": "a", "includeHeaders": "perhaps", "startingOffsets": "{"}
+    told = ("strems", "did you mean streams?", "includeHeaders", "startingOffsets", "streams is")
+    check_read(sbp, *told, options=options)
+
+
+def test_faults_that_only_a_batch_has(sbp, stream):
+    options = {"streams": stream, "startingOffsets": "latest", "maxRecordsPerTrigger": "5"}
+    check_read(sbp, "startingOffsets", "maxRecordsPerTrigger", options=options)
+
+
+def test_an_offset_outside_of_the_stream(sbp, stream):
+    options = {"streams": stream, "startingOffsets": f'{{"{stream}": 11}}'}
+    check_read(sbp, "option startingOffsets", f"{stream} at 11", "[0, 10)", options=options)
+
+
+def test_another_schema(sbp, stream):
+    check_read(
+        sbp, "(value string)", ".schema(...)", options={"streams": stream}, schema="value string"
+    )
+
+
+def test_a_streaming_query_tells_its_faults_at_its_start(sbp, stream, tmp_path):
+    reader = sbp.spark.readStream.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
+    frames = {
+        "(value string)": reader.schema("value string").load(),
+        "[0, 10)": sbp.load_stream(stream, startingOffsets=f'{{"{stream}": 11}}'),
+    }
+    for number, (told, frame) in enumerate(frames.items()):
+        with pytest.raises(PySparkException) as raised:
+            sbp.copy(frame.select("value"), stream, tmp_path / str(number))
+        check_told(raised, told)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (["value", "1 as price"], ["column price (int) would be lost"]),
+        (["1 as value"], ["column value has type int", "string or binary"]),
+        (["key"], ["column value is missing"]),
+        (["value", "'x' as headers"], ["column headers has type string", "map<string,binary>"]),
+        (["value", "'x' as timestamp"], ["column timestamp has type string"]),
+    ],
+)
+def test_columns_that_cannot_be_written(sbp, stream, columns, told):
+    with pytest.raises(PySparkException) as raised:
+        sbp.save(sbp.load(stream).selectExpr(*columns), stream=stream)
+    check_told(raised, *told)
+
+
+def test_no_stream_is_named(sbp, stream):
+    with pytest.raises(PySparkException) as raised:
+        sbp.save(sbp.load(stream).select("value"))
+    check_told(raised, "column stream is missing", "option stream")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("null", "column stream is null in 10 of 10 rows"),
+        ("'nowhere'", "column stream: not found: stream 'nowhere'"),
+        ("'no name'", "column stream: 'no name' is no stream name"),
+    ],
+)
+def test_rows_that_name_no_stream(sbp, stream, name, told):
+    with pytest.raises(PySparkException) as raised:
+        sbp.save(sbp.load(stream).selectExpr("value", f"cast({name} as string) as stream"))
+    check_told(raised, told)
+
+
+def test_overwriting_is_refused(sbp, stream):
+    writer = sbp.load(stream).write.format("sbp").options(endpoint=sbp.endpoint, stream=stream)
+    with pytest.raises(PySparkException) as raised:
+        writer.mode("overwrite").save()
+    check_told(raised, "mode overwrite", ".mode('append')")
+    assert len(sbp.values(stream)) == 10

@@ -1,0 +1,158 @@
+"""What is written by Spark is read by Spark: in batch, every column, every odd value."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from chispa import assert_df_equality
+from spark_streams import append_values, numbered
+
+time = datetime.fromisoformat
+SCHEMA = "key binary, value binary, headers map<string,binary>, timestamp timestamp"
+RECORDS = [
+    (b"k", b"v", {"trace": b"\x00\xff", "empty": b""}, time("2024-02-29T12:00:00.123456")),
+    (None, b"", {}, time("1969-12-31T23:59:59.999999")),
+    (b"", None, None, time("9999-12-31T23:59:59")),
+    (
+        "Schlüssel".encode(),
+        "значение 🚀".encode(),
+        {"ключ": None, "n": b"1"},
+        time("2024-01-01T00:00:00"),
+    ),
+    (None, None, None, time("1970-01-01T00:00:00")),
+]
+
+
+def test_every_column_survives(sbp, new_streams):
+    (stream,) = new_streams(1)
+    written = sbp.spark.createDataFrame(RECORDS, SCHEMA).coalesce(1)
+    sbp.save(written, stream=stream)
+    read = sbp.load(stream, includeHeaders="true").orderBy("offset")
+    assert_df_equality(read.select("key", "value", "headers", "timestamp"), written)
+    assert [row.offset for row in read.select("offset").collect()] == list(range(len(RECORDS)))
+    assert {(row.stream, row.range_index) for row in read.collect()} == {(stream, 0)}
+
+
+def test_text_columns_are_written_as_utf8(sbp, new_streams):
+    (stream,) = new_streams(1)
+    sbp.save(sbp.spark.createDataFrame([("ä", "ü")], "key string, value string"), stream=stream)
+    (row,) = sbp.load(stream).collect()
+    assert (bytes(row.key), bytes(row.value)) == ("ä".encode(), "ü".encode())
+
+
+def test_records_without_a_time_get_the_time_of_the_append(sbp, new_streams):
+    (stream,) = new_streams(1)
+    before = datetime.now(UTC).replace(tzinfo=None)
+    frame = sbp.spark.createDataFrame([(b"a", None)], "value binary, timestamp timestamp")
+    sbp.save(frame, stream=stream)
+    sbp.save(frame.drop("timestamp"), stream=stream)
+    after = datetime.now(UTC).replace(tzinfo=None)
+    times = sbp.load(stream).selectExpr("cast(timestamp as string) as at").collect()
+    assert len(times) == 2
+    assert all(before <= datetime.fromisoformat(row["at"]) <= after for row in times)
+
+
+def test_a_column_routes_rows_to_many_streams(sbp, new_streams, client):
+    streams = new_streams(30)
+    ids = {info.name: info.stream_id for info in client.describe_streams(streams)}
+    names = sbp.spark.createDataFrame(list(enumerate(streams)), "number int, stream string")
+    frame = sbp.spark.range(6_000).selectExpr("id", "cast(id % 30 as int) as number")
+    frame = frame.join(names, "number").selectExpr("stream", "cast(id as string) as value")
+    sbp.save(frame.repartition(3))
+    read = sbp.load(*streams)
+    read_back = read.selectExpr("stream", "cast(value as string) as value")
+    assert_df_equality(read_back, frame, ignore_row_order=True, ignore_nullable=True)
+    found = {}
+    for row in read.select("stream", "stream_id", "offset").collect():
+        assert row.stream_id == ids[row.stream]
+        found.setdefault(row.stream, []).append(row.offset)
+    assert {name: sorted(offsets) for name, offsets in found.items()} == {
+        name: list(range(200)) for name in streams
+    }
+
+
+def test_a_source_can_be_written_back_and_by_id(sbp, new_streams, client):
+    first, second = new_streams(2)
+    append_values(client, first, numbered(0, 10))
+    (info,) = client.describe_streams([second])
+    sbp.save(sbp.load(first, includeHeaders="true"))
+    assert sbp.values(first) == numbered(0, 10) * 2
+    sbp.save(sbp.load(first).selectExpr(f"'{info.stream_id}' as stream", "value"))
+    assert sbp.values(second) == numbered(0, 10) * 2
+
+
+def test_parts_of_a_stream(sbp, new_streams, client):
+    first, second = new_streams(2)
+    for start in range(0, 100, 10):
+        append_values(client, first, numbered(start, start + 10))
+    append_values(client, second, numbered(0, 5))
+    offsets = f'{{"{first}": 37, "{second}": -2}}'
+    rows = sbp.load(first, second, startingOffsets=offsets).orderBy("stream", "offset").collect()
+    assert [bytes(row.value) for row in rows] == numbered(37, 100) + numbered(0, 5)
+    at_the_end = f'{{"{first}": 100, "{second}": 5}}'
+    assert sbp.load(first, second, startingOffsets=at_the_end).count() == 0
+
+
+def test_an_empty_stream_has_columns_and_no_rows(sbp, new_streams):
+    frame = sbp.load(*new_streams(2))
+    assert frame.columns == [
+        "stream", "stream_id", "range_index", "offset", "timestamp", "key", "value",
+    ]  # fmt: skip
+    assert frame.collect() == []
+    sbp.save(frame.filter("false"))
+
+
+def test_a_batch_is_a_snapshot(sbp, new_streams, client):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 3))
+    frame = sbp.load(stream)
+    assert frame.count() == 3
+    append_values(client, stream, numbered(3, 5))
+    assert frame.count() == 3
+    assert sbp.load(stream).count() == 5
+
+
+def test_sql_reads_a_stream(sbp, new_streams, client):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 3))
+    sbp.spark.sql(
+        "create or replace temporary view log using sbp"
+        f" options (endpoint '{sbp.endpoint}', streams '{stream}')"
+    )
+    assert sbp.spark.sql("select sum(offset) from log").collect()[0][0] == 3
+
+
+def test_explicit_registration(sbp, new_streams, client):
+    from sbp_spark import register
+
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 3))
+    session = sbp.spark.newSession()
+    register(session)
+    reader = session.read.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
+    assert reader.load().count() == 3
+
+
+@pytest.mark.parametrize("count", [1_000_000])
+def test_a_million_small_records(sbp, new_streams, count):
+    (stream,) = new_streams(1)
+    written = sbp.spark.range(count).selectExpr("cast(id as string) as value")
+    sbp.save(written, stream=stream)
+    sums = "count(*)", "sum(offset)", "sum(cast(cast(value as string) as bigint))"
+    row = sbp.load(stream).selectExpr(*sums).collect()[0]
+    assert tuple(row) == (count, count * (count - 1) // 2, count * (count - 1) // 2)
+
+
+def test_large_records(sbp, new_streams):
+    (stream,) = new_streams(1)
+    written = sbp.spark.range(12).selectExpr("repeat(char(65 + id), 3000000 + id) as value")
+    sbp.save(written, stream=stream)
+    read = sbp.load(stream).selectExpr("cast(value as string) as value")
+    digest = "sha2(value, 256) as digest"
+    assert_df_equality(
+        read.selectExpr(digest),
+        written.selectExpr(digest),
+        ignore_row_order=True,
+        ignore_nullable=True,
+    )

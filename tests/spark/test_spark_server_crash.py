@@ -1,0 +1,53 @@
+"""`sbp serve` is killed and comes back, in the middle of queries that read and write."""
+
+from __future__ import annotations
+
+import pytest
+from spark_streams import append_values, numbered
+
+
+@pytest.fixture
+def own_sbp(spark):
+    """Spark on a cluster of this test's own, and that cluster."""
+    from spark_streams import Sbp
+
+    from sbp_core.cluster import LocalCluster
+
+    with LocalCluster() as cluster:
+        yield Sbp(spark, cluster.endpoint), cluster
+
+
+def test_queries_outlive_the_server(own_sbp, tmp_path):
+    from sbp_core.client import Client, StreamSpec
+
+    sbp, cluster = own_sbp
+    with Client(cluster.endpoint) as client:
+        client.create_streams([StreamSpec(name) for name in ("origin", "middle", "end")])
+        queries = [
+            sbp.start_copy(
+                sbp.load_stream(source, maxRecordsPerTrigger="500").select("value"),
+                sink,
+                tmp_path / source,
+                processingTime="0 seconds",
+            )
+            for source, sink in (("origin", "middle"), ("middle", "end"))
+        ]
+        for crash in range(3):
+            for start in range(1_000 * crash, 1_000 * (crash + 1), 100):
+                append_values(client, "origin", numbered(start, start + 100))
+            if crash < 2:
+                cluster.kill()
+                cluster.start()
+        queries[0].processAllAvailable()
+        queries[1].processAllAvailable()
+        assert [query.exception() for query in queries] == [None, None]
+        for query in queries:
+            query.stop()
+        # At least once: an append whose answer was lost with the server may be there twice.
+        assert sbp.values("origin") == numbered(0, 3_000)
+        assert set(sbp.values("end")) == set(sbp.values("middle")) == set(numbered(0, 3_000))
+        assert without_repeats(sbp.values("middle")) == numbered(0, 3_000)
+
+
+def without_repeats(values):
+    return list(dict.fromkeys(values))

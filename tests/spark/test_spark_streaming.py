@@ -1,0 +1,169 @@
+"""Micro-batches: how far each goes, and what a restart, a crash or a replay reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pyspark.errors import PySparkException
+from spark_streams import append_values, batch_sizes, numbered, wait_until_over
+
+from sbp_core.client import StreamSpec
+
+
+class Collected:
+    """A foreachBatch function that keeps the values of each batch, and fails when told to."""
+
+    def __init__(self, *, fails=False):
+        self.batches = {}
+        self.fails = fails
+
+    def __call__(self, frame, batch_id):
+        if self.fails:
+            raise RuntimeError("this batch fails")
+        rows = frame.orderBy("stream", "offset").collect()
+        self.batches[batch_id] = [(row.stream, row.offset, bytes(row.value)) for row in rows]
+
+    @property
+    def values(self):
+        return [value for batch in self.batches.values() for _, _, value in batch]
+
+
+def run(frame, checkpoint, *, fails=False):
+    """Read what is available now; returns what each batch was."""
+    collected = Collected(fails=fails)
+    writer = frame.writeStream.foreachBatch(collected).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    if fails:
+        with pytest.raises(PySparkException, match="this batch fails"):
+            wait_until_over(query)
+    else:
+        wait_until_over(query)
+    return collected
+
+
+def test_available_now_copies_everything_once(sbp, new_streams, client, checkpoint):
+    first, second, copy = new_streams(3)
+    append_values(client, first, numbered(0, 300))
+    append_values(client, second, numbered(300, 500))
+    query = sbp.copy(sbp.load_stream(first, second), copy, checkpoint)
+    assert sorted(sbp.values(copy)) == sorted(numbered(0, 500))
+    source = query.lastProgress["sources"][0]
+    tails = [entry["next"] for entry in json.loads(source["latestOffset"])["streams"].values()]
+    assert sorted(tails) == [200, 300]
+
+
+def test_a_restart_reads_nothing_twice_and_loses_nothing(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    for start in (0, 10, 10, 25):
+        append_values(client, stream, numbered(start, start + 5))
+        sbp.copy(sbp.load_stream(stream), copy, checkpoint)
+    expected = [value for start in (0, 10, 10, 25) for value in numbered(start, start + 5)]
+    assert sbp.values(copy) == expected
+
+
+def test_max_records_per_trigger(sbp, new_streams, client, checkpoint):
+    first, second, copy = new_streams(3)
+    append_values(client, first, numbered(0, 25))
+    append_values(client, second, numbered(25, 30))
+    frame = sbp.load_stream(first, second, maxRecordsPerTrigger="10")
+    query = sbp.copy(frame, copy, checkpoint)
+    assert batch_sizes(query) == [10, 10, 10]
+    assert sorted(sbp.values(copy)) == sorted(numbered(0, 30))
+
+
+def test_a_crash_in_the_first_batch_loses_nothing(sbp, new_streams, client, checkpoint):
+    """`latest` is where the tail was at the first start, however often that start fails."""
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 100))
+    frame = sbp.load_stream(stream, startingOffsets="latest")
+    run(frame, checkpoint, fails=True)
+    append_values(client, stream, numbered(100, 105))
+    run(frame, checkpoint, fails=True)
+    append_values(client, stream, numbered(105, 110))
+    assert run(frame, checkpoint).values == numbered(100, 110)
+    assert run(frame, checkpoint).values == []
+
+
+def test_a_crash_in_a_later_batch_replays_it_exactly(sbp, new_streams, client, checkpoint):
+    (stream,) = new_streams(1)
+    frame = sbp.load_stream(stream, maxRecordsPerTrigger="7")
+    append_values(client, stream, numbered(0, 5))
+    assert run(frame, checkpoint).values == numbered(0, 5)
+    append_values(client, stream, numbered(5, 25))
+    run(frame, checkpoint, fails=True)
+    append_values(client, stream, numbered(25, 30))
+    replayed = run(frame, checkpoint)
+    assert [len(batch) for batch in replayed.batches.values()] == [7, 7, 7, 4]
+    assert replayed.values == numbered(5, 30)
+
+
+def test_a_replay_gives_the_same_rows(sbp, new_streams, client, tmp_path):
+    """The end of a batch is what is logged, not the tail of now."""
+    streams = new_streams(3)
+    checkpoint = tmp_path / "checkpoint"
+    for number, stream in enumerate(streams):
+        append_values(client, stream, numbered(100 * number, 100 * number + 50))
+    frame = sbp.load_stream(*streams, maxRecordsPerTrigger="60")
+    first = run(frame, checkpoint).batches
+    for commit in (checkpoint / "commits").iterdir():
+        if commit.name.lstrip(".").split(".")[0] == "2":
+            commit.unlink()
+    append_values(client, streams[0], numbered(1000, 1010))
+    again = run(frame, checkpoint).batches
+    assert again[2] == first[2]
+    assert [value for *_, value in again[3]] == numbered(1000, 1010)
+
+
+def test_reading_while_others_append(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    frame = sbp.load_stream(stream, maxRecordsPerTrigger="400")
+    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
+    for start in range(0, 2_000, 50):
+        append_values(client, stream, numbered(start, start + 50))
+    query.processAllAvailable()
+    query.stop()
+    assert sbp.values(copy) == numbered(0, 2_000)
+    assert max(batch_sizes(query)) <= 400
+
+
+def test_a_stream_joins_and_another_leaves(sbp, new_streams, client, checkpoint):
+    first, second = new_streams(2)
+    append_values(client, first, numbered(0, 5))
+    append_values(client, second, numbered(5, 10))
+    assert run(sbp.load_stream(first), checkpoint).values == numbered(0, 5)
+    joined = sbp.load_stream(first, second, startingOffsets="latest")
+    assert run(joined, checkpoint).values == numbered(5, 10)
+    with pytest.raises(PySparkException, match="the query no longer reads"):
+        run(sbp.load_stream(second), checkpoint)
+
+
+def test_a_stream_that_was_created_anew(sbp, new_streams, client, checkpoint):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 5))
+    run(sbp.load_stream(stream), checkpoint)
+    client.delete_streams([stream])
+    client.create_streams([StreamSpec(stream)])
+    append_values(client, stream, numbered(5, 20))
+    with pytest.raises(PySparkException, match="created anew"):
+        run(sbp.load_stream(stream), checkpoint)
+
+
+def test_nothing_new_writes_nothing(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 5))
+    sbp.copy(sbp.load_stream(stream), copy, checkpoint)
+    logged = sorted(path.name for path in (checkpoint / "offsets").iterdir())
+    sbp.copy(sbp.load_stream(stream), copy, checkpoint)
+    assert sorted(path.name for path in (checkpoint / "offsets").iterdir()) == logged
+
+
+def test_complete_mode_is_refused(sbp, new_streams, checkpoint):
+    stream, copy = new_streams(2)
+    counts = (
+        sbp.load_stream(stream).groupBy("key").count().selectExpr("cast(count as string) value")
+    )
+    writer = counts.writeStream.format("sbp").options(endpoint=sbp.endpoint, stream=copy)
+    writer = writer.option("checkpointLocation", str(checkpoint)).outputMode("complete")
+    with pytest.raises(PySparkException, match="output mode complete"):
+        wait_until_over(writer.trigger(availableNow=True).start())

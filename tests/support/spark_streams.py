@@ -1,0 +1,100 @@
+"""What the Spark tests say over and over: read, write, run a query, look at a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from sbp_core.client import AppendItem, Client
+from sbp_core.records import ROWS_SCHEMA, encode_rows
+
+TIMESTAMP_US = 1_700_000_000_000_000
+QUERY_SECONDS = 60
+
+
+def rows_of(values: Sequence[bytes | None]) -> pa.RecordBatch:
+    """Rows of ROWS_SCHEMA with these values."""
+    count = len(values)
+    columns = {
+        "key": pa.nulls(count, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+        "headers": pa.nulls(count, ROWS_SCHEMA.field("headers").type),
+        "timestamp": pa.array([TIMESTAMP_US] * count, ROWS_SCHEMA.field("timestamp").type),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=ROWS_SCHEMA)
+
+
+def numbered(first: int, stop: int) -> list[bytes]:
+    """Values that show which records they are."""
+    return [b"%d" % number for number in range(first, stop)]
+
+
+def append_values(client: Client, stream: str, values: Sequence[bytes | None]) -> None:
+    """Append one record batch without Spark."""
+    (info,) = client.describe_streams([stream])
+    batch = encode_rows(rows_of(values), stream_id=info.stream_id, timestamp_ms=0)
+    client.append([AppendItem(info.stream_id, batch)])
+
+
+@dataclass
+class Sbp:
+    """Spark on one cluster."""
+
+    spark: SparkSession
+    endpoint: str
+
+    def load(self, *streams: str, **options: Any) -> DataFrame:
+        """Read a batch."""
+        reader = self.spark.read.format("sbp").options(endpoint=self.endpoint, **options)
+        return reader.option("streams", ",".join(streams)).load()
+
+    def load_stream(self, *streams: str, **options: Any) -> DataFrame:
+        """Read a stream, from its beginning unless the options say otherwise."""
+        given = {"endpoint": self.endpoint, "startingOffsets": "earliest"} | options
+        reader = self.spark.readStream.format("sbp").options(**given)
+        return reader.option("streams", ",".join(streams)).load()
+
+    def save(self, frame: DataFrame, **options: Any) -> None:
+        """Append a DataFrame."""
+        writer = frame.write.format("sbp").mode("append")
+        writer.options(endpoint=self.endpoint, **options).save()
+
+    def values(self, stream: str) -> list[bytes | None]:
+        """The values of a stream, in the order of their offsets, which are 0, 1, 2 ..."""
+        rows = self.load(stream).orderBy("offset").select("offset", "value").collect()
+        assert [row.offset for row in rows] == list(range(len(rows)))
+        return [None if row.value is None else bytes(row.value) for row in rows]
+
+    def start_copy(
+        self, frame: DataFrame, to: str, checkpoint: Path, **trigger: Any
+    ) -> StreamingQuery:
+        """Start a query that writes a streaming DataFrame to one stream."""
+        writer = frame.writeStream.format("sbp").options(endpoint=self.endpoint, stream=to)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        return writer.trigger(**(trigger or {"availableNow": True})).start()
+
+    def copy(self, frame: DataFrame, to: str, checkpoint: Path) -> StreamingQuery:
+        """Copy what is available now, wait for the end; raises what the query failed with."""
+        query = self.start_copy(frame, to, checkpoint)
+        wait_until_over(query)
+        return query
+
+
+def wait_until_over(query: StreamingQuery) -> None:
+    """Wait for the end of a query; raises what it failed with."""
+    is_over = query.awaitTermination(QUERY_SECONDS)
+    query.stop()
+    assert is_over, "the query did not end in time"
+
+
+def batch_sizes(query: StreamingQuery) -> list[int]:
+    """How many records each micro-batch had, empty ones left out."""
+    return [
+        progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]
+    ]

@@ -1,0 +1,293 @@
+"""Reading a partition: what is asked for, what comes out, and what may not pass unnoticed."""
+
+import pickle
+import threading
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spark_streams import numbered, rows_of
+
+from sbp_core.client import FetchOutcome
+from sbp_core.errors import (
+    ConnectError,
+    DeadlineExceededError,
+    OffsetOutOfRangeError,
+    RecordBatchError,
+    StatusCode,
+)
+from sbp_core.records import encode_rows
+from sbp_spark import fetch_task, prefetch
+from sbp_spark.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
+from sbp_spark.offsets import Interval
+from sbp_spark.planning import DataLossError, StreamSpan
+from sbp_spark.prefetch import Chunk, Prefetcher, fetch_chunks
+from sbp_spark.schema import source_arrow_schema
+
+
+def span(start, end, stream_id=7, range_index=0):
+    return StreamSpan(stream_id, f"s{stream_id}", range_index, start, end, ("host:1",))
+
+
+def batch(start, end, stream_id=7):
+    """A record batch whose values are its offsets."""
+    rows = rows_of(numbered(start, end))
+    return encode_rows(rows, stream_id=stream_id, timestamp_ms=0, base_offset=start)
+
+
+class FakeServer:
+    """Streams of record batches with a fixed number of records each; answers what it is asked."""
+
+    def __init__(self, *, records_per_batch=10, batches_per_answer=2, stored_to=10**6):
+        self.records_per_batch = records_per_batch
+        self.batches_per_answer = batches_per_answer
+        self.stored_to = stored_to
+        self.asked = []
+
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1):
+        self.asked.append(list(items))
+        # Answers come in any order: here the last item's first.
+        for index, item in reversed(list(enumerate(items))):
+            payload, offset = b"", item.fetch_offset
+            for _ in range(self.batches_per_answer):
+                start = offset - offset % self.records_per_batch
+                end = start + self.records_per_batch
+                if offset < min(item.end_offset, self.stored_to):
+                    payload += batch(start, end, item.stream_id)
+                    offset = end
+            yield FetchOutcome(index, item.stream_id, memoryview(payload), offset, None)
+
+
+class FailingServer:
+    def __init__(self, error):
+        self.error = error
+
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1):
+        for index, item in enumerate(items):
+            yield FetchOutcome(
+                index, item.stream_id, memoryview(b""), item.fetch_offset, self.error
+            )
+
+
+def read(server, spans, **options):
+    chunks = fetch_chunks(server, spans, sleep=lambda _: None, **options)
+    return list(decode_chunks(chunks, spans, include_headers=False))
+
+
+def rows(batches):
+    return [row for each in batches for row in each.to_pylist()]
+
+
+spans_of_streams = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 60)), min_size=1, max_size=40
+).map(lambda cuts: [span(at, at + n, stream_id=i) for i, (at, n) in enumerate(cuts)])
+
+
+@given(spans_of_streams, st.integers(1, 9), st.integers(1, 4))
+def test_exactly_the_spans_come_out(spans, records_per_batch, batches_per_answer):
+    server = FakeServer(records_per_batch=records_per_batch, batches_per_answer=batches_per_answer)
+    found = {}
+    for row in rows(read(server, spans)):
+        assert row["value"] == b"%d" % row["offset"]
+        assert row["stream"] == f"s{row['stream_id']}"
+        found.setdefault(row["stream_id"], []).append(row["offset"])
+    assert found == {s.stream_id: list(range(s.start_offset, s.end_offset)) for s in spans}
+    assert max(len(items) for items in server.asked) <= prefetch.SPANS_PER_FETCH
+
+
+def test_spans_of_one_stream_come_in_order():
+    spans = [span(0, 25, range_index=0), span(25, 60, range_index=1), span(60, 61, range_index=2)]
+    found = rows(read(FakeServer(), spans))
+    assert [row["offset"] for row in found] == list(range(61))
+    assert [row["range_index"] for row in found] == [0] * 25 + [1] * 35 + [2]
+
+
+def test_batches_have_the_schema_that_spark_demands():
+    for include_headers in (False, True):
+        chunks = [Chunk(0, memoryview(batch(0, 3)))]
+        (found,) = decode_chunks(chunks, [span(0, 3)], include_headers=include_headers)
+        found.validate(full=True)
+        assert found.schema.equals(source_arrow_schema(include_headers=include_headers))
+
+
+def test_small_batches_are_joined():
+    spans = [span(0, 25_000), span(0, 300, stream_id=8)]
+    found = read(FakeServer(records_per_batch=50, batches_per_answer=100), spans)
+    sizes = [each.num_rows for each in found]
+    assert sum(sizes) == 25_300
+    assert all(10_000 <= size < 10_050 for size in sizes[:-1])
+
+
+def test_a_large_batch_is_passed_without_a_copy():
+    payload = memoryview(batch(0, 20_000))
+    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], include_headers=False)
+    assert found.num_rows == 15_000
+    start = pa.py_buffer(payload).address
+    address = found.column("value").buffers()[2].address
+    assert start <= address < start + len(payload)
+
+
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        ([(0, 10), (20, 30)], r"expected offset 10 next, found a record batch of offsets \[20, 30"),
+        ([(0, 10), (5, 15)], r"expected offset 10 next, found a record batch of offsets \[5, 15"),
+        ([(0, 10), (0, 10)], r"expected offset 10 next, found a record batch of offsets \[0, 10"),
+        ([(10, 20)], r"expected offset 0 next, found a record batch of offsets \[10, 20"),
+        ([(0, 10)], "expected offset 10 next, found the end"),
+    ],
+)
+def test_gaps_and_overlaps_fail_the_task(stored, told):
+    payload = memoryview(b"".join(batch(*bounds) for bounds in stored))
+    with pytest.raises(BrokenSequenceError, match=rf"stream s7 \(id 7\), range 0, .*{told}"):
+        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], include_headers=False))
+
+
+def test_damaged_octets_fail_the_task():
+    damaged = bytearray(batch(0, 10))
+    damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
+    with pytest.raises(RecordBatchError):
+        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], include_headers=False))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lost"), [((15, 90), (5, 15)), ((80, 90), (5, 30)), ((0, 3), (5, 30))]
+)
+def test_lost_offsets_are_named_exactly(bounds, lost):
+    error = OffsetOutOfRangeError(
+        StatusCode.OFFSET_OUT_OF_RANGE, "gone", OffsetOutOfRangeError.encode_bounds(*bounds)
+    )
+    with pytest.raises(DataLossError) as raised:
+        read(FailingServer(error), [span(5, 30)])
+    assert raised.value.intervals == (Interval(7, *lost),)
+    assert "stream 7 (s7)" in str(raised.value)
+
+
+def test_other_errors_tell_the_span():
+    with pytest.raises(ConnectError) as raised:
+        read(FailingServer(ConnectError("refused")), [span(5, 30)])
+    assert "stream s7 (id 7), range 0, offsets [5, 30)" in raised.value.__notes__[0]
+
+
+def test_silence_has_an_end():
+    seconds = iter(range(1_000_000))
+    server = FakeServer(stored_to=20)
+    with pytest.raises(DeadlineExceededError, match="nothing at offset 20 for 60 s"):
+        read(server, [span(0, 30)], clock=lambda: next(seconds))
+
+
+def test_silence_is_counted_from_the_last_records_on():
+    server = FakeServer(stored_to=20)
+    seconds = 0
+
+    def clock():
+        return seconds
+
+    def pass_50_seconds_and_store_more(_):
+        nonlocal seconds
+        seconds += 50
+        server.stored_to += 5
+
+    spans = [span(0, 100)]
+    chunks = fetch_chunks(server, spans, clock=clock, sleep=pass_50_seconds_and_store_more)
+    found = decode_chunks(chunks, spans, include_headers=False)
+    assert sum(each.num_rows for each in found) == 100
+
+
+def test_late_records_are_waited_for():
+    server = FakeServer(stored_to=20)
+
+    def store_more(_):
+        server.stored_to = 40
+
+    chunks = fetch_chunks(server, [span(0, 40)], sleep=store_more)
+    assert sum(len(chunk.payload) > 0 for chunk in chunks) == 2
+
+
+def test_a_partition_holds_what_a_task_needs_and_nothing_else():
+    partition = SpanPartition("host:1", (span(0, 1), span(1, 2)))
+    assert pickle.loads(pickle.dumps(partition)) == partition
+
+
+def test_an_empty_partition_asks_nobody():
+    partition = SpanPartition("nowhere:1", ())
+    assert list(fetch_task.read_partition(partition, include_headers=True)) == []
+
+
+def chunks_of(sizes):
+    yield from (Chunk(index, memoryview(bytes(size))) for index, size in enumerate(sizes))
+
+
+def test_prefetched_chunks_keep_their_order():
+    prefetcher = Prefetcher(chunks_of([10] * 100), bytes_max=35)
+    assert [chunk.span_index for chunk in prefetcher] == list(range(100))
+
+
+def test_the_thread_stays_within_its_bytes():
+    drawn = threading.Semaphore(0)
+    count = 0
+
+    def counted():
+        nonlocal count
+        for chunk in chunks_of([10] * 50):
+            count += 1
+            drawn.release()
+            yield chunk
+
+    prefetcher = Prefetcher(counted(), bytes_max=30)
+    for taken, _ in enumerate(prefetcher, start=1):
+        assert drawn.acquire(timeout=10)
+        assert count <= taken + 3 + 1  # three wait, one more is at the door
+    assert count == 50
+
+
+def test_a_chunk_larger_than_the_queue_passes():
+    assert len(list(Prefetcher(chunks_of([100, 5, 100]), bytes_max=10))) == 3
+
+
+def test_errors_of_the_thread_are_raised_in_the_task_after_what_came_before():
+    def broken():
+        yield from chunks_of([1, 1])
+        raise ConnectError("refused")
+
+    chunks = iter(Prefetcher(broken()))
+    assert [next(chunks).span_index, next(chunks).span_index] == [0, 1]
+    with pytest.raises(ConnectError, match="refused"):
+        next(chunks)
+
+
+def test_closing_ends_the_thread_and_what_it_draws_from():
+    ended = threading.Event()
+
+    def endless():
+        try:
+            while True:
+                yield from chunks_of([10])
+        finally:
+            ended.set()
+
+    prefetcher = Prefetcher(endless(), bytes_max=20)
+    next(iter(prefetcher))
+    prefetcher.close()
+    assert ended.wait(10)
+
+
+def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
+    prefetchers = []
+
+    class Watched(Prefetcher):
+        def __init__(self, chunks):
+            super().__init__(chunks, bytes_max=1_000)
+            prefetchers.append(self)
+
+    monkeypatch.setattr(fetch_task, "client_for", lambda *_: FakeServer(records_per_batch=10_000))
+    monkeypatch.setattr(fetch_task, "Prefetcher", Watched)
+    reading = fetch_task.read_partition(
+        SpanPartition("host:1", (replace(span(0, 10**6)),)), include_headers=False
+    )
+    assert next(reading).num_rows == 10_000
+    reading.close()
+    prefetchers[0]._thread.join(10)
+    assert not prefetchers[0]._thread.is_alive()

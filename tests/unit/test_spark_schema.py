@@ -1,0 +1,113 @@
+"""Columns of the source and of the sink."""
+
+import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.records import ROWS_SCHEMA
+from sbp_spark.schema import (
+    check_sink_schema,
+    check_source_schema,
+    source_arrow_schema,
+    source_schema,
+)
+
+HEADERS = MapType(StringType(), BinaryType())
+COLUMNS = ["stream", "stream_id", "range_index", "offset", "timestamp", "key", "value"]
+
+
+def columns(**types):
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+def test_the_source_has_headers_on_demand():
+    assert source_schema(include_headers=False).names == COLUMNS
+    assert source_schema(include_headers=True).names == [*COLUMNS, "headers"]
+
+
+def test_arrow_columns_are_those_of_a_record_batch():
+    schema = source_arrow_schema(include_headers=True)
+    assert schema.names == [*COLUMNS, "headers"]
+    for field in ROWS_SCHEMA:
+        assert schema.field(field.name).equals(field)
+
+
+@pytest.mark.parametrize("include_headers", [False, True])
+def test_the_given_schema_must_be_the_source_s(include_headers):
+    check_source_schema(
+        source_schema(include_headers=include_headers), include_headers=include_headers
+    )
+    other = source_schema(include_headers=not include_headers)
+    with pytest.raises(ConfigurationError, match=r"leave \.schema\(\.\.\.\) out"):
+        check_source_schema(other, include_headers=include_headers)
+
+
+def test_a_not_null_column_is_another_schema():
+    fields = list(source_schema(include_headers=False).fields)
+    fields[3] = StructField("offset", LongType(), nullable=False)
+    with pytest.raises(ConfigurationError, match="offset bigint not null"):
+        check_source_schema(StructType(fields), include_headers=False)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        columns(value=BinaryType()),
+        columns(value=StringType()),
+        columns(value=BinaryType(), key=StringType(), headers=HEADERS, timestamp=TimestampType()),
+        columns(value=BinaryType(), headers=MapType(StringType(), BinaryType(), False)),
+        source_schema(include_headers=True),
+    ],
+)
+def test_what_the_sink_takes(schema):
+    check_sink_schema(schema, is_stream_given=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (columns(value=IntegerType()), "column value has type int; expected string or binary"),
+        (columns(value=BinaryType(), key=LongType()), "column key has type bigint"),
+        (columns(value=BinaryType(), timestamp=TimestampNTZType()), "has type timestamp_ntz"),
+        (columns(value=BinaryType(), stream=BinaryType()), "column stream has type binary"),
+        (columns(value=BinaryType(), price=IntegerType()), "column price .int. would be lost"),
+        (columns(value=BinaryType(), Value=BinaryType()), "column Value .binary. would be lost"),
+        (
+            columns(value=BinaryType(), headers=MapType(StringType(), StringType())),
+            "column headers has type map<string,string>; expected map<string,binary>",
+        ),
+        (columns(key=BinaryType()), "column value is missing"),
+    ],
+)
+def test_what_the_sink_refuses(schema, told):
+    with pytest.raises(ConfigurationError, match=told):
+        check_sink_schema(schema, is_stream_given=True)
+
+
+def test_a_column_that_stands_there_twice():
+    twice = StructType([StructField("value", BinaryType()), StructField("value", BinaryType())])
+    with pytest.raises(ConfigurationError, match="column value stands there twice"):
+        check_sink_schema(twice, is_stream_given=True)
+
+
+def test_the_stream_comes_from_the_option_or_the_column():
+    check_sink_schema(columns(value=BinaryType(), stream=StringType()), is_stream_given=False)
+    with pytest.raises(ConfigurationError, match="and so is the option stream"):
+        check_sink_schema(columns(value=BinaryType()), is_stream_given=False)
+
+
+def test_all_faults_are_named():
+    schema = columns(key=IntegerType(), price=IntegerType())
+    with pytest.raises(ConfigurationError) as raised:
+        check_sink_schema(schema, is_stream_given=False)
+    assert str(raised.value).count("\n  - ") == 4

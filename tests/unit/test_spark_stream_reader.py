@@ -1,0 +1,206 @@
+"""The driver side of a streaming read: which offsets it gives to Spark, and when it refuses."""
+
+import json
+import pickle
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
+from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
+from sbp_spark import source_streams, stream_reader
+from sbp_spark.offsets import StreamChangedError
+from sbp_spark.planning import DataLossError
+from sbp_spark.schema import source_schema
+from sbp_spark.stream_reader import SbpStreamReader
+
+ALL = ReadAllAvailable()
+
+
+class FakeCluster:
+    """Streams by name: [id, created, start, next]."""
+
+    def __init__(self, **streams):
+        self.streams = streams
+
+    def describe_streams(self, refs):
+        return [StreamInfo(self.streams[r][0], r, 1, 0, self.streams[r][1]) for r in refs]
+
+    def stream_bounds(self, stream_ids):
+        bounds = {entry[0]: entry[2:] for entry in self.streams.values()}
+        if missing := [each for each in stream_ids if each not in bounds]:
+            raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
+        return [StreamBounds(each, *bounds[each]) for each in stream_ids]
+
+    def list_ranges(self, stream_ids):
+        starts = {entry[0]: entry[2] for entry in self.streams.values()}
+        return {each: (RangeInfo(each, 0, starts[each], None, 0, ("h:1",)),) for each in stream_ids}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
+    for module in (source_streams, stream_reader):
+        monkeypatch.setattr(module, "client_for", lambda *_: fake)
+    return fake
+
+
+def reader(streams="a,b", **options):
+    given = {"endpoint": "h:1", "streams": streams} | options
+    return SbpStreamReader(given, source_schema(include_headers=False))
+
+
+def nexts(offset):
+    return {int(key): entry["next"] for key, entry in offset["streams"].items()}
+
+
+def spans(partitions):
+    return sorted(
+        (s.stream_id, s.start_offset, s.end_offset) for each in partitions for s in each.spans
+    )
+
+
+def test_the_start_is_resolved_once_and_travels_in_the_first_end(cluster):
+    query = reader(startingOffsets="latest")
+    start = query.initialOffset()
+    assert start == reader().initialOffset()
+    end = query.latestOffset(start, ALL)
+    assert end["streams"] == {
+        "1": {"base": 50, "created": 100, "next": 50},
+        "2": {"base": 30, "created": 200, "next": 30},
+    }
+    cluster.streams["a"][3] = 60
+    restarted = reader(startingOffsets="latest")
+    assert list(restarted.partitions(restarted.initialOffset(), end)) == []
+    later = restarted.latestOffset(end, ALL)
+    assert spans(restarted.partitions(end, later)) == [(1, 50, 60)]
+
+
+def test_nothing_new_is_the_same_text(cluster):
+    query = reader(startingOffsets="earliest")
+    end = json.loads(json.dumps(query.latestOffset(query.initialOffset(), ALL)))
+    assert json.dumps(query.latestOffset(end, ALL)) == json.dumps(end)
+    cluster.streams["a"][3] = 51
+    moved = query.latestOffset(end, ALL)
+    assert json.dumps(query.latestOffset(moved, ALL)) == json.dumps(moved)
+
+
+def test_starting_offsets_by_stream(cluster):
+    query = reader(startingOffsets='{"a": 7, "b": -2}')
+    end = query.latestOffset(query.initialOffset(), ALL)
+    assert spans(query.partitions(query.initialOffset(), end)) == [(1, 7, 50), (2, 10, 30)]
+
+
+@pytest.mark.parametrize(("offset", "is_inside"), [(9, False), (10, True), (30, True), (31, False)])
+def test_starting_offsets_must_lie_inside(cluster, offset, is_inside):
+    query = reader("b", startingOffsets=f'{{"b": {offset}}}')
+    if is_inside:
+        query.latestOffset(query.initialOffset(), ALL)
+    else:
+        with pytest.raises(ConfigurationError, match=rf"b at {offset}, but it holds \[10, 30\)"):
+            query.latestOffset(query.initialOffset(), ALL)
+
+
+def test_the_limit_is_shared_and_kept(cluster):
+    query = reader(startingOffsets="earliest", maxRecordsPerTrigger="30")
+    limit = query.getDefaultReadLimit()
+    assert limit == ReadMaxRows(30)
+    offset, sizes = query.initialOffset(), []
+    while (end := query.latestOffset(offset, limit)) != offset:
+        read = spans(query.partitions(offset, end))
+        sizes.append(sum(stop - start for _, start, stop in read))
+        offset = end
+    assert sizes == [30, 30, 10]
+    assert nexts(query.latestOffset(query.initialOffset(), ALL)) == {1: 50, 2: 30}
+    assert reader().getDefaultReadLimit() == ALL
+
+
+def test_available_now_stops_at_the_tail_of_its_beginning(cluster):
+    query = reader(startingOffsets="earliest")
+    query.prepareForTriggerAvailableNow()
+    cluster.streams["a"][3] = 99
+    end = query.latestOffset(query.initialOffset(), ALL)
+    assert nexts(end) == {1: 50, 2: 30}
+    assert query.latestOffset(end, ALL) == end
+
+
+def test_available_now_with_latest_reads_nothing(cluster):
+    query = reader(startingOffsets="latest")
+    query.prepareForTriggerAvailableNow()
+    cluster.streams["a"][3] = 99
+    assert nexts(query.latestOffset(query.initialOffset(), ALL)) == {1: 50, 2: 30}
+
+
+def test_a_smaller_tail_moves_nothing_back(cluster):
+    query = reader(startingOffsets="earliest")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    cluster.streams["a"][3] = 20
+    assert query.latestOffset(end, ALL) == end
+    cluster.streams["a"][3] = 55
+    assert nexts(query.latestOffset(end, ALL)) == {1: 55, 2: 30}
+
+
+def test_a_stream_that_joins_is_read_from_its_beginning(cluster):
+    end = reader("a").latestOffset(reader("a").initialOffset(), ALL)
+    query = reader("a,b", startingOffsets="latest")
+    joined = query.latestOffset(end, ALL)
+    assert spans(query.partitions(end, joined)) == [(2, 10, 30)]
+
+
+def test_a_stream_that_leaves_is_an_error(cluster):
+    query = reader("a,b", startingOffsets="earliest")
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, ALL)
+    with pytest.raises(StreamChangedError, match="stream 2"):
+        reader("a").latestOffset(end, ALL)
+    with pytest.raises(StreamChangedError, match="stream 2"):
+        reader("a").partitions(begin, end)
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 9), (1, 999)])
+def test_a_stream_that_was_created_anew_is_an_error(cluster, place, value):
+    query = reader("a", startingOffsets="earliest")
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, ALL)
+    cluster.streams["a"][place] = value
+    with pytest.raises(StreamChangedError):
+        reader("a").latestOffset(end, ALL)
+    with pytest.raises(StreamChangedError):
+        reader("a").partitions(begin, end)
+
+
+def test_a_stream_that_is_deleted_while_it_is_read(cluster):
+    query = reader("a,b")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    del cluster.streams["b"]
+    with pytest.raises(StreamChangedError, match="was deleted while the query was reading it"):
+        query.latestOffset(end, ALL)
+
+
+def test_trimmed_offsets_are_data_loss(cluster):
+    query = reader(startingOffsets="earliest")
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, ALL)
+    cluster.streams["a"][2] = 20
+    with pytest.raises(DataLossError, match=r"stream 1 \(a\): \[0, 20\)"):
+        query.partitions(begin, end)
+
+
+def test_the_latest_offset_is_reported_without_asking(cluster):
+    query = reader(startingOffsets="earliest", maxRecordsPerTrigger="1")
+    assert query.reportLatestOffset() is None
+    query.latestOffset(query.initialOffset(), ReadMaxRows(1))
+    cluster.streams.clear()
+    assert nexts(query.reportLatestOffset()) == {1: 50, 2: 30}
+
+
+def test_faults_show_at_the_first_use_and_the_reader_can_be_sent(cluster):
+    faulty = pickle.loads(pickle.dumps(reader(maxRecordsPerTrigger="0")))
+    for use in (faulty.initialOffset, faulty.getDefaultReadLimit):
+        with pytest.raises(ConfigurationError, match="maxRecordsPerTrigger"):
+            use()
+    other = SbpStreamReader(
+        {"endpoint": "h:1", "streams": "a"}, source_schema(include_headers=True)
+    )
+    with pytest.raises(ConfigurationError, match=r"\.schema"):
+        other.prepareForTriggerAvailableNow()
