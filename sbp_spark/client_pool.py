@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
@@ -24,6 +25,7 @@ class Patience(IntEnum):
 
 
 _clients: dict[tuple[int, str, Patience], Client] = {}
+_reached: set[tuple[int, str, str]] = set()
 _lock: Final = threading.Lock()
 
 
@@ -40,3 +42,15 @@ def client_for(endpoint: str, patience: Patience) -> Client:
                 retry=RetryPolicy(budget_ms=patience.value),
             )
         return _clients[key]
+
+
+def check_once(endpoint: str, purpose: str, check: Callable[[], object]) -> None:
+    """Run `check` unless it has succeeded in this process for this endpoint and purpose before.
+
+    So a first use finds mistakes at once, and a later one does not end a running query when the
+    servers are away for a while. Raises what `check` raises.
+    """
+    key = (os.getpid(), endpoint, purpose)
+    if key not in _reached:
+        check()
+        _reached.add(key)

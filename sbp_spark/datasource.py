@@ -8,6 +8,7 @@ from pyspark.sql.types import StructType
 from sbp_core.errors import ConfigurationError
 from sbp_spark.batch_reader import SbpBatchReader
 from sbp_spark.batch_writer import SbpBatchWriter
+from sbp_spark.client_pool import check_once
 from sbp_spark.options import SinkOptions, parse_sink_options, parse_source_options
 from sbp_spark.schema import check_sink_schema, check_source_schema, source_schema
 from sbp_spark.source_streams import describe_refs, plain_errors, resolve_streams
@@ -57,13 +58,13 @@ class SbpDataSource(DataSource):
                     "mode overwrite: a stream is only ever appended to; use .mode('append'), and"
                     " delete or create streams with the command `sbp streams`"
                 )
-            describe_refs(options.endpoint, [options.stream] if options.stream else [], "stream")
+            _check_target(options)
         return SbpBatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
-        """Return what writes a stream. Asked for in every micro-batch, so no server is.
+        """Return what writes a stream. Asked for in every micro-batch.
 
-        Raises ConfigurationError.
+        The streams' placement driver is asked the first time only. Raises SbpError.
         """
         with plain_errors():
             options = self._sink_options(schema)
@@ -72,9 +73,16 @@ class SbpDataSource(DataSource):
                     "output mode complete: a stream is only ever appended to, never replaced; use"
                     " .outputMode('append') or .outputMode('update')"
                 )
+            target = options.stream.text if options.stream else ""
+            check_once(str(options.endpoint), target, lambda: _check_target(options))
         return SbpStreamWriter(options)
 
     def _sink_options(self, schema: StructType) -> SinkOptions:
         options = parse_sink_options(self.options)
         check_sink_schema(schema, is_stream_given=options.stream is not None)
         return options
+
+
+def _check_target(options: SinkOptions) -> None:
+    """Raise SbpError unless the endpoint answers and knows the option's stream."""
+    describe_refs(options.endpoint, [options.stream] if options.stream else [], "stream")

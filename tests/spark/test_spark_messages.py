@@ -140,3 +140,26 @@ def test_overwriting_is_refused(sbp, stream):
         writer.mode("overwrite").save()
     check_told(raised, "mode overwrite", ".mode('append')")
     assert len(sbp.values(stream)) == 10
+
+
+def test_a_streaming_sink_tells_a_wrong_target_before_it_reads(
+    sbp, stream, closed_endpoint, tmp_path
+):
+    targets = {
+        "option endpoint": {"endpoint": closed_endpoint, "stream": stream},
+        "option stream: not found: stream 'nowhere'": {
+            "endpoint": sbp.endpoint,
+            "stream": "nowhere",
+        },
+    }
+    for number, (told, target) in enumerate(targets.items()):
+        writer = sbp.load_stream(stream, startingOffsets="earliest").select("value").writeStream
+        query = (
+            writer.format("sbp")
+            .options(checkpointLocation=str(tmp_path / str(number)), **target)
+            .trigger(availableNow=True)
+            .start()
+        )
+        with pytest.raises(PySparkException) as raised:
+            query.awaitTermination(60)
+        check_told(raised, told)
