@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -143,17 +144,36 @@ def _is_enough(row_count: int, size_bytes: int) -> bool:
 def _join(pieces: Sequence[_Piece], schema: pa.Schema) -> pa.RecordBatch:
     """Return the pieces as one batch of the source's schema."""
     rows = pieces[0].rows if len(pieces) == 1 else pa.concat_batches([p.rows for p in pieces])
-    counts = np.array([piece.rows.num_rows for piece in pieces])
-    starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
-    piece_of_row = np.repeat(np.arange(len(pieces)), counts)
-    rows_before = np.cumsum(counts) - counts
-    offsets = np.arange(rows.num_rows, dtype=np.int64) + np.repeat(starts - rows_before, counts)
-    by_piece = {
-        "stream": pa.array([piece.span.stream_name for piece in pieces]),
-        "stream_id": pa.array([piece.span.stream_id for piece in pieces], pa.int64()),
-        "range_index": pa.array([piece.span.range_index for piece in pieces], pa.int32()),
-    }
-    columns = {name: column.take(pa.array(piece_of_row)) for name, column in by_piece.items()}
-    columns |= {"offset": pa.array(offsets)}
+    columns = _position_columns(pieces)
     columns |= {name: rows.column(name) for name in ("timestamp", "key", "value", "headers")}
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _position_columns(pieces: Sequence[_Piece]) -> dict[str, pa.Array]:
+    """Return the columns that tell where each row of the pieces was."""
+    counts = np.array([piece.rows.num_rows for piece in pieces])
+    row_count = int(counts.sum())
+    starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
+    rows_before = np.cumsum(counts) - counts
+    offsets = np.arange(row_count, dtype=np.int64) + np.repeat(starts - rows_before, counts)
+    if len({piece.span for piece in pieces}) == 1:
+        span_columns = _span_columns(pieces[0].span, 1 << (row_count - 1).bit_length())
+        columns = {name: column.slice(0, row_count) for name, column in span_columns.items()}
+    else:
+        piece_of_row = pa.array(np.repeat(np.arange(len(pieces)), counts))
+        by_piece = [_span_columns(piece.span, 1) for piece in pieces]
+        columns = {
+            name: pa.concat_arrays([each[name] for each in by_piece]).take(piece_of_row)
+            for name in by_piece[0]
+        }
+    return columns | {"offset": pa.array(offsets)}
+
+
+@lru_cache(maxsize=256)
+def _span_columns(span: StreamSpan, row_count: int) -> dict[str, pa.Array]:
+    """Return the columns that are the same in every row of a span."""
+    return {
+        "stream": pa.repeat(pa.scalar(span.stream_name, pa.string()), row_count),
+        "stream_id": pa.repeat(pa.scalar(span.stream_id, pa.int64()), row_count),
+        "range_index": pa.repeat(pa.scalar(span.range_index, pa.int32()), row_count),
+    }

@@ -21,7 +21,7 @@ from sbp_spark.offsets import Interval
 from sbp_spark.options import EARLIEST, LATEST, Endpoint, SourceOptions, StreamRef
 from sbp_spark.planning import cover, plan_partitions
 
-RECORDS_PER_PARTITION_MAX: Final = 250_000
+RECORDS_PER_PARTITION_MAX: Final = 1_000_000
 SPANS_PER_PARTITION_MAX: Final = 1_000
 _LISTED_MAX: Final = 20
 

@@ -25,8 +25,10 @@ _SPARE_BYTES_MAX: Final = 64 * limits.KIB
 class RowsBuilder:
     """Joins small batches of rows and splits large ones, in order, into encoded record batches.
 
-    A record batch has at most `target_bytes` of rows before compression, unless a single record is
-    larger. Between calls a small multiple of `target_bytes` is held, whatever was added.
+    A record batch has about `target_bytes` of rows before compression: at least three quarters,
+    unless it was flushed, and at most half as much again, unless a single record is larger. Rows
+    that come in batches of that size are so passed on as they came. Between calls a small multiple
+    of `target_bytes` is held, whatever was added.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class RowsBuilder:
         assert 0 < target_bytes <= limits.RECORD_BYTES_MAX
         self._stream_id = stream_id
         self._target_bytes = target_bytes
+        self._full_bytes = target_bytes - target_bytes // 4
+        self._bytes_max = min(target_bytes + target_bytes // 2, limits.RECORD_BYTES_MAX)
         self._compression: Compression = compression
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -75,7 +79,7 @@ class RowsBuilder:
             stop = self._fitting_stop(ends, start)
             if stop > start:
                 self._wait(rows.slice(start, stop - start), ends[stop] - ends[start], timestamp_ms)
-            if stop < rows.num_rows or self._waiting_bytes >= self._target_bytes:
+            if stop < rows.num_rows or self._waiting_bytes >= self._full_bytes:
                 full += self.flush()
             start = stop
         if self._waiting:
@@ -100,9 +104,12 @@ class RowsBuilder:
     def _fitting_stop(self, ends: npt.NDArray[np.int64], start: int) -> int:
         """Return the end of the rows from `start` that still fit beside the waiting ones.
 
-        Into an empty batch one record always fits.
+        The last rows may fill a batch beyond its target, so that they are not left over. Into an
+        empty batch one record always fits.
         """
-        room_bytes = self._target_bytes - self._waiting_bytes
+        is_rest_fitting = self._waiting_bytes + ends[-1] - ends[start] <= self._bytes_max
+        room_bytes = self._bytes_max if is_rest_fitting else self._target_bytes
+        room_bytes -= self._waiting_bytes
         stop = int(np.searchsorted(ends, ends[start] + room_bytes, side="right")) - 1
         stop = min(stop, start + limits.BATCH_RECORDS_MAX - self._waiting_count)
         return max(stop, start if self._waiting else start + 1)

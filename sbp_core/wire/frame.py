@@ -25,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from sbp_core import limits
 from sbp_core.errors import FrameError
 from sbp_core.wire.checksum import Octets, crc32
@@ -117,7 +119,7 @@ class FrameDecoder:
         self.state = DecoderState.PREFIX
         self.discarded_count = 0
         self._bad_magic_run = 0
-        self._buffer = bytearray(limits.RECEIVE_BUFFER_BYTES)
+        self._buffer = _allocate(limits.RECEIVE_BUFFER_BYTES)
         self._start = 0
         self._end = 0
         self._frame_bytes = 0
@@ -130,7 +132,7 @@ class FrameDecoder:
             self._start = self._end = 0
         if self._end == len(self._buffer):
             self._make_room()
-        return memoryview(self._buffer)[self._end :]
+        return self._buffer[self._end :]
 
     def buffer_updated(self, count: int) -> None:
         """Tell that `count` octets were written into the last `get_buffer`."""
@@ -230,7 +232,7 @@ class FrameDecoder:
         header_end = self._start + _PREFIX.size + (header_word & 0xFFFFFF)
         frame_end = self._start + self._frame_bytes
         payload_end = frame_end - _CHECKSUM.size
-        header = bytes(memoryview(self._buffer)[self._start + _PREFIX.size : header_end])
+        header = bytes(self._buffer[self._start + _PREFIX.size : header_end])
         (checksum,) = _CHECKSUM.unpack_from(self._buffer, payload_end)
         payload = self._take_payload(header_end, payload_end, frame_end)
         self._frame_bytes = 0
@@ -245,27 +247,28 @@ class FrameDecoder:
     def _take_payload(self, start: int, end: int, frame_end: int) -> Octets:
         """Hand the payload out: a small one copied, a large one together with its buffer."""
         if end - start < limits.RECEIVE_BUFFER_BYTES // 4:
-            payload: Octets = bytearray(memoryview(self._buffer)[start:end])
+            payload: Octets = bytearray(self._buffer[start:end])
             self._start = frame_end
             return payload
-        payload = memoryview(self._buffer)[start:end]
-        rest = bytes(memoryview(self._buffer)[frame_end : self._end])
-        self._buffer = bytearray(max(limits.RECEIVE_BUFFER_BYTES, len(rest) + 1))
+        payload = self._buffer[start:end]
+        rest = self._buffer[frame_end : self._end]
+        self._buffer = _allocate(max(limits.RECEIVE_BUFFER_BYTES, len(rest) + 1))
         self._buffer[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
         return payload
 
     def _make_room(self) -> None:
-        """Move what is buffered to the front of a buffer with room for more.
-
-        A buffer for a large frame grows with what was received, so that an announced length alone
-        costs nothing.
-        """
+        """Move what is buffered to the front of a buffer with room for the whole frame."""
         pending = self._end - self._start
-        size = max(limits.RECEIVE_BUFFER_BYTES, 4 * pending)
-        if pending < self._frame_bytes:
-            size = max(limits.RECEIVE_BUFFER_BYTES, min(size, self._frame_bytes))
-        fresh = bytearray(size)
-        fresh[:pending] = memoryview(self._buffer)[self._start : self._end]
+        fresh = _allocate(max(limits.RECEIVE_BUFFER_BYTES, self._frame_bytes, 2 * pending))
+        fresh[:pending] = self._buffer[self._start : self._end]
         self._buffer = fresh
         self._start, self._end = 0, pending
+
+
+def _allocate(size: int) -> memoryview:
+    """Return `size` octets that are not touched: memory is used as it is written to.
+
+    So a frame gets its buffer at once, and an announced length alone costs nothing.
+    """
+    return np.empty(size, np.uint8).data

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,7 +21,6 @@ from hypothesis.stateful import (
 from sbp_core.errors import LogWriteError, Outcome
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.log import Log, LogState
-from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 
 DIRECTORY = Path("/log")
 SEGMENT_BYTES = 700

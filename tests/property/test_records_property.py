@@ -79,7 +79,7 @@ def test_the_builder_keeps_every_row_in_order(adds, target_bytes, compression):
     full += builder.flush()
     decoded = [decode_rows(decode_envelope(data)) for data in full]
     assert [row for batch in decoded for row in batch.to_pylist()] == expected
-    assert all(batch.num_rows == 1 or batch.nbytes <= target_bytes for batch in decoded)
+    assert all(batch.num_rows == 1 or batch.nbytes <= target_bytes * 1.5 for batch in decoded)
 
 
 @settings(deadline=None)

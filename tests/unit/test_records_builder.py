@@ -59,10 +59,17 @@ def test_large_batches_are_split():
     builder = RowsBuilder(1, target_bytes=16 * KIB)
     batch = rows(5000)
     full = builder.add(batch, timestamp_ms=1)
-    assert builder.waiting_count > 0
-    last = builder.flush()
-    assert keys(full + last) == list(range(5000))
-    assert all(15 * KIB < len(data) < 18 * KIB for data in full)
+    assert keys(full + builder.flush()) == list(range(5000))
+    assert all(15 * KIB < len(data) < 18 * KIB for data in full[:-1])
+    assert len(full[-1]) < 26 * KIB
+
+
+def test_rows_of_about_the_target_are_passed_on_as_they_came():
+    builder = RowsBuilder(1, target_bytes=16 * KIB)
+    for count in (110, 150, 180):
+        (data,) = builder.add(rows(count), timestamp_ms=1)
+        assert keys([data]) == list(range(count))
+        assert builder.waiting_count == 0
 
 
 def test_a_batch_in_progress_is_filled_up_before_it_is_cut():

@@ -1,0 +1,157 @@
+"""`python -m benchmarks`: measure, print a table, keep the figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from benchmarks import memory, report, sources
+from benchmarks.scenarios import SCENARIOS, Scenario, Side, open_bench
+from benchmarks.sources import Shape
+from sbp_spark.java import use_java
+
+RESULTS: Final = Path(__file__).parent / "results"
+TASKS: Final = 2
+STREAMS: Final = tuple(f"bench-{index}" for index in range(TASKS))
+PAYLOAD_BYTES_DEFAULT: Final = 200_000_000
+MEMORY: Final = "memory"
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the settings of a run. Exits with code 2 when they make no sense."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--values", type=_positive, default=100, metavar="BYTES", help="size of a value (100)"
+    )
+    parser.add_argument("--rows", type=_positive, help="rows of each run (200 MB of values)")
+    parser.add_argument("--rounds", type=_positive, default=5, help="timed rounds (5)")
+    parser.add_argument(
+        "--memory", action="store_true", help="also move 1 GiB and watch the memory"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[*SCENARIOS, MEMORY],
+        help="measure this only; may be repeated",
+    )
+    settings = parser.parse_args(arguments)
+    settings.rows = settings.rows or max(1, PAYLOAD_BYTES_DEFAULT // settings.values)
+    chosen = settings.only or [*SCENARIOS, *([MEMORY] if settings.memory else [])]
+    settings.only = [name for name in (*SCENARIOS, MEMORY) if name in chosen]
+    return settings
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def start_spark(folder: Path) -> SparkSession:
+    """Start Spark in this process, with as many task slots as there are streams."""
+    use_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    inherited = os.environ.get("PYTHONPATH")
+    here = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
+    spark = (
+        SparkSession.builder.master(f"local[{TASKS}]")
+        .appName("benchmarks")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    sources.register(spark)
+    return spark
+
+
+def measure(spark: SparkSession, scenario: Scenario, shape: Shape, rounds: int) -> report.Rate:
+    """Run both sides in turn, once unmeasured and then `rounds` times."""
+    seconds: dict[Side, list[float]] = {side: [] for side in Side}
+    with (
+        tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder,
+        open_bench(spark, Path(folder), shape) as (bench, _),
+    ):
+        ready = bench.fill() if scenario.needs_rows else bench
+        for number in range(rounds + 1):
+            taken = {side: scenario.run(ready, side) for side in Side}
+            name = f"round {number}" if number else "warm-up"
+            times = ", ".join(f"{side.value} {taken[side]:.2f} s" for side in Side)
+            tell(f"{scenario.name}: {name}: {times}")
+            for side in Side if number else ():
+                seconds[side].append(taken[side])
+    return report.rate(
+        scenario.name,
+        scenario.ceiling,
+        rows=shape.rows,
+        payload_bytes=shape.payload_bytes,
+        seconds=seconds[Side.SBP],
+        ceiling_seconds=seconds[Side.CEILING],
+    )
+
+
+def measure_memory(spark: SparkSession) -> list[report.Memory]:
+    """Move 1 GiB of values in and out."""
+    shape = Shape(memory.PAYLOAD_BYTES // memory.VALUE_BYTES, memory.VALUE_BYTES, STREAMS)
+    with (
+        tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder,
+        open_bench(spark, Path(folder), shape) as (bench, server_pid),
+    ):
+        return memory.measure(bench, server_pid, tell=tell)
+
+
+def tell(line: str) -> None:
+    """Print a line of progress at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure what was asked for; return the exit code."""
+    settings = parse_arguments(arguments)
+    RESULTS.mkdir(exist_ok=True)
+    started = time.monotonic()
+    shape = Shape(settings.rows, settings.values, STREAMS)
+    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
+        surroundings = report.environment(Path(folder))
+        tell(", ".join(f"{name} {value}" for name, value in surroundings.items()))
+        spark = start_spark(Path(folder))
+        rates = [
+            measure(spark, SCENARIOS[name], shape, settings.rounds)
+            for name in settings.only
+            if name != MEMORY
+        ]
+        memories = measure_memory(spark) if MEMORY in settings.only else []
+        spark.stop()
+    what = f"{settings.rows:,} rows of {settings.values} B"
+    if rates:
+        print(f"\n{what}, {settings.rounds} rounds, {TASKS} tasks\n\n{report.rate_table(rates)}")
+    if memories:
+        mib = memory.PAYLOAD_BYTES // 2**20
+        print(f"\n{mib:,} MiB of {memory.VALUE_BYTES} B values\n\n{report.memory_table(memories)}")
+    results = RESULTS / "results.json"
+    report.write_json(
+        results,
+        settings={**vars(settings), "tasks": TASKS},
+        surroundings=surroundings,
+        rates=rates,
+        memories=memories,
+    )
+    picture = report.maybe_draw(RESULTS / "results.png", rates, title=what)
+    tell(f"\n{results}\n{picture or ''}\n{time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,215 @@
+"""Spark's own ceiling for Python sources and sinks: batches out of memory, rows into nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from sbp_spark.schema import source_arrow_schema, source_schema
+
+ROWS_PER_BATCH: Final = 10_000
+KEY_BYTES: Final = 8
+MEMORY_FORMAT: Final = "bench_memory"
+NULL_FORMAT: Final = "bench_null"
+
+_TIMESTAMP_US: Final = 1_700_000_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Rows over all streams, octets of each value, and the streams: one partition each."""
+
+    rows: int
+    value_bytes: int
+    streams: tuple[str, ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Octets of all values."""
+        return self.rows * self.value_bytes
+
+    def to_options(self) -> dict[str, str]:
+        """Return the shape as options of the in-memory source."""
+        return {
+            "rows": str(self.rows),
+            "valueBytes": str(self.value_bytes),
+            "streams": ",".join(self.streams),
+        }
+
+    @staticmethod
+    def from_options(options: Any) -> Shape:
+        """Return the shape that `to_options` gave to the in-memory source."""
+        streams = tuple(options["streams"].split(","))
+        return Shape(int(options["rows"]), int(options["valueBytes"]), streams)
+
+
+@dataclass
+class Portion(InputPartition):
+    """Rows of one stream that a task yields; `stream_id` is its place among the streams."""
+
+    stream: str
+    stream_id: int
+    rows: int
+    value_bytes: int
+
+
+def portions(shape: Shape, start: int, end: int) -> list[Portion]:
+    """Cut the rows [start, end) of all streams together into one even portion for each stream."""
+    count = len(shape.streams)
+    cuts = [start + (end - start) * index // count for index in range(count + 1)]
+    return [
+        Portion(stream, index, after - before, shape.value_bytes)
+        for index, (stream, (before, after)) in enumerate(
+            zip(shape.streams, pairwise(cuts), strict=True)
+        )
+    ]
+
+
+def read_portion(portion: Portion) -> Iterator[pa.RecordBatch]:
+    """Yield the one prebuilt batch of a stream until all rows of the portion are out."""
+    batch = _prebuilt_batch(portion.stream, portion.stream_id, portion.value_bytes)
+    for rest in range(portion.rows, 0, -ROWS_PER_BATCH):
+        yield batch if rest >= ROWS_PER_BATCH else batch.slice(0, rest)
+
+
+@lru_cache(maxsize=16)
+def _prebuilt_batch(stream: str, stream_id: int, value_bytes: int) -> pa.RecordBatch:
+    schema = source_arrow_schema(include_headers=False)
+    count = ROWS_PER_BATCH
+    columns = {
+        "stream": pa.array([stream] * count),
+        "stream_id": pa.array(np.full(count, stream_id)),
+        "range_index": pa.array(np.zeros(count, dtype=np.int32)),
+        "offset": pa.array(np.arange(count)),
+        "timestamp": pa.array(np.full(count, _TIMESTAMP_US)).cast(schema.field("timestamp").type),
+        "key": _random_binary(count, KEY_BYTES),
+        "value": _random_binary(count, value_bytes),
+    }
+    return pa.record_batch([columns[field.name] for field in schema], schema=schema)
+
+
+def _random_binary(count: int, size_bytes: int) -> pa.Array:
+    data = np.random.default_rng(seed=0).bytes(count * size_bytes)
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(size_bytes)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+class MemoryReader(DataSourceReader):
+    """Reads all rows of the shape once."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return portions(self._shape, 0, self._shape.rows)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Portion)
+        return read_portion(partition)
+
+
+class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads all rows of the shape in one micro-batch."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"rows": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Nothing to freeze: the rows are as many as they are."""
+
+    def latestOffset(self, start: dict[str, int], limit: object) -> dict[str, int]:  # noqa: N802
+        return {"rows": self._shape.rows}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return portions(self._shape, start["rows"], end["rows"])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Portion)
+        return read_portion(partition)
+
+
+class MemorySource(DataSource):
+    """The columns of the sbp source, out of memory: batches that were built before."""
+
+    @classmethod
+    def name(cls) -> str:
+        return MEMORY_FORMAT
+
+    def schema(self) -> StructType:
+        return source_schema(include_headers=False)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return MemoryReader(Shape.from_options(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return MemoryStreamReader(Shape.from_options(self.options))
+
+
+@dataclass
+class Counted(WriterCommitMessage):
+    """How many rows a task was given."""
+
+    rows: int
+
+
+class NullWriter(DataSourceArrowWriter):
+    """Counts rows and forgets them."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Counted(sum(batch.num_rows for batch in iterator))
+
+
+class NullStreamWriter(DataSourceStreamArrowWriter):
+    """Counts the rows of micro-batches and forgets them."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Counted(sum(batch.num_rows for batch in iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing to publish."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing to undo."""
+
+
+class NullSink(DataSource):
+    """Takes any rows as Arrow batches."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NULL_FORMAT
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        return NullWriter()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802, FBT001
+        return NullStreamWriter()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `bench_memory` and `bench_null` known to the session."""
+    spark.dataSource.register(MemorySource)
+    spark.dataSource.register(NullSink)

@@ -1,0 +1,198 @@
+"""The parts of the benchmarks that need neither Spark nor a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pyarrow.compute as pc
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import report, sources
+from benchmarks.memory import Sampler, summarize
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.sources import ROWS_PER_BATCH, Shape
+from sbp_spark.schema import source_arrow_schema
+
+MIB = 1024 * 1024
+
+
+def one_rate(**changes):
+    given = {"rows": 1_000_000, "payload_bytes": 100_000_000, "seconds": [2.0, 4.0, 5.0]}
+    given |= {"ceiling_seconds": [1.0, 1.0, 4.0]} | changes
+    return report.rate("batch-read", "in-memory source", **given)
+
+
+class TestShape:
+    def test_options_round_trip(self):
+        shape = Shape(12, 100, ("a", "b.c"))
+        options = shape.to_options()
+        assert all(isinstance(value, str) for value in options.values())
+        assert Shape.from_options(options) == shape
+
+    def test_payload_counts_the_values(self):
+        assert Shape(1000, 100, ("a",)).payload_bytes == 100_000
+
+    @pytest.mark.parametrize("rows", [0, 1, 2, 3, 10, 100_001])
+    @pytest.mark.parametrize("streams", [("a",), ("a", "b"), ("a", "b", "c")])
+    def test_each_stream_gets_an_even_portion(self, rows, streams):
+        portions = sources.portions(Shape(rows, 7, streams), 0, rows)
+        assert [portion.stream for portion in portions] == list(streams)
+        sizes = [portion.rows for portion in portions]
+        assert sum(sizes) == rows
+        assert max(sizes) - min(sizes) <= 1
+
+    def test_portions_of_an_interval_hold_its_rows_only(self):
+        portions = sources.portions(Shape(100, 7, ("a", "b")), 90, 100)
+        assert [portion.rows for portion in portions] == [5, 5]
+
+
+class TestPrebuiltBatches:
+    @pytest.mark.parametrize(
+        ("rows", "sizes"),
+        [
+            (0, []),
+            (1, [1]),
+            (ROWS_PER_BATCH, [ROWS_PER_BATCH]),
+            (2 * ROWS_PER_BATCH + 1, [ROWS_PER_BATCH, ROWS_PER_BATCH, 1]),
+        ],
+    )
+    def test_a_portion_yields_its_rows_in_full_batches(self, rows, sizes):
+        batches = list(sources.read_portion(sources.Portion("a", 3, rows, 5)))
+        assert [batch.num_rows for batch in batches] == sizes
+
+    def test_they_are_what_spark_demands_of_the_connector(self):
+        (batch,) = sources.read_portion(sources.Portion("a", 3, ROWS_PER_BATCH, 100))
+        batch.validate(full=True)
+        assert batch.schema.equals(source_arrow_schema(include_headers=False))
+        assert set(batch.column("stream").to_pylist()) == {"a"}
+        assert set(batch.column("stream_id").to_pylist()) == {3}
+        assert set(pc.binary_length(batch.column("value")).to_pylist()) == {100}
+        assert len(set(batch.column("value").to_pylist())) == ROWS_PER_BATCH
+        assert batch.column("timestamp")[0].as_py().year == 2023
+
+    def test_they_are_built_once(self):
+        first, second = sources.read_portion(sources.Portion("a", 3, 2 * ROWS_PER_BATCH, 5))
+        assert first is second
+
+
+class TestRate:
+    def test_the_ratio_is_the_median_of_the_rounds_not_of_the_sides(self):
+        rate = one_rate()
+        assert rate.ratio == pytest.approx(0.5)
+        assert (rate.ratio_low, rate.ratio_high) == (pytest.approx(0.25), pytest.approx(0.8))
+
+    def test_rates_come_from_the_median_time(self):
+        rate = one_rate()
+        assert rate.rows_per_s == pytest.approx(250_000)
+        assert rate.payload_mb_per_s == pytest.approx(25)
+        assert rate.ceiling_rows_per_s == pytest.approx(1_000_000)
+
+    def test_a_faster_connector_has_a_ratio_above_one(self):
+        assert one_rate(seconds=[1.0], ceiling_seconds=[3.0]).ratio == pytest.approx(3)
+
+    def test_rounds_without_a_partner_are_refused(self):
+        with pytest.raises(ValueError, match="shorter"):
+            one_rate(seconds=[1.0, 2.0], ceiling_seconds=[1.0])
+
+
+class TestTables:
+    def test_rates(self):
+        assert report.rate_table([one_rate()]).splitlines() == [
+            "scenario     rows/s  MB/s  ceiling           its rows/s  ratio        spread",
+            "----------  -------  ----  ----------------  ----------  -----  ------------",
+            "batch-read  250,000    25  in-memory source   1,000,000   0.50  0.25 to 0.80",
+        ]
+
+    def test_memory(self):
+        memory = report.Memory("write", "server", start_mib=50.4, peak_mib=1234, end_mib=60)
+        assert report.memory_table([memory]).splitlines() == [
+            "step   resident memory of  start MiB  peak MiB  growth MiB  end MiB",
+            "-----  ------------------  ---------  --------  ----------  -------",
+            "write  server                     50     1,234       1,184       60",
+        ]
+
+
+class TestMemory:
+    def test_first_highest_and_last_of_each_process(self):
+        samples = [
+            {"server": 10 * MIB, "Java": 5 * MIB},
+            {"server": 40 * MIB, "Java": 4 * MIB},
+            {"server": 30 * MIB, "Java": 3 * MIB},
+        ]
+        assert summarize("write", samples) == [
+            report.Memory("write", "server", start_mib=10, peak_mib=40, end_mib=30),
+            report.Memory("write", "Java", start_mib=5, peak_mib=5, end_mib=3),
+        ]
+
+    def test_the_sampler_looks_before_and_after_however_short_the_work(self):
+        readings = iter(range(100))
+        with Sampler(lambda: {"server": next(readings)}, interval_s=3600) as sampler:
+            pass
+        assert sampler.samples == [{"server": 0}, {"server": 1}]
+
+
+class TestArguments:
+    def test_defaults(self):
+        settings = command.parse_arguments([])
+        assert settings.rows == 2_000_000
+        assert settings.only == list(SCENARIOS)
+
+    def test_larger_values_mean_fewer_rows(self):
+        assert command.parse_arguments(["--values", "1000"]).rows == 200_000
+        assert command.parse_arguments(["--values", "1000", "--rows", "7"]).rows == 7
+
+    def test_memory_comes_on_top_and_last(self):
+        assert command.parse_arguments(["--memory"]).only == [*SCENARIOS, "memory"]
+
+    def test_only_keeps_the_usual_order(self):
+        arguments = ["--only", "memory", "--only", "batch-read"]
+        assert command.parse_arguments(arguments).only == ["batch-read", "memory"]
+
+    @pytest.mark.parametrize(
+        "arguments", [["--rows", "0"], ["--rounds", "x"], ["--only", "nothing"], ["--values", "-1"]]
+    )
+    def test_nonsense_is_refused(self, arguments, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            command.parse_arguments(arguments)
+        assert exit_.value.code == 2
+        assert arguments[0] in capsys.readouterr().err
+
+
+class TestFiles:
+    def test_results_hold_everything(self, tmp_path):
+        path = tmp_path / "results.json"
+        report.write_json(
+            path,
+            settings={"rows": 5},
+            surroundings={"cpu_count": 2},
+            rates=[one_rate()],
+            memories=[report.Memory("write", "server", 1, 2, 3)],
+        )
+        content = json.loads(path.read_text())
+        assert content["settings"] == {"rows": 5}
+        assert content["environment"] == {"cpu_count": 2}
+        assert content["rates"][0]["seconds"] == [2.0, 4.0, 5.0]
+        assert content["memory"][0]["peak_mib"] == 2
+
+    def test_the_environment_is_told_and_leaves_nothing_behind(self, tmp_path):
+        told = report.environment(tmp_path)
+        assert {"cpu_count", "kernel", "python", "spark", "pyarrow"} < set(told)
+        assert told["disk_write_mb_per_s"] > 0
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_picture_is_a_picture(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        path = report.maybe_draw(tmp_path / "results.png", [one_rate()], title="x")
+        assert path is not None
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+    def test_no_picture_without_matplotlib(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+        assert report.maybe_draw(tmp_path / "results.png", [one_rate()], title="x") is None
+        assert "matplotlib" in capsys.readouterr().err
+
+    def test_no_picture_of_nothing(self, tmp_path):
+        assert report.maybe_draw(tmp_path / "results.png", [], title="x") is None
+        assert list(tmp_path.iterdir()) == []
