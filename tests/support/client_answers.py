@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from scripted_peer import (
+    Exchange,
+    Handler,
+    status,
+)
+
 from sbp_core.client import (
     FetchItem,
     RetryPolicy,
@@ -15,11 +21,6 @@ from sbp_core.wire.headers import (
     FetchResponse,
     FetchResult,
     Status,
-)
-from scripted_peer import (
-    Exchange,
-    Handler,
-    status,
 )
 
 NO_RETRY = RetryPolicy(budget_ms=0)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from sbp_core.client import (
-    RetryPolicy,
-)
 from client_drivers import AsyncDriver, BlockingDriver, Driver
 from scripted_peer import (
     ScriptedPeer,
+)
+
+from sbp_core.client import (
+    RetryPolicy,
 )
 
 QUICK = RetryPolicy(budget_ms=5_000, backoff_ms=1, backoff_ms_max=5)

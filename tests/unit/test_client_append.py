@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from client_answers import (
+    append_handler,
+    batches,
+)
+from scripted_peer import (
+    Exchange,
+    placed,
+    ranges,
+    reset,
+)
 
 from sbp_core.client import (
     AppendItem,
@@ -25,16 +35,6 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.opcodes import Opcode
-from client_answers import (
-    append_handler,
-    batches,
-)
-from scripted_peer import (
-    Exchange,
-    placed,
-    ranges,
-    reset,
-)
 
 pytest_plugins = ["client_fixtures"]
 

@@ -6,6 +6,19 @@ import socket
 import threading
 
 import pytest
+from client_answers import (
+    NO_RETRY,
+    append_handler,
+    fetched,
+    item,
+)
+from client_drivers import BlockingDriver
+from scripted_peer import (
+    Exchange,
+    placed,
+    ranges,
+    silent,
+)
 
 from sbp_core.client import (
     AppendItem,
@@ -25,19 +38,6 @@ from sbp_core.wire.headers import (
     DescribeStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from client_answers import (
-    NO_RETRY,
-    append_handler,
-    fetched,
-    item,
-)
-from client_drivers import BlockingDriver
-from scripted_peer import (
-    Exchange,
-    placed,
-    ranges,
-    silent,
-)
 
 pytest_plugins = ["client_fixtures"]
 

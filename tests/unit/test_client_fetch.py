@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from client_answers import (
+    NO_RETRY,
+    fetch_empty,
+    fetch_refused,
+    fetched,
+    item,
+)
+from scripted_peer import (
+    Exchange,
+    placed,
+    ranges,
+    reset,
+    silent,
+    status,
+)
 
 from sbp_core.client import (
     EARLIEST,
@@ -25,21 +40,6 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.opcodes import Opcode
-from client_answers import (
-    NO_RETRY,
-    fetch_empty,
-    fetch_refused,
-    fetched,
-    item,
-)
-from scripted_peer import (
-    Exchange,
-    placed,
-    ranges,
-    reset,
-    silent,
-    status,
-)
 
 pytest_plugins = ["client_fixtures"]
 

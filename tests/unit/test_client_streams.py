@@ -6,6 +6,14 @@ import socket
 from typing import Any
 
 import pytest
+from scripted_peer import (
+    Exchange,
+    Handler,
+    placed,
+    ranges,
+    reset,
+    status,
+)
 
 from sbp_core.client import (
     StreamBounds,
@@ -30,14 +38,6 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
-from scripted_peer import (
-    Exchange,
-    Handler,
-    placed,
-    ranges,
-    reset,
-    status,
-)
 
 pytest_plugins = ["client_fixtures"]
 

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 
 from sbp_core.errors import (
     ConfigurationError,
@@ -22,7 +23,6 @@ from sbp_core.log.disk import OsDisk
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind, Location
 from sbp_core.log.log import Log, LogState
 from sbp_core.log.segment import SEGMENT_HEADER_BYTES, segment_path
-from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 
 DIRECTORY = Path("/log")
 

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from faulty_disk import FaultyDisk, Inode
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
@@ -21,7 +22,6 @@ from sbp_core.log.entry import (
 from sbp_core.log.log import Log
 from sbp_core.log.recovery import maybe_find_proof
 from sbp_core.log.segment import SEGMENT_HEADER_BYTES, encode_segment_header, segment_path
-from faulty_disk import FaultyDisk, Inode
 
 DIRECTORY = Path("/log")
 FIRST = segment_path(DIRECTORY, 0)

@@ -7,9 +7,9 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, ThrottledError
+from sbp_core.log.disk import OsDisk
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.log import Log
-from sbp_core.log.disk import OsDisk
 from sbp_core.rangeserver.commit import GroupCommitter
 
 
