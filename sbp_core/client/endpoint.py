@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 
 _ENDPOINT: Final = re.compile(
-    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%A-Za-z_-]+)\]|(?P<host>[^\s:\[\]/@,]+)):(?P<port>[0-9]{1,5})"
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\s:\[\]/@,]+))"
+    r":(?P<port>[0-9]{1,5})"
 )
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
     """Return (host, port) of "host:port"; an IPv6 address stands in brackets.
 
-    Raises ConfigurationError for anything else.
+    A host name is in its ASCII form. Raises ConfigurationError for anything else.
     """
-    found = _ENDPOINT.fullmatch(text)
-    if found is None or not 0 < int(found["port"]) < 65536:
+    if len(text) > limits.ADDRESS_LENGTH_MAX:
         raise ConfigurationError(
-            f"endpoint {text!r} is not host:port; write for example 127.0.0.1:12378,"
-            " log.example.org:12378 or [::1]:12378"
+            f"an endpoint of {len(text)} characters is too long;"
+            f" host:port has {limits.ADDRESS_LENGTH_MAX} at most"
         )
+    found = _ENDPOINT.fullmatch(text)
+    is_text = text.isascii() and text.isprintable()
+    if found is None or not is_text or not 0 < int(found["port"]) < 65536:
+        raise _wrong(text)
+    if found["ipv6"] is not None and not _is_ipv6(found["ipv6"]):
+        raise _wrong(text)
     return found["ipv6"] or found["host"], int(found["port"])
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _wrong(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"endpoint {text!a} is not host:port; write for example 127.0.0.1:12378,"
+        " log.example.org:12378 or [::1]:12378"
+    )

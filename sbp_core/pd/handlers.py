@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from sbp_core import limits
+from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd import operations
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import RangeServerRecord, shown
 from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
-from sbp_core.server.addresses import check_address
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (
@@ -110,7 +110,7 @@ class PlacementDriverHandlers:
     async def _refresh(self, announced: RangeServer | None) -> None:
         if announced is None:
             raise _invalid("a range server's HEARTBEAT must carry range_server")
-        check_address(announced.advertise_addr or "")
+        parse_endpoint(announced.advertise_addr or "")
         server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
         if not self._membership.is_live(server) and not await self._store.run(
             lambda store: store.register_server(server)

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError
-from sbp_core.server.addresses import check_integer, check_listening
+from sbp_core.server.addresses import check_integer
+from sbp_core.server.settings import ListenerSettings
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementDriverSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementDriverSettings(ListenerSettings):
     """How one placement driver runs. Raises ConfigurationError when a value cannot work."""
 
-    data_dir: Path = field(
-        metadata={
-            "doc": "Directory of the metadata; made when missing, used by one process at a time.",
-            "unit": "",
-            "limit": "a directory that can be written",
-        }
-    )
-    host: str = field(
-        default="127.0.0.1",
-        metadata={
-            "doc": "Interface to listen on.",
-            "unit": "",
-            "limit": "a host name or an IP address; 0.0.0.0 and :: need advertise_host",
-        },
-    )
     port: int = field(
-        default=12378,
-        metadata={
-            "doc": "TCP port to listen on; 0 lets the system pick one.",
-            "unit": "",
-            "limit": "0..65535",
-        },
-    )
-    advertise_host: str | None = field(
-        default=None,
-        metadata={
-            "doc": "Host that clients are told to connect to; the value of host when not set.",
-            "unit": "",
-            "limit": "a host name or an IP address of this machine",
-        },
+        default=12378, metadata=ListenerSettings.__dataclass_fields__["port"].metadata
     )
     heartbeat_timeout_ms: int = field(
         default=limits.HEARTBEAT_TIMEOUT_MS,
@@ -56,17 +27,10 @@ class PlacementDriverSettings:
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data_dir, Path):
-            raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
-        check_listening(self.host, self.port, self.advertise_host)
+        ListenerSettings.__post_init__(self)
         check_integer(
             "heartbeat_timeout_ms",
             self.heartbeat_timeout_ms,
             limits.HEARTBEAT_TIMEOUT_MS_MIN,
             limits.HEARTBEAT_TIMEOUT_MS_MAX,
         )
-
-    @property
-    def public_host(self) -> str:
-        """The host that clients are told."""
-        return self.host if self.advertise_host is None else self.advertise_host

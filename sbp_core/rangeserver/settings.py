@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
-from sbp_core.server.addresses import check_integer, check_listening
+from sbp_core.server.addresses import check_integer
+from sbp_core.server.settings import ListenerSettings
 
 
-@dataclass(frozen=True, slots=True)
-class RangeServerSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeServerSettings(ListenerSettings):
     """Settings of one range server; the metadata of each field documents it in conf/server.toml.
 
     Raises ConfigurationError when a value cannot work.
     """
 
-    data_dir: Path = field(
-        metadata={
-            "doc": "Directory of the log and of the server's identity; made when missing.",
-            "unit": "",
-            "limit": "a directory that can be written, used by one process at a time",
-        }
+    port: int = field(
+        default=10911, metadata=ListenerSettings.__dataclass_fields__["port"].metadata
     )
     placement_driver: str = field(
         metadata={
@@ -30,30 +26,6 @@ class RangeServerSettings:
             "unit": "",
             "limit": "host:port",
         }
-    )
-    host: str = field(
-        default="127.0.0.1",
-        metadata={
-            "doc": "Interface to listen on.",
-            "unit": "",
-            "limit": "a host name or an IP address; 0.0.0.0 and :: need advertise_host",
-        },
-    )
-    port: int = field(
-        default=10911,
-        metadata={
-            "doc": "TCP port to listen on; 0 lets the system pick one.",
-            "unit": "",
-            "limit": "0..65535",
-        },
-    )
-    advertise_host: str | None = field(
-        default=None,
-        metadata={
-            "doc": "Host that clients are told to connect to; the value of host when not set.",
-            "unit": "",
-            "limit": "a host name or an IP address of this machine",
-        },
     )
     segment_bytes: int = field(
         default=limits.SEGMENT_BYTES,
@@ -73,8 +45,8 @@ class RangeServerSettings:
     )
 
     def __post_init__(self) -> None:
+        ListenerSettings.__post_init__(self)
         parse_endpoint(self.placement_driver)
-        check_listening(self.host, self.port, self.advertise_host)
         check_integer(
             "segment_bytes",
             self.segment_bytes,
@@ -87,8 +59,3 @@ class RangeServerSettings:
             1,
             limits.HEARTBEAT_TIMEOUT_MS // 3,
         )
-
-    @property
-    def public_host(self) -> str:
-        """The host that clients are told."""
-        return self.host if self.advertise_host is None else self.advertise_host

@@ -4,29 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
-from sbp_core import limits
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.errors import ConfigurationError
-
-
-def check_address(address: str) -> None:
-    """Raise ConfigurationError unless `address` is host:port, fit to be stored and told on."""
-    if len(address) > limits.ADDRESS_LENGTH_MAX:
-        raise ConfigurationError(
-            f"an address of {len(address)} characters is too long;"
-            f" host:port has {limits.ADDRESS_LENGTH_MAX} at most"
-        )
-    if not (address.isascii() and address.isprintable()):
-        raise ConfigurationError(
-            f"address {address!a} has characters that no host has; write a domain name in its"
-            " ASCII form"
-        )
-    host, _ = parse_endpoint(address)
-    if ":" in host:
-        try:
-            ipaddress.IPv6Address(host)
-        except ValueError as error:
-            raise ConfigurationError(f"{host!a} is not an IPv6 address: {error}") from error
 
 
 def is_wildcard(host: str) -> bool:
@@ -69,7 +48,7 @@ def _check_host(name: str, host: object) -> None:
     if not isinstance(host, str):
         raise ConfigurationError(f"{name}: expected a string, got {host!r}")
     try:
-        check_address(join_address(host, 1))
+        parse_endpoint(join_address(host, 1))
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{name}: {host!a} is not a host; expected a host name or an IP address without a port"

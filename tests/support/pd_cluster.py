@@ -91,7 +91,7 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def running(tmp_path):
     clock = ManualClock()
-    driver = PlacementDriver(PlacementDriverSettings(tmp_path, port=0), clock)
+    driver = PlacementDriver(PlacementDriverSettings(data_dir=tmp_path, port=0), clock)
     endpoint = await driver.start()
     try:
         async with RawClient.at(endpoint) as client:

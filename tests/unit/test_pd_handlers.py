@@ -318,7 +318,7 @@ def test_calls_may_overlap(run):
 
 def test_stopping_says_goodbye_and_frees_the_directory(tmp_path):
     async def main():
-        settings = PlacementDriverSettings(tmp_path, port=0)
+        settings = PlacementDriverSettings(data_dir=tmp_path, port=0)
         driver = PlacementDriver(settings)
         async with RawClient.at(await driver.start()) as client:
             await client.call(Opcode.PING)
@@ -337,11 +337,11 @@ def test_stopping_says_goodbye_and_frees_the_directory(tmp_path):
 
 def test_a_taken_port_is_said_and_leaves_the_directory_free(tmp_path):
     async def main():
-        first = PlacementDriver(PlacementDriverSettings(tmp_path / "1", port=0))
+        first = PlacementDriver(PlacementDriverSettings(data_dir=tmp_path / "1", port=0))
         endpoint = await first.start()
         port = int(endpoint.rpartition(":")[2])
         for _ in range(2):
-            second = PlacementDriver(PlacementDriverSettings(tmp_path / "2", port=port))
+            second = PlacementDriver(PlacementDriverSettings(data_dir=tmp_path / "2", port=port))
             with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
                 await second.start()
         await first.stop()
@@ -351,7 +351,9 @@ def test_a_taken_port_is_said_and_leaves_the_directory_free(tmp_path):
 
 def test_the_advertised_host_is_told(tmp_path):
     async def main():
-        settings = PlacementDriverSettings(tmp_path, port=0, advertise_host="pd.example.org")
+        settings = PlacementDriverSettings(
+            data_dir=tmp_path, port=0, advertise_host="pd.example.org"
+        )
         driver = PlacementDriver(settings)
         with pytest.raises(RuntimeError):
             _ = driver.endpoint

@@ -11,7 +11,7 @@ from sbp_core.pd import PlacementDriverSettings
 
 
 def test_defaults():
-    settings = PlacementDriverSettings(Path("data"))
+    settings = PlacementDriverSettings(data_dir=Path("data"))
     assert (settings.host, settings.port) == ("127.0.0.1", 12378)
     assert settings.heartbeat_timeout_ms == limits.HEARTBEAT_TIMEOUT_MS
     assert settings.public_host == "127.0.0.1"
@@ -57,10 +57,12 @@ def test_a_wrong_value_is_refused_by_name(name, value):
 
 @pytest.mark.parametrize("host", ["localhost", "10.0.0.5", "::1", "pd_1.lan.example.org"])
 def test_hosts(host):
-    assert PlacementDriverSettings(Path("data"), host=host).public_host == host
+    assert PlacementDriverSettings(data_dir=Path("data"), host=host).public_host == host
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_every_interface_needs_a_name_to_advertise(host):
-    settings = PlacementDriverSettings(Path("data"), host=host, advertise_host="pd.example.org")
+    settings = PlacementDriverSettings(
+        data_dir=Path("data"), host=host, advertise_host="pd.example.org"
+    )
     assert settings.public_host == "pd.example.org"

@@ -1,0 +1,58 @@
+"""The settings that both servers share; their metadata is what conf/server.toml says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.server.addresses import check_listening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSettings:
+    """Where a server keeps its data and where it listens.
+
+    Raises ConfigurationError when a value cannot work.
+    """
+
+    data_dir: Path = field(
+        metadata={
+            "doc": "Directory of the data; made when missing, used by one process at a time.",
+            "unit": "",
+            "limit": "a directory that can be written",
+        }
+    )
+    host: str = field(
+        default="127.0.0.1",
+        metadata={
+            "doc": "Interface to listen on.",
+            "unit": "",
+            "limit": "a host name or an IP address; 0.0.0.0 and :: need advertise_host",
+        },
+    )
+    port: int = field(
+        metadata={
+            "doc": "TCP port to listen on; 0 lets the system pick one.",
+            "unit": "",
+            "limit": "0..65535",
+        },
+    )
+    advertise_host: str | None = field(
+        default=None,
+        metadata={
+            "doc": "Host that clients are told to connect to; the value of host when not set.",
+            "unit": "",
+            "limit": "a host name or an IP address of this machine",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data_dir, Path):
+            raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
+        check_listening(self.host, self.port, self.advertise_host)
+
+    @property
+    def public_host(self) -> str:
+        """The host that clients are told."""
+        return self.host if self.advertise_host is None else self.advertise_host
