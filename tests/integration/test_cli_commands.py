@@ -251,7 +251,7 @@ def test_a_producer_says_how_far_it_came(run, stream):
     text = b"fits\n" * 300_000 + b"x" * (limits.RECORD_BYTES_MAX + 1)
     error = failed(run("produce", stream, stdin=text), 1)
     there = len(done(run("consume", stream)).splitlines())
-    assert 0 < there < 300_000
+    assert 0 < there <= 300_000
     assert f"; {there} records were acknowledged before" in error
 
 
