@@ -43,6 +43,8 @@ BATCH_BYTES_MAX: Final = 8 * MIB
 BATCH_RECORDS_MAX: Final = 1_000_000
 BATCH_METADATA_BYTES_MAX: Final = 64 * KIB
 """Metadata table in front of a batch's body, and likewise Arrow's own inside the body."""
+SEQUENCE_RECORDS_MAX: Final = 65_536
+"""Records of a batch whose records a server has to count one by one."""
 BATCH_TARGET_BYTES: Final = MIB
 RECORD_BYTES_MAX: Final = BATCH_BYTES_MAX - 128 * KIB
 """Key, value and headers of one record; the rest is room for what is around them in a batch."""
@@ -92,6 +94,7 @@ STREAMS_PER_CALL: Final = 2_000
 
 assert FRAME_BYTES_MIN < RECEIVE_BUFFER_BYTES < FRAME_BYTES_MAX
 assert STRING_BYTES_MAX < HEADER_BYTES_MAX < HEADER_DECODED_BYTES_MAX
+assert SEQUENCE_RECORDS_MAX <= BATCH_RECORDS_MAX
 assert BATCH_TARGET_BYTES <= BATCH_BYTES_MAX < FRAME_BYTES_MAX - HEADER_BYTES_MAX
 assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
 assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <= SEGMENT_BYTES_MAX

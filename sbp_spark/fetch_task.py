@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 
 from sbp_core import limits
 from sbp_core.errors import ProtocolError
-from sbp_core.records import Envelope, decode_rows, split_envelopes
+from sbp_core.records import Envelope, decode_batch, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.planning import StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, describe_span, fetch_chunks
@@ -69,7 +69,7 @@ def decode_chunks(
             _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
             skip_count = position - envelope.base_offset
             take_count = min(span.end_offset - position, envelope.record_count - skip_count)
-            rows = decode_rows(envelope).slice(skip_count, take_count)
+            rows = decode_batch(envelope).slice(skip_count, take_count)
             yield from joiner.add(_Piece(span, position, rows))
             positions[chunk.span_index] = position + take_count
     yield from joiner.flush()

@@ -16,7 +16,7 @@ from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, StatusCode, error_for_code
-from sbp_core.records import decode_rows, split_envelopes
+from sbp_core.records import decode_batch, split_envelopes
 
 _WAIT_MS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,7 +71,7 @@ def read_rows(
                 )
             skipped = offset - envelope.base_offset
             wanted_end = batch_end if end is None else min(batch_end, end)
-            yield offset, decode_rows(envelope).slice(skipped, wanted_end - offset)
+            yield offset, decode_batch(envelope).slice(skipped, wanted_end - offset)
             offset = wanted_end
             if offset == end:
                 return

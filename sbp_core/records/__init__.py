@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sbp_core.records.builder import RowsBuilder
+from sbp_core.records.decoding import decode_batch
 from sbp_core.records.envelope import (
     Envelope,
     decode_envelope,
@@ -26,6 +27,7 @@ __all__ = [
     "Compression",
     "Envelope",
     "RowsBuilder",
+    "decode_batch",
     "decode_envelope",
     "decode_rows",
     "encode_envelope",

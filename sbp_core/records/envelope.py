@@ -11,6 +11,7 @@
 Numbers are big-endian. Of the metadata's properties, `encoding` names the form of the body and
 `body_bytes` is its length in decimal, so that batches can stand back to back. The padding makes
 fixed part and metadata a multiple of 8 octets together: in an aligned buffer bodies are aligned.
+Without an encoding the body is a record sequence (sequence.py).
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
+from sbp_core.records.sequence import BATCH_MAGIC as MAGIC
+from sbp_core.records.sequence import measure_sequence
 from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordBatchMeta
 from sbp_core.wire.flat import Schema
 
-MAGIC: Final = 0x22
 OFFSET_MAX: Final = 2**63 - 1
 BODY_ALIGNMENT_BYTES: Final = 8
 
@@ -46,7 +48,7 @@ class Envelope:
     """One record batch whose body has not been read.
 
     `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch.
-    `body` is a view of the octets that were decoded. `encoding` is None when none is named.
+    `body` is a view of the octets that were decoded. `encoding` is None for a record sequence.
     """
 
     stream_id: int
@@ -94,7 +96,8 @@ def encode_envelope(
 def decode_envelope(data: Octets, position: int = 0) -> Envelope:
     """Return the record batch that starts at `position`; its body is a view of `data`.
 
-    Without `body_bytes` in its metadata the body reaches to the end of `data`.
+    Without `body_bytes` in its metadata the body reaches to the end of `data`, that of a record
+    sequence to the next batch.
     Raises RecordBatchError when any part of it lies outside the data or breaks a limit.
     """
     envelope = _read_envelope(memoryview(data).cast("B"), position)
@@ -118,7 +121,8 @@ def split_envelopes(payload: Octets) -> Iterator[Envelope]:
 def peek_batch(data: Octets) -> Envelope:
     """Check `data` as exactly one record batch, as a server does that stores it unread.
 
-    The base offset may be anything, for the server is about to assign it; the body is not touched.
+    The base offset may be anything, for the server is about to assign it. The body is not touched,
+    but for a record sequence, whose records are counted.
     SPEC "APPEND". Raises RecordBatchError.
     """
     view = memoryview(data).cast("B")
@@ -187,12 +191,15 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         raise RecordBatchError(
             f"metadata of the record batch at octet {position}: {error}"
         ) from error
-    _check_record_count(meta.last_offset_delta)
     properties = {item.key: item.value for item in meta.properties}
-    body_bytes = len(view) - body_start
+    record_count, body_bytes = meta.last_offset_delta, len(view) - body_start
     announced = properties.get(_BODY_BYTES)
     if announced is not None:
         body_bytes = _parse_body_bytes(announced, body_bytes_max=body_bytes)
+    if properties.get(_ENCODING) is None:
+        record_count, end = measure_sequence(view[: body_start + body_bytes], body_start)
+        body_bytes = end - body_start
+    _check_record_count(record_count)
     length_bytes = body_start - position + body_bytes
     if length_bytes > limits.BATCH_BYTES_MAX:
         raise RecordBatchError(
@@ -201,7 +208,7 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
     return Envelope(
         stream_id=meta.stream_id,
         base_offset=base_offset,
-        record_count=meta.last_offset_delta,
+        record_count=record_count,
         base_timestamp_ms=meta.base_timestamp,
         encoding=properties.get(_ENCODING),
         body=view[body_start : body_start + body_bytes],

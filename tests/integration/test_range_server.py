@@ -5,6 +5,7 @@ import socket
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
+from foreign_batches import sequence_batch
 from raw_client import RawClient
 
 from sbp_core import limits
@@ -425,5 +426,23 @@ def test_an_overloaded_server_throttles_the_whole_frame(tmp_path, monkeypatch):
             assert codes == [StatusCode.TOO_MANY_REQUESTS] * 2
             monkeypatch.undo()
         assert await append(cluster, stream_id, b"later") == 0
+
+    run(body, tmp_path)
+
+
+def test_record_sequences_of_other_clients_are_stored_and_served(tmp_path):
+    async def body(cluster):
+        (stream_id,) = await create(cluster, "foreign")
+        await append(cluster, stream_id, b"ours")
+        for delta in (0, 1):
+            request, payload = append_request(
+                (stream_id, sequence_batch([b"a", b"b"], delta=delta)),
+                (stream_id, sequence_batch([b"c"], delta=delta)),
+            )
+            async with RawClient.at(cluster.server.endpoint) as client:
+                (answer,) = await client.ask(Opcode.APPEND, request, payload)
+            assert [result.status.code for result in answer.append_responses] == [0, 0]
+        expected = [b"ours", *[b"a", b"b", b"c"] * 2]
+        assert await cluster.read(stream_id) == list(enumerate(expected))
 
     run(body, tmp_path)

@@ -14,7 +14,7 @@ from sbp_core.pd.server import PlacementDriver
 from sbp_core.pd.settings import PlacementDriverSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings
-from sbp_core.records import ROWS_SCHEMA, decode_rows, encode_rows, split_envelopes
+from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, split_envelopes
 
 TIMESTAMP_MS = 1_700_000_000_000
 
@@ -39,7 +39,7 @@ def values_of(payload: bytes | memoryview) -> list[tuple[int, bytes | None]]:
     return [
         (envelope.base_offset + index, value)
         for envelope in split_envelopes(payload)
-        for index, value in enumerate(decode_rows(envelope).column("value").to_pylist())
+        for index, value in enumerate(decode_batch(envelope).column("value").to_pylist())
     ]
 
 

@@ -31,6 +31,7 @@ def batch(body=b"body", *, record_count=3, base_offset=0):
 
 def foreign_batch(body=b"body", *, record_count=3, properties=(), magic=0x22, base_offset=0):
     """A batch as another client might write it: no padding, properties of its own."""
+    properties = [("encoding", "other"), *properties]
     meta = Schema(LAYOUTS).encode(
         RecordBatchMeta(
             stream_id=7,
@@ -109,15 +110,15 @@ def test_decoding_starts_at_a_position():
 def test_without_body_bytes_the_body_reaches_to_the_end():
     envelope = decode_envelope(foreign_batch(b"all of it"))
     assert envelope.body == b"all of it"
-    assert envelope.encoding is None
+    assert envelope.encoding == "other"
     assert envelope.length_bytes == len(foreign_batch(b"all of it"))
 
 
 def test_unknown_properties_are_passed_over():
-    properties = [("colour", "red"), (None, "x"), ("body_bytes", "2"), ("encoding", None)]
+    properties = [("colour", "red"), (None, "x"), ("body_bytes", "2"), ("encoding", "mine")]
     envelope = decode_envelope(foreign_batch(b"body", properties=properties))
     assert envelope.body == b"bo"
-    assert envelope.encoding is None
+    assert envelope.encoding == "mine"
 
 
 def test_the_base_offset_is_written_in_place():
