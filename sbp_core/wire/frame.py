@@ -154,10 +154,7 @@ class FrameDecoder:
             raise self._error
         try:
             while (frame := self._next_frame()) is not None:
-                if frame.opcode in KNOWN_OPCODES:
-                    yield frame
-                else:
-                    self.discarded_count += 1
+                yield frame
         except FrameError as error:
             self.state = DecoderState.BROKEN
             self._error = error
@@ -166,7 +163,7 @@ class FrameDecoder:
     def _next_frame(self) -> Frame | None:
         while True:
             if self.state is DecoderState.DISCARD:
-                if not self._discard():
+                if not self._skip_buffered():
                     return None
             elif self.state is DecoderState.PREFIX:
                 if not self._read_prefix():
@@ -194,13 +191,16 @@ class FrameDecoder:
             return True
         if available < _PREFIX.size:
             return False
-        header_word = _PREFIX.unpack_from(self._buffer, self._start)[5]
+        _, _, opcode, _, _, header_word = _PREFIX.unpack_from(self._buffer, self._start)
+        self._bad_magic_run = 0
+        if opcode not in KNOWN_OPCODES:
+            self._discard(length)
+            return True
         if header_word >> 24 != HEADER_FORMAT_FLATBUFFERS:
             raise FrameError(f"header format {header_word >> 24} is unknown, only 1 is defined")
         header_bytes = header_word & 0xFFFFFF
         if header_bytes > min(length - limits.FRAME_BYTES_MIN, limits.HEADER_BYTES_MAX):
             raise FrameError(f"header length {header_bytes} does not fit a frame of {length}")
-        self._bad_magic_run = 0
         self._frame_bytes = length + _CHECKSUM.size
         self.state = DecoderState.BODY
         return True
@@ -212,12 +212,16 @@ class FrameDecoder:
                 f"{self._bad_magic_run} frames in a row without the magic code {MAGIC}:"
                 " the peer does not speak SBP"
             )
+        self._discard(length)
+
+    def _discard(self, length: int) -> None:
+        """Begin to skip a frame of this announced length."""
         self.discarded_count += 1
         self._discard_bytes = length + _CHECKSUM.size
         self.state = DecoderState.DISCARD
 
-    def _discard(self) -> bool:
-        """Drop what is buffered of a foreign frame; whether it is over."""
+    def _skip_buffered(self) -> bool:
+        """Drop what is buffered of a frame that is skipped; whether it is over."""
         count = min(self._discard_bytes, self._end - self._start)
         self._start += count
         self._discard_bytes -= count
