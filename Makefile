@@ -9,10 +9,10 @@ SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME &&
           PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve notebooks test lint types bench schemas clean
+.PHONY: help install demo serve notebooks test conformance lint types bench schemas docs clean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(READY) ## make the virtual environment (VENV=.venv) with all that the targets need
 
@@ -28,6 +28,9 @@ notebooks: $(READY) ## execute every notebook
 test: $(READY) ## run the tests; PYTEST="-k log -x" adds options
 	@$(SPARK) $(BIN)/python -m pytest $(PYTEST)
 
+conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port, or one started here
+	@SBP_CONFORMANCE_ENDPOINT="$(ENDPOINT)" $(BIN)/python -m pytest tests/conformance $(PYTEST)
+
 lint: $(READY) ## check style, format and the import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -41,6 +44,9 @@ bench: $(READY) ## measure
 
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 	@$(BIN)/python schemas/generate.py
+
+docs: $(READY) ## generate docs/ERRORS.md and docs/STATES.md from the code
+	@$(BIN)/python docs/generate.py
 
 clean: ## remove the virtual environment and every cache
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

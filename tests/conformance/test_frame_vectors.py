@@ -58,7 +58,17 @@ def test_trailing_octets_wait_for_the_rest(vector):
     assert [as_json(frame) for frame in frames] == vector["frames"] * 2
 
 
-@pytest.mark.parametrize("vector", VECTORS["valid"][:5], **BY_NAME)
+def is_as_we_write_it(vector):
+    frame = vector["frames"][0]
+    size = 20 + len(frame["header"]) // 2 + len(frame["payload"]) // 2
+    is_whole = len(vector["frames"]) == 1 and len(vector["hex"]) == 2 * size
+    return is_whole and (frame["payload"] or vector["hex"].endswith("00000000"))
+
+
+AS_WRITTEN = [vector for vector in VECTORS["valid"] if is_as_we_write_it(vector)]
+
+
+@pytest.mark.parametrize("vector", AS_WRITTEN, **BY_NAME)
 def test_frames_encode_to_the_same_octets(vector):
     (frame,) = vector["frames"]
     encoded = encode_frame(

@@ -1,0 +1,250 @@
+"""Write the documents that are made from the code: docs/ERRORS.md and docs/STATES.md.
+
+python docs/generate.py            write them
+python docs/generate.py --check    exit 1 when the committed ones differ
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sbp_core import errors
+from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
+from sbp_core.rangeserver.ranges import RANGE
+from sbp_core.session.machine import REFUSED, Machine
+from sbp_core.session.states import CALL, CONNECTION
+from sbp_core.wire.status import SUCCESS_CODES
+
+DOCS: Final = Path(__file__).parent
+
+OURS_NEVER: Final = "ours never"
+ALSO_ACCEPTED: Final = f"servers of the ElasticStream family; {OURS_NEVER}"
+
+SENT_BY: Final[Mapping[StatusCode, str]] = {
+    StatusCode.NONE: "both servers: success",
+    StatusCode.UNKNOWN: "both servers, when a handler fails in a way that nobody foresaw",
+    StatusCode.INVALID_REQUEST: "both servers: a header that does not decode, a value that"
+    " is not allowed, a batch that is damaged or too large",
+    StatusCode.UNSUPPORTED_VERSION: f"servers of another version; {OURS_NEVER}",
+    StatusCode.PD_NOT_LEADER: "a placement driver that is not the leader (`detail` is a"
+    f" PlacementDriverCluster); {OURS_NEVER}: it is alone, and leads",
+    StatusCode.OK: f"{ALSO_ACCEPTED}. Success",
+    StatusCode.BAD_REQUEST: ALSO_ACCEPTED,
+    StatusCode.NOT_FOUND: "the placement driver: no such stream; a range server: the stream was"
+    " deleted",
+    StatusCode.CONFLICT: "the placement driver: the stream's name is taken",
+    StatusCode.TOO_MANY_REQUESTS: "a range server whose unsynced appends fill their room (with"
+    " `throttle_time_ms`); both servers over the limit of connections or of open calls",
+    StatusCode.RANGE_ALREADY_SEALED: "a range server: append to a range that is sealed",
+    StatusCode.RANGE_NOT_FOUND: "a range server that does not host the range; the placement driver:"
+    " the stream has no such range",
+    StatusCode.OFFSET_OUT_OF_RANGE: "a range server: FETCH outside what it holds; the placement"
+    " driver: TRIM_STREAMS beyond the tail. `detail` is the first and the next offset, two"
+    " big-endian int64",
+    StatusCode.CREATE_RANGE_BEFORE_SEAL: "the placement driver: the stream's last range is open",
+    StatusCode.UNSUPPORTED_OPERATION: "both servers: a known opcode that this kind of server does"
+    " not serve",
+    StatusCode.PD_INTERNAL: "the placement driver: its metadata changed under the request, cannot"
+    " be written, or a range server contradicts it",
+    StatusCode.PD_NO_AVAILABLE_RS: "the placement driver: no range server is alive to take a range,"
+    " or the one that knows a stream's tail does not answer",
+    StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
+    StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to be sealed"
+    " does not answer",
+    StatusCode.RS_INTERNAL: "a range server whose log cannot be written; it is about to exit",
+    StatusCode.RS_DATA_CORRUPTED: ALSO_ACCEPTED,
+    StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
+}
+
+REFUSALS: Final[Mapping[str, str]] = {
+    "connection": "A refused `START_CALL` raises ShuttingDownError while draining and ConnectError"
+    " once closed, before anything is sent. A refused `RECEIVE_REQUEST` is answered with a system"
+    " error frame, RS_SHUTTING_DOWN, while draining; once closed nothing is read any more.",
+    "call": "A finished call is forgotten, so a frame that still comes for it is a late answer and"
+    " dropped. An answer to a call id that was never issued ends the connection.",
+    "range": "A refusal is the status of the one item that asked: RANGE_ALREADY_SEALED where the"
+    " range is sealed, NOT_FOUND where its stream was deleted.",
+}
+
+PLACES: Final[Mapping[str, str]] = {
+    "connection": "sbp_core/session/states.py",
+    "call": "sbp_core/session/states.py",
+    "range": "sbp_core/rangeserver/ranges.py",
+}
+
+NOTICE: Final = "<!-- Made by `python docs/generate.py` from the code. Do not edit. -->"
+
+ERRORS_INTRODUCTION: Final = """\
+# Status codes and errors
+
+Every `status.code` of the protocol: who sends it, and what the client does with it. Codes 0 to 5
+are the specification's; the others are those of the implementation in the wild, for what the
+specification leaves unnamed. A status stands in the header of an answer (for the whole frame), in
+each item of a batch (for that item alone), or in a system error frame (the call is over).
+
+*Retriable*: the same call may succeed later. *Effect*: what is known of the request's effect.
+A code that is not listed keeps its number in a plain StatusError: not retriable, effect unknown.
+"""
+
+ERRORS_WITHOUT_CODE: Final = """
+The client gives up an operation when it made no progress for `RETRY_BUDGET_MS`; the waits between
+tries are random and grow from `RETRY_BACKOFF_MS` to `RETRY_BACKOFF_MS_MAX` (`sbp_core/limits.py`).
+
+## Errors without a code
+
+They arise on the client's side of the wire, before an answer or from its octets.
+"""
+
+STATES_INTRODUCTION: Final = """\
+# State machines
+
+Each machine is one total table: for every state and every input it names the next state, or says
+that the input is refused. Both ends of a connection obey the same tables.
+"""
+
+
+def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def yes_no(*, value: bool) -> str:
+    """Return a word for a bool."""
+    return "yes" if value else "no"
+
+
+def what_the_client_does(error: SbpError) -> str:
+    """Return what sbp_core.client makes of an error, by the error's own attributes."""
+    if not error.retriable:
+        return "raises it"
+    again = "tries again"
+    if isinstance(error, StatusError):
+        again += " after a backoff, or `throttle_time_ms` if that is longer"
+    if error.outcome is not errors.Outcome.NOT_APPLIED:
+        again += " what only reads, and an APPEND whose caller accepts duplicates"
+    return f"looks the placement up, {again}" if error.refreshes_placement else again
+
+
+def code_row(code: StatusCode) -> list[str]:
+    """Return a status code's row."""
+    first = [str(int(code)), code.name]
+    if code in SUCCESS_CODES:
+        return [*first, "-", "applied", SENT_BY[code], "-", "goes on"]
+    error = error_for_code(code, "")
+    return [
+        *first,
+        yes_no(value=error.retriable),
+        error.outcome.value,
+        SENT_BY[code],
+        type(error).__name__,
+        what_the_client_does(error),
+    ]
+
+
+def plain_errors() -> list[SbpError]:
+    """Return one of each exception that stands for no status code, in the order of the module."""
+    types = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+    plain = [
+        kind
+        for kind in types
+        if issubclass(kind, SbpError)
+        and not issubclass(kind, StatusError | errors.LogError)
+        and kind is not SbpError
+    ]
+    plain.sort(key=lambda kind: inspect.getsourcelines(kind)[1])
+    return [kind() for kind in plain]
+
+
+def errors_document() -> str:
+    """Return docs/ERRORS.md."""
+    codes = table(
+        ["code", "name", "retriable", "effect", "sent by", "exception", "what the client does"],
+        [code_row(code) for code in StatusCode],
+    )
+    plain = table(
+        ["exception", "retriable", "effect", "meaning", "what the client does"],
+        [
+            [
+                type(error).__name__,
+                yes_no(value=error.retriable),
+                error.outcome.value,
+                (inspect.getdoc(error) or "").splitlines()[0],
+                what_the_client_does(error),
+            ]
+            for error in plain_errors()
+        ],
+    )
+    return "\n".join([NOTICE, ERRORS_INTRODUCTION, *codes, ERRORS_WITHOUT_CODE, *plain, ""])
+
+
+def machine_section(machine: Machine[Any, Any]) -> Iterator[str]:
+    """Yield a state machine's diagram, its table and what a refusal means."""
+    states: list[Any] = [*machine.table]
+    inputs: list[Any] = [*machine.table[states[0]]]
+    yield from [f"## {machine.name.capitalize()}", "", f"`{PLACES[machine.name]}`", ""]
+    yield from ["```mermaid", "stateDiagram-v2", f"    [*] --> {states[0].name}"]
+    for state in states:
+        for target in states:
+            labels = [each.name for each in inputs if machine.table[state][each] is target]
+            if labels:
+                yield f"    {state.name} --> {target.name}: {', '.join(labels)}"
+    yield from ["```", ""]
+    cells = {
+        state: [
+            "refused" if (target := machine.table[state][each]) is REFUSED else target.name
+            for each in inputs
+        ]
+        for state in states
+    }
+    yield from table(
+        ["in state", *(each.name for each in inputs)],
+        [[f"**{state.name}**", *cells[state]] for state in states],
+    )
+    yield from ["", REFUSALS[machine.name], ""]
+    yield from (f"- `{each.name}`: {each.value}" for each in (*states, *inputs))
+    yield ""
+
+
+def states_document() -> str:
+    """Return docs/STATES.md."""
+    lines = [NOTICE, STATES_INTRODUCTION]
+    for machine in (CONNECTION, CALL, RANGE):
+        lines += machine_section(machine)
+    return "\n".join(lines)
+
+
+def documents() -> dict[Path, str]:
+    """Return the generated documents, by path."""
+    return {DOCS / "ERRORS.md": errors_document(), DOCS / "STATES.md": states_document()}
+
+
+def main() -> int:
+    """Write the documents, or tell which differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 on a difference"
+    )
+    is_check = parser.parse_args().check
+    stale = []
+    for path, text in documents().items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(path.name)
+        if not is_check:
+            path.write_text(text, encoding="utf-8")
+    if is_check and stale:
+        print(f"{', '.join(stale)}: differs from the code; run `python docs/generate.py`")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Every header vector: read in all sorts of pieces, written again, and agreed with by flatc."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from vector_json import feedings, from_json, to_json
+
+from sbp_core.errors import HeaderError
+from sbp_core.wire import headers
+from sbp_core.wire.frame import FrameDecoder, encode_frame
+from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
+from sbp_core.wire.opcodes import Flag, Opcode
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "schemas" / "headers.fbs"
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "headers.json").read_text("utf-8"))
+VALID, INVALID = VECTORS["valid"], VECTORS["invalid"]
+BY_NAME = {"ids": lambda vector: vector["name"]}
+
+
+def test_there_is_a_vector_for_every_operation():
+    tables = {table.__name__ for table in (*REQUEST_TABLES.values(), *RESPONSE_TABLES.values())}
+    assert tables <= {vector["table"] for vector in VALID}
+
+
+@pytest.mark.parametrize("vector", VALID, **BY_NAME)
+def test_headers_are_read_in_whatever_pieces_they_come(vector):
+    octets = bytes.fromhex(vector["hex"])
+    expected = from_json(vector["table"], vector["value"])
+    framed = b"".join(encode_frame(Opcode.FETCH, Flag.REQUEST, 1, octets))
+    for pieces in feedings(framed):
+        decoder, found = FrameDecoder(), []
+        for piece in pieces:
+            decoder.receive_data(piece)
+            found += list(decoder.frames())
+        (frame,) = found
+        assert decode_header(type(expected), frame.header) == expected
+    assert decode_header(type(expected), octets + bytes(8)) == expected
+
+
+@pytest.mark.parametrize("vector", VALID, **BY_NAME)
+def test_headers_are_written_to_the_same_octets(vector):
+    value = from_json(vector["table"], vector["value"])
+    assert encode_header(value).hex() == vector["hex"]
+    assert to_json(value) == vector["value"]
+
+
+@pytest.mark.parametrize("vector", INVALID, **BY_NAME)
+def test_invalid_headers_are_refused(vector):
+    with pytest.raises(HeaderError, match=vector["message"]):
+        decode_header(getattr(headers, vector["table"]), bytes.fromhex(vector["hex"]))
+
+
+@pytest.mark.parametrize("vector", VALID[::2], **BY_NAME)
+def test_headers_that_are_cut_off_are_refused_or_read_as_far_as_they_go(vector):
+    octets = bytes.fromhex(vector["hex"])
+    table = getattr(headers, vector["table"])
+    whole = decode_header(table, octets)
+    refused_count = 0
+    for length in range(len(octets) - 4):
+        try:
+            assert decode_header(table, octets[:length]) != whole
+        except HeaderError:
+            refused_count += 1
+    assert refused_count > len(octets) // 2
+
+
+def flatc(folder, *options):
+    assert shutil.which("flatc"), "flatc is missing: install it, e.g. flatbuffers-compiler"
+    subprocess.run(["flatc", "-o", folder, *options], check=True, cwd=folder, capture_output=True)
+
+
+@pytest.mark.parametrize("table", sorted({vector["table"] for vector in VALID}))
+def test_flatc_agrees_both_ways(table, tmp_path):
+    vectors = [vector for vector in VALID if vector["table"] == table]
+    root = ["--root-type", f"sbp.{table}"]
+    for number, vector in enumerate(vectors):
+        (tmp_path / f"ours{number}.bin").write_bytes(bytes.fromhex(vector["hex"]))
+        (tmp_path / f"theirs{number}.json").write_text(json.dumps(vector["value"]), "utf-8")
+    ours = [f"ours{number}.bin" for number in range(len(vectors))]
+    theirs = [f"theirs{number}.json" for number in range(len(vectors))]
+    strict = ["--json", "--strict-json", "--natural-utf8", "--raw-binary"]
+    flatc(tmp_path, *strict, *root, SCHEMA, "--", *ours)
+    flatc(tmp_path, "--binary", *root, SCHEMA, *theirs)
+    for number, vector in enumerate(vectors):
+        assert json.loads((tmp_path / f"ours{number}.json").read_text("utf-8")) == vector["value"]
+        octets = (tmp_path / f"theirs{number}.bin").read_bytes()
+        expected = from_json(table, vector["value"])
+        assert decode_header(type(expected), octets) == expected

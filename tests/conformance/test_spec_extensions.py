@@ -1,0 +1,263 @@
+"""What this project adds to the specification: its fields, its status codes, its offsets.
+
+Another server may fail here and be a conforming one.
+"""
+
+from dataclasses import replace
+
+import pytest
+from spec_target import Target, append, append_request, batch, fetch_request
+
+from sbp_core.errors import OffsetOutOfRangeError, StatusCode
+from sbp_core.wire.headers import (
+    AppendRequest,
+    CreateRangeRequest,
+    CreateStreamsRequest,
+    DeleteStreamsRequest,
+    DescribeRangesRequest,
+    DescribeStreamsRequest,
+    FetchResponse,
+    HeartbeatRequest,
+    ListRangesRequest,
+    RangeCriteria,
+    RangeId,
+    SealRangesRequest,
+    Stream,
+    StreamRange,
+    decode_header,
+    decode_system_error,
+)
+from sbp_core.wire.opcodes import Opcode
+
+EARLIEST, LATEST = -2, -1
+LONG_MS = 30_000
+
+
+@pytest.fixture
+def at_server(target):
+    """Runs a test with a stream of six records in three batches, at its range server."""
+
+    def run(test):
+        async def body(target):
+            async with (
+                target.streams() as (placed,),
+                Target(placed.server.advertise_addr).pd() as client,
+            ):
+                for count in (2, 3, 1):
+                    await append(client, (placed, batch(count)))
+                await test(client, placed)
+
+        target.run(body)
+
+    return run
+
+
+async def fetch_one(client, placed, offset, **options):
+    request = fetch_request((placed, offset), **options)
+    (frame,) = await client.call(Opcode.FETCH, request)
+    (result,) = decode_header(FetchResponse, frame.header).fetch_responses
+    return result, bytes(frame.payload)
+
+
+@pytest.mark.parametrize(("offset", "count"), [(EARLIEST, 3), (0, 3), (2, 2), (5, 1), (LATEST, 0)])
+def test_minus_two_is_the_first_offset_and_minus_one_the_tail(at_server, offset, count):
+    """The first and the last offset have names; `next_offset` says where to go on."""
+
+    async def test(client, placed):
+        result, payload = await fetch_one(client, placed, offset)
+        assert (result.batch_count, result.next_offset) == (count, 6)
+        assert (result.batch_length, result.status.code) == (len(payload), 0)
+
+    at_server(test)
+
+
+def test_an_offset_out_of_bounds_is_told_the_bounds(at_server):
+    """`detail` of OFFSET_OUT_OF_RANGE: the first and the next offset."""
+
+    async def test(client, placed):
+        for offset in (7, 2**62, -3):
+            result, payload = await fetch_one(client, placed, offset, max_wait_ms=LONG_MS)
+            assert (result.status.code, payload) == (StatusCode.OFFSET_OUT_OF_RANGE, b"")
+            assert result.status.detail == OffsetOutOfRangeError.encode_bounds(0, 6)
+
+    at_server(test)
+
+
+@pytest.mark.parametrize(("end", "count"), [(1, 1), (2, 1), (3, 2), (6, 3), (0, 0)])
+def test_an_end_offset_keeps_later_batches_away(at_server, end, count):
+    """A fetch that has an end does not wait for more."""
+
+    async def test(client, placed):
+        request = fetch_request((placed, 0), max_wait_ms=LONG_MS, min_bytes=1 << 20)
+        infos = tuple(replace(info, end_offset=end) for info in request.fetch_requests)
+        (frame,) = await client.call(Opcode.FETCH, replace(request, fetch_requests=infos))
+        (result,) = decode_header(FetchResponse, frame.header).fetch_responses
+        assert (result.batch_count, result.status.code) == (count, 0)
+
+    at_server(test)
+
+
+@pytest.mark.parametrize("how", ["stream_range", "stream_id"])
+def test_a_stream_is_named_by_its_range_or_by_its_id_alone(at_server, how):
+    """The specification's stream_id, and the range of servers in the wild."""
+
+    async def test(client, placed):
+        request, payload = append_request((placed, batch()))
+        (info,) = request.append_requests
+        unset = replace(info, **{how: None if how == "stream_range" else -1})
+        (answer,) = await client.ask(Opcode.APPEND, AppendRequest(0, (unset,)), payload)
+        assert [each.base_offset for each in answer.append_responses] == [6]
+        fetched = fetch_request((placed, 6))
+        (info,) = fetched.fetch_requests
+        unset = replace(info, **{how: None if how == "stream_range" else -1})
+        (frame,) = await client.call(Opcode.FETCH, replace(fetched, fetch_requests=(unset,)))
+        assert len(frame.payload) == len(payload[0])
+
+    at_server(test)
+
+
+@pytest.mark.parametrize("field", [{"writer_id": "w"}, {"sequence": 1}, {"txn_id": "t"}])
+def test_a_guarantee_that_is_not_given_is_refused(at_server, field):
+    """No field that asks for more than the server does is ignored."""
+
+    async def test(client, placed):
+        request, payload = append_request((placed, batch()))
+        info = replace(request.append_requests[0], **field)
+        (answer,) = await client.ask(Opcode.APPEND, AppendRequest(0, (info,)), payload)
+        assert answer.append_responses[0].status.code == StatusCode.INVALID_REQUEST
+        result, _ = await fetch_one(client, placed, LATEST)
+        assert result.next_offset == 6
+
+    at_server(test)
+
+
+def test_a_range_server_says_what_is_wrong_by_code(at_server):
+    """RANGE_NOT_FOUND, RANGE_ALREADY_SEALED, NOT_FOUND, INVALID_REQUEST of single items."""
+
+    async def test(client, placed):
+        async def codes(octets, **fields):
+            request, payload = append_request((placed, octets))
+            info = replace(request.append_requests[0], **fields)
+            (answer,) = await client.ask(Opcode.APPEND, AppendRequest(0, (info,)), payload)
+            return [each.status.code for each in answer.append_responses]
+
+        other = StreamRange(stream_id=placed.stream_id, range_index=9, end_offset=-1)
+        assert await codes(batch(), stream_range=other) == [StatusCode.RANGE_NOT_FOUND]
+        assert await codes(b"no batch at all") == [StatusCode.INVALID_REQUEST]
+        asked = RangeId(placed.stream_id, 0)
+        await client.ask(Opcode.SEAL_RANGE, SealRangesRequest(0, (asked,)))
+        assert await codes(batch()) == [StatusCode.RANGE_ALREADY_SEALED]
+        await client.ask(
+            Opcode.DELETE_STREAMS, DeleteStreamsRequest(0, (Stream(stream_id=placed.stream_id),))
+        )
+        assert await codes(batch()) == [StatusCode.NOT_FOUND]
+        result, _ = await fetch_one(client, placed, 0, max_wait_ms=LONG_MS)
+        assert result.status.code == StatusCode.NOT_FOUND
+        (answer,) = await client.ask(Opcode.DESCRIBE_RANGE, DescribeRangesRequest(0, (asked,)))
+        assert answer.describe_responses[0].status.code == StatusCode.NOT_FOUND
+
+    at_server(test)
+
+
+def test_a_seal_names_the_last_range_by_minus_one(at_server):
+    """Range index -1 is the stream's last range, at either server."""
+
+    async def test(client, placed):
+        asked = SealRangesRequest(0, (RangeId(placed.stream_id, -1),))
+        for _ in range(2):
+            (answer,) = await client.ask(Opcode.SEAL_RANGE, asked)
+            assert [each.stream_range.end_offset for each in answer.seal_responses] == [6]
+
+    at_server(test)
+
+
+def test_metadata_that_did_not_change_is_not_sent_again(target):
+    """`since_revision` of LIST_RANGES."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            owners = (RangeCriteria(stream_id=placed.stream_id),)
+            request = ListRangesRequest(range_owners=owners)
+            (answer,) = await client.ask(Opcode.LIST_RANGES, request)
+            assert len(answer.list_responses) == 1
+            again = replace(request, since_revision=answer.revision)
+            (unchanged,) = await client.ask(Opcode.LIST_RANGES, again)
+            assert (unchanged.list_responses, unchanged.revision) == ((), answer.revision)
+            async with target.streams():
+                (changed,) = await client.ask(Opcode.LIST_RANGES, again)
+            assert len(changed.list_responses) == 1
+            assert changed.revision > answer.revision
+
+    target.run(body)
+
+
+def test_streams_have_names(target):
+    """`name` of a stream: CONFLICT when taken; DESCRIBE_STREAMS by name, and of all streams."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            name = f"conformance-{placed.stream_id}"
+            wanted = CreateStreamsRequest(0, (Stream(name=name), Stream(name=name)))
+            (made,) = await client.ask(Opcode.CREATE_STREAMS, wanted)
+            codes = [result.status.code for result in made.create_responses]
+            assert codes == [0, StatusCode.CONFLICT]
+            stream = made.create_responses[0].stream
+            request = DescribeStreamsRequest(
+                stream_ids=(placed.stream_id,), names=(name, f"{name}-unknown")
+            )
+            answers = await client.ask(Opcode.DESCRIBE_STREAMS, request)
+            results = [result for answer in answers for result in answer.describe_responses]
+            assert [each.status.code for each in results] == [0, 0, StatusCode.NOT_FOUND]
+            assert results[1].stream == stream
+            answers = await client.ask(
+                Opcode.DESCRIBE_STREAMS, DescribeStreamsRequest(all_streams=True)
+            )
+            found = [result.stream for answer in answers for result in answer.describe_responses]
+            assert stream in found
+            assert [each.stream_id for each in found] == sorted(each.stream_id for each in found)
+            await client.ask(
+                Opcode.DELETE_STREAMS,
+                DeleteStreamsRequest(0, (Stream(stream_id=stream.stream_id),)),
+            )
+
+    target.run(body)
+
+
+def test_a_placement_driver_says_what_is_wrong_by_code(target):
+    """CREATE_RANGE_BEFORE_SEAL, INVALID_REQUEST, NOT_FOUND, UNSUPPORTED_OPERATION."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            for stream_id, code in (
+                (placed.stream_id, StatusCode.CREATE_RANGE_BEFORE_SEAL),
+                (2**62, StatusCode.NOT_FOUND),
+            ):
+                wanted = CreateRangeRequest(0, StreamRange(stream_id=stream_id))
+                (answer,) = await client.ask(Opcode.CREATE_RANGE, wanted)
+                assert answer.status.code == code
+            request = ListRangesRequest(range_owners=(RangeCriteria(),))
+            (answer,) = await client.ask(Opcode.LIST_RANGES, request)
+            assert answer.list_responses[0].status.code == StatusCode.INVALID_REQUEST
+            request = CreateStreamsRequest(0, (Stream(replica_nums=3),))
+            (answer,) = await client.ask(Opcode.CREATE_STREAMS, request)
+            assert answer.create_responses[0].status.code == StatusCode.INVALID_REQUEST
+            (frame,) = await client.call(Opcode.APPEND, AppendRequest())
+            status = decode_system_error(frame.header).status
+            assert status.code == StatusCode.UNSUPPORTED_OPERATION
+
+    target.run(body)
+
+
+def test_a_member_of_another_cluster_is_refused(target):
+    """`cluster_id` of HEARTBEAT."""
+
+    async def body(target):
+        async with target.pd() as client:
+            (answer,) = await client.ask(Opcode.HEARTBEAT, HeartbeatRequest(client_id="c"))
+            assert answer.status.code == 0
+            for cluster_id, code in ((answer.cluster_id, 0), ("x", StatusCode.INVALID_REQUEST)):
+                beat = HeartbeatRequest(client_id="c", cluster_id=cluster_id)
+                (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
+                assert answer.status.code == code
+
+    target.run(body)

@@ -1,0 +1,72 @@
+"""docs/ERRORS.md and docs/STATES.md are what the code says."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sbp_core.errors import StatusCode
+from sbp_core.rangeserver.ranges import RANGE
+from sbp_core.session.states import CALL, CONNECTION
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("generate_docs", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_committed_documents_are_the_generated_ones():
+    told = subprocess.run(
+        [sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_every_status_code_has_a_sender(generate):
+    assert set(generate.SENT_BY) == set(StatusCode)
+    rows = generate.errors_document().splitlines()
+    for code in StatusCode:
+        assert sum(row.startswith(f"| {int(code)} | {code.name} | ") for row in rows) == 1
+
+
+def test_the_codes_that_our_servers_send_are_those_that_they_use(generate):
+    sources = [
+        path
+        for folder in ("pd", "rangeserver", "server", "session")
+        for path in (ROOT / "sbp_core" / folder).glob("*.py")
+    ]
+    assert len(sources) > 20
+    used = {"NONE", "UNKNOWN", "INVALID_REQUEST"}  # by wire/status.py
+    for path in sources:
+        used |= set(re.findall(r"StatusCode\.([A-Z_]+)", path.read_text(encoding="utf-8")))
+    sent = {code.name for code, text in generate.SENT_BY.items() if generate.OURS_NEVER not in text}
+    assert sent == used
+
+
+@pytest.mark.parametrize("machine", [CONNECTION, CALL, RANGE], ids=lambda machine: machine.name)
+def test_diagram_and_table_tell_every_transition_once(generate, machine):
+    lines = list(generate.machine_section(machine))
+    drawn = {}
+    for line in lines:
+        if " --> " in line and ": " in line:
+            (source, target), labels = line.partition(": ")[0].split(" --> "), line.split(": ")[1]
+            drawn |= {(source.strip(), label): target for label in labels.split(", ")}
+    expected = {
+        (state.name, received.name): target.name
+        for state in machine.states
+        for received in machine.inputs
+        if (target := machine.maybe_next(state, received)) is not None
+    }
+    assert drawn == expected
+    refused = len(machine.states) * len(machine.inputs) - len(expected)
+    cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.split("|")]
+    assert cells.count("refused") == refused

@@ -1,0 +1,126 @@
+"""docs/PROTOCOL.md leaves out no operation, field or rule, and its numbers are the code's."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.wire._generated.headers import LAYOUTS
+from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
+from sbp_core.wire.flat import Table, Vector
+from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES
+from sbp_core.wire.opcodes import Opcode
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^###? (.+)\n((?:(?!##).*\n)*)", TEXT, re.MULTILINE))
+CONFORMANCE = sorted((ROOT / "tests" / "conformance").glob("test_spec_*.py"))
+
+SHARED = {"Status", "StreamRange", "RangeServer", "ReplicaServer", "RangeId", "Stream", "Feature"}
+EVERYWHERE = {"timeout_ms", "throttle_time_ms", "status"}
+NOT_SERVED = {
+    Opcode.END_TXN,
+    Opcode.LOOKUP_OFFSETS,
+    Opcode.COMMIT_CURSORS,
+    Opcode.DESCRIBE_CURSORS,
+    Opcode.COMMIT_TXN,
+    Opcode.DESCRIBE_TXNS,
+}
+DESCRIBED = sorted(set(REQUEST_TABLES) - NOT_SERVED)
+
+
+def blocks():
+    """Paragraphs, list items and rows, each in one line."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=- |\||#)", TEXT):
+        yield " ".join(paragraph.split())
+
+
+def rules():
+    found = [re.match(r"- `([\w-]+)`: ", block) for block in blocks() if "MUST" in block]
+    return [match[1] if match else None for match in found]
+
+
+def conformance_tests():
+    for path in CONFORMANCE:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield node.name, ast.get_docstring(node) or ""
+
+
+def checked_rules():
+    for name, docstring in conformance_tests():
+        for listed in re.findall(r"Rule: ([\w\s,-]+)\.", docstring):
+            for rule in listed.split(","):
+                yield name, rule.strip()
+
+
+def fields_of(table):
+    """Names of the fields of a table and of the tables in it that are not shared."""
+    layouts = {**LAYOUTS}
+    by_name = {each.__name__: each for each in layouts}
+    names = set()
+    for field in layouts[table]:
+        names.add(field.name)
+        kind = field.kind.element if isinstance(field.kind, Vector) else field.kind
+        if isinstance(kind, Table) and kind.name not in SHARED:
+            names |= fields_of(by_name[kind.name])
+    return names
+
+
+def test_every_opcode_is_listed():
+    for opcode in Opcode:
+        assert f"| {opcode:#06x} | {opcode.name} |".replace("0X", "0x") in TEXT, opcode
+    assert {opcode.name for opcode in NOT_SERVED} == set(
+        re.findall(r"\| 0x\w{4} \| (\w+) \| nobody yet", TEXT)
+    )
+
+
+@pytest.mark.parametrize("opcode", DESCRIBED, ids=lambda opcode: opcode.name)
+def test_every_field_of_an_operation_is_described(opcode):
+    section = SECTIONS[opcode.name]
+    named = set(re.findall(r"\w+", section))
+    wanted = fields_of(REQUEST_TABLES[opcode]) | fields_of(RESPONSE_TABLES[opcode])
+    assert wanted - named - EVERYWHERE == set()
+
+
+@pytest.mark.parametrize("name", sorted(SHARED - {"ReplicaServer"}))
+def test_every_field_of_a_shared_table_is_described(name):
+    (table,) = (each for each in LAYOUTS if each.__name__ == name)
+    named = set(re.findall(r"\w+", SECTIONS["Shared tables"] + SECTIONS["HEARTBEAT"]))
+    assert {field.name for field in LAYOUTS[table]} - named == set()
+
+
+def test_every_field_of_a_record_batch_is_described():
+    named = set(re.findall(r"\w+", SECTIONS["Record batches"]))
+    names = {field.name for fields in BATCH_LAYOUTS.values() for field in fields}
+    assert names - named == set()
+
+
+def test_the_limits_are_those_of_the_code():
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", SECTIONS["Limits"], re.MULTILINE)
+    assert len(rows) > 20
+    assert {name: int(number) for name, number in rows} == {
+        name: getattr(limits, name) for name, _ in rows
+    }
+
+
+def test_limits_that_are_named_anywhere_exist():
+    for name in re.findall(r"`([A-Z]+_[A-Z_]+)`", TEXT):
+        assert hasattr(limits, name), name
+
+
+def test_every_requirement_is_a_rule_with_a_name_of_its_own():
+    assert None not in rules()
+    assert len(set(rules())) == len(rules()) > 20
+
+
+def test_every_rule_has_a_conformance_test_and_every_test_a_rule_that_exists():
+    checked = list(checked_rules())
+    assert set(rules()) - {rule for _, rule in checked} == set()
+    assert [(name, rule) for name, rule in checked if rule not in rules()] == []
+
+
+def test_every_conformance_test_says_what_it_checks():
+    assert [name for name, docstring in conformance_tests() if not docstring] == []
