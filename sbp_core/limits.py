@@ -10,6 +10,8 @@ FRAME_BYTES_MIN: Final = 16
 FRAME_BYTES_MAX: Final = 16 * MIB
 HEADER_BYTES_MAX: Final = 4 * MIB
 RECEIVE_BUFFER_BYTES: Final = 64 * KIB
+RECEIVE_GROWTH_FACTOR: Final = 32
+"""A receive buffer is so many times what came at most: an announced length alone costs nothing."""
 BAD_MAGIC_FRAMES_MAX: Final = 8
 """Consecutive frames of another protocol after which the peer is taken for no SBP peer."""
 
@@ -38,6 +40,14 @@ HEARTBEAT_TIMEOUT_MS_MIN: Final = 100
 HEARTBEAT_TIMEOUT_MS_MAX: Final = 3_600_000
 IDLE_CONNECTION_MS: Final = 60_000
 
+# Peers that keep a server waiting are cut off.
+FIRST_FRAME_MS: Final = 10_000
+"""From the connection to the end of its first frame."""
+FRAME_COMPLETION_MS: Final = 30_000
+"""From the first octet of a frame to its last, while the socket is read."""
+WRITE_STALL_MS: Final = 30_000
+"""For a peer to read what piled up beyond WRITE_BUFFER_HIGH_BYTES, or before a close."""
+
 # Record batches.
 BATCH_BYTES_MAX: Final = 8 * MIB
 BATCH_RECORDS_MAX: Final = 1_000_000
@@ -55,6 +65,8 @@ DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
 CONNECTIONS_MAX: Final = 1024
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Request octets of one connection being worked on; beyond it its socket is not read."""
+HEADER_IN_FLIGHT_FACTOR: Final = 16
+"""What an octet of a request's header counts for: decoded, it takes many times as much."""
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
@@ -100,6 +112,7 @@ assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
 assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <= SEGMENT_BYTES_MAX
 assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
+assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX

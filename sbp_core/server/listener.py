@@ -1,9 +1,8 @@
-"""Accepts connections, bounds their number, closes idle ones, drains all of them at the end."""
+"""Accepts connections, bounds their number and patience, drains all of them at the end."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,7 +13,8 @@ from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.peer import Peer
 from sbp_core.wire.opcodes import Opcode
 
-_LOG: Final = logging.getLogger(__name__)
+_SWEEPS_PER_BOUND: Final = 4
+"""How often peers are looked at within the shortest time that one may take."""
 
 
 class Listener:
@@ -54,7 +54,7 @@ class Listener:
                 f"the {self._server_name} cannot listen on {host}:{port}: {error.strerror}."
                 " Choose another host or port (0 picks a free port)"
             ) from error
-        self._sweeper = asyncio.create_task(self._close_idle_peers())
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
         return int(self._server.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_ms: int = limits.DRAIN_TIMEOUT_MS) -> None:
@@ -77,6 +77,11 @@ class Listener:
                 task.cancel()
                 finishing[task].abort()
 
+    def sweep(self) -> None:
+        """Close the connections of peers that kept the server waiting for too long."""
+        for peer in list(self._peers):
+            peer.close_if_overdue(self._idle_seconds)
+
     def _accept(self) -> Peer:
         peer = Peer(self._dispatcher, self._clock, self._peers.discard, is_full=self._is_full())
         self._peers.add(peer)
@@ -85,11 +90,8 @@ class Listener:
     def _is_full(self) -> bool:
         return len(self._peers) >= limits.CONNECTIONS_MAX
 
-    async def _close_idle_peers(self) -> None:
+    async def _sweep_for_ever(self) -> None:
+        shortest_seconds = min(self._idle_seconds, limits.FIRST_FRAME_MS / 1000)
         while True:
-            await asyncio.sleep(self._idle_seconds / 4)
-            for peer in list(self._peers):
-                if peer.idle_seconds > self._idle_seconds:
-                    _LOG.debug("%s: idle, closing", peer.name)
-                    peer.go_away()
-                    peer.close()
+            await asyncio.sleep(shortest_seconds / _SWEEPS_PER_BOUND)
+            self.sweep()

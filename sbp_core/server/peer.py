@@ -1,8 +1,9 @@
 """One accepted connection: octets through the session, requests to the dispatcher, backpressure.
 
 Memory is bounded from both sides: while the requests being worked on hold more than
-CONNECTION_IN_FLIGHT_BYTES_MAX, the socket is not read; while the peer does not read its answers,
-handlers wait in `send_response`.
+CONNECTION_IN_FLIGHT_BYTES_MAX, or the peer does not read its answers, the socket is not read;
+meanwhile handlers wait in `send_response`. Time is bounded too: a peer gets so long to send its
+first frame, to complete one that it began, and to read what was sent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from sbp_core import limits
-from sbp_core.errors import SbpError, StatusCode, ThrottledError
+from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
 from sbp_core.session.connection import Connection
@@ -54,6 +55,8 @@ class Peer(asyncio.BufferedProtocol):
         self._writable.set()
         self._closed = asyncio.Event()
         self._last_active = clock.monotonic()
+        self._frame_since: float | None = self._last_active
+        self._unread_since: float | None = None
 
     # asyncio.BufferedProtocol
 
@@ -83,9 +86,12 @@ class Peer(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Serve what the octets so far ask for."""
+        frames_before = self._session.received_frame_count
         self._session.buffer_updated(nbytes)
         for event in self._session.events():
             self._on_event(event)
+        has_completed = self._session.received_frame_count > frames_before
+        self._note_frame_progress(has_completed=has_completed)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what was being served for the peer."""
@@ -100,10 +106,15 @@ class Peer(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The peer does not read fast enough: answers wait."""
         self._writable.clear()
+        self._unread_since = self._clock.monotonic()
+        self._update_reading()
 
     def resume_writing(self) -> None:
         """The peer reads again."""
         self._writable.set()
+        if not self._is_closing:
+            self._unread_since = None
+        self._update_reading()
 
     # Responder
 
@@ -111,20 +122,36 @@ class Peer(asyncio.BufferedProtocol):
         self, request: Frame, header: bytes, payload: Sequence[Octets], *, is_end: bool
     ) -> None:
         """Send one response frame once the peer has room for it."""
-        await self._writable.wait()
+        await self._wait_writable()
         self._write(self._session.send_response(request, header, payload, is_end=is_end))
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""
-        await self._writable.wait()
+        await self._wait_writable()
         self._write(self._session.send_system_error(request, error))
 
     # The listener's view
 
-    @property
-    def idle_seconds(self) -> float:
-        """How long nothing was asked and nothing was being answered."""
-        return 0.0 if self._tasks else self._clock.monotonic() - self._last_active
+    def close_if_overdue(self, idle_seconds_max: float) -> None:
+        """Close the connection if the peer made the server wait for longer than it may."""
+        now = self._clock.monotonic()
+        if _is_overdue(self._unread_since, now, limits.WRITE_STALL_MS):
+            _LOG.warning("%s: cut off, it does not read what it is sent", self.name)
+            self.abort()
+        elif self._is_closing:
+            return
+        elif self._is_reading and _is_overdue(self._frame_since, now, self._frame_ms):
+            _LOG.warning("%s: closing, no whole frame within %d ms", self.name, self._frame_ms)
+            self._write(
+                self._session.send_farewell(
+                    DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms")
+                )
+            )
+            self.close()
+        elif not self._tasks and now - self._last_active > idle_seconds_max:
+            _LOG.debug("%s: idle, closing", self.name)
+            self.go_away()
+            self.close()
 
     def go_away(self) -> None:
         """Announce that no new requests are taken."""
@@ -138,9 +165,11 @@ class Peer(asyncio.BufferedProtocol):
         await self._closed.wait()
 
     def close(self) -> None:
-        """Close after what was sent has left."""
+        """Close after what was sent has left, for which the peer has to read it."""
         if self._transport is not None:
             self._transport.close()
+            if self._unread_since is None:
+                self._unread_since = self._clock.monotonic()
 
     def abort(self) -> None:
         """Close at once, whatever the peer has not read yet."""
@@ -148,6 +177,30 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.abort()
 
     # Inside
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._transport is not None and self._transport.is_closing()
+
+    @property
+    def _frame_ms(self) -> int:
+        """How long the frame that is awaited may take."""
+        if self._session.received_frame_count:
+            return limits.FRAME_COMPLETION_MS
+        return limits.FIRST_FRAME_MS
+
+    def _note_frame_progress(self, *, has_completed: bool) -> None:
+        """Note when the frame began of which a part is here, if there is one."""
+        if not self._session.received_frame_count:
+            return
+        if not self._session.is_mid_frame:
+            self._frame_since = None
+        elif has_completed or self._frame_since is None:
+            self._frame_since = self._clock.monotonic()
+
+    async def _wait_writable(self) -> None:
+        while not self._writable.is_set():  # whoever is woken first may fill the buffer again
+            await self._writable.wait()
 
     def _on_event(self, event: Event) -> None:
         self._last_active = self._clock.monotonic()
@@ -166,7 +219,7 @@ class Peer(asyncio.BufferedProtocol):
                 pass
 
     def _start(self, frame: Frame) -> None:
-        size = len(frame.header) + len(frame.payload)
+        size = limits.HEADER_IN_FLIGHT_FACTOR * len(frame.header) + len(frame.payload)
         self._in_flight_bytes += size
         self._update_reading()
         task = asyncio.create_task(self._dispatcher.serve(frame, self, self.name))
@@ -183,11 +236,14 @@ class Peer(asyncio.BufferedProtocol):
             self.close()
 
     def _update_reading(self) -> None:
-        wanted = self._in_flight_bytes <= limits.CONNECTION_IN_FLIGHT_BYTES_MAX
+        has_room = self._in_flight_bytes <= limits.CONNECTION_IN_FLIGHT_BYTES_MAX
+        wanted = has_room and self._writable.is_set()
         if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted
         if wanted:
+            if self._frame_since is not None:
+                self._frame_since = self._clock.monotonic()  # the pause was not the peer's
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -200,3 +256,7 @@ class Peer(asyncio.BufferedProtocol):
             return
         for part in buffers:
             self._transport.write(part)
+
+
+def _is_overdue(since: float | None, now: float, bound_ms: int) -> bool:
+    return since is not None and now - since > bound_ms / 1000

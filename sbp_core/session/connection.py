@@ -77,6 +77,16 @@ class Connection:
         """Requests of the peer that were not answered to the end."""
         return len(self._requests)
 
+    @property
+    def received_frame_count(self) -> int:
+        """Complete frames that the peer sent."""
+        return self._decoder.frame_count
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """Whether the octets that `events` left are the beginning of a frame."""
+        return self._decoder.is_mid_frame
+
     # Our calls.
 
     def start_call(

@@ -24,6 +24,9 @@ _U16: Final = struct.Struct("<H")
 _I32: Final = struct.Struct("<i")
 _U32: Final = struct.Struct("<I")
 
+_REFERENCE_BYTES: Final = _U32.size
+"""A table is referred to at least once, so an honest header has no more tables than these fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -199,7 +202,8 @@ class _Reader:
     def __init__(self, schema: Schema, data: bytes) -> None:
         self._schema = schema
         self._data = data
-        self._tables_left = limits.HEADER_TABLES_MAX
+        self._tables_max = min(limits.HEADER_TABLES_MAX, len(data) // _REFERENCE_BYTES)
+        self._tables_left = self._tables_max
         self._octets_left = limits.HEADER_DECODED_BYTES_MAX
 
     def follow(self, position: int) -> int:
@@ -216,7 +220,7 @@ class _Reader:
         if depth > limits.HEADER_DEPTH_MAX or self._tables_left < 0:
             raise HeaderError(
                 f"{name}: tables nested deeper than {limits.HEADER_DEPTH_MAX} or more than"
-                f" {limits.HEADER_TABLES_MAX} of them"
+                f" {self._tables_max} of them in {len(data)} octets"
             )
         vtable = position - _I32.unpack_from(data, position)[0]
         if vtable < 0 or vtable + 4 > len(data):

@@ -112,11 +112,13 @@ class FrameDecoder:
     `buffer_updated` (the shape of asyncio.BufferedProtocol and socket.recv_into). Then `frames`
     yields what is complete. A frame with the wrong magic or an unknown opcode is skipped, as SPEC
     "Magic Code" and "Operation Code" demand. FrameError means that the connection cannot be read
-    any further; it is raised again by every later call.
+    any further; it is raised again by every later call. `frame_count` counts the complete frames,
+    `discarded_count` those that were skipped.
     """
 
     def __init__(self) -> None:
         self.state = DecoderState.PREFIX
+        self.frame_count = 0
         self.discarded_count = 0
         self._bad_magic_run = 0
         self._buffer = _allocate(limits.RECEIVE_BUFFER_BYTES)
@@ -126,10 +128,17 @@ class FrameDecoder:
         self._discard_bytes = 0
         self._error: FrameError | None = None
 
+    @property
+    def is_mid_frame(self) -> bool:
+        """Whether a frame has begun and is not complete; of use when `frames` is exhausted."""
+        return self._end > self._start or self.state is DecoderState.DISCARD
+
     def get_buffer(self) -> memoryview:
         """Return where the next octets go: at least one octet long."""
         if self._start == self._end:
             self._start = self._end = 0
+            if len(self._buffer) > limits.RECEIVE_BUFFER_BYTES:  # a large header was in it
+                self._buffer = _allocate(limits.RECEIVE_BUFFER_BYTES)
         if self._end == len(self._buffer):
             self._make_room()
         return self._buffer[self._end :]
@@ -236,6 +245,7 @@ class FrameDecoder:
         header_end = self._start + _PREFIX.size + (header_word & 0xFFFFFF)
         frame_end = self._start + self._frame_bytes
         payload_end = frame_end - _CHECKSUM.size
+        self.frame_count += 1
         header = bytes(self._buffer[self._start + _PREFIX.size : header_end])
         (checksum,) = _CHECKSUM.unpack_from(self._buffer, payload_end)
         payload = self._take_payload(header_end, payload_end, frame_end)
@@ -262,17 +272,16 @@ class FrameDecoder:
         return payload
 
     def _make_room(self) -> None:
-        """Move what is buffered to the front of a buffer with room for the whole frame."""
+        """Move what is buffered to the front of a buffer with more room, at last for all of it."""
         pending = self._end - self._start
-        fresh = _allocate(max(limits.RECEIVE_BUFFER_BYTES, self._frame_bytes, 2 * pending))
+        grown = limits.RECEIVE_GROWTH_FACTOR * max(pending, limits.RECEIVE_BUFFER_BYTES)
+        wanted = min(self._frame_bytes, grown)
+        fresh = _allocate(max(limits.RECEIVE_BUFFER_BYTES, wanted, 2 * pending))
         fresh[:pending] = self._buffer[self._start : self._end]
         self._buffer = fresh
         self._start, self._end = 0, pending
 
 
 def _allocate(size: int) -> memoryview:
-    """Return `size` octets that are not touched: memory is used as it is written to.
-
-    So a frame gets its buffer at once, and an announced length alone costs nothing.
-    """
+    """Return `size` octets that are not touched: memory is used as it is written to."""
     return np.empty(size, np.uint8).data

@@ -14,6 +14,7 @@ from sbp_core.wire.headers import (
     IdAllocationRequest,
     IdAllocationResponse,
     decode_system_error,
+    encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS
@@ -156,15 +157,19 @@ def test_one_connection_too_many_is_told_so(monkeypatch):
     run(body)
 
 
-def test_requests_beyond_the_bound_are_not_even_read(monkeypatch):
+@pytest.mark.parametrize(
+    ("padding_bytes", "payload_bytes"),
+    [(0, 600_000), (600_000 // limits.HEADER_IN_FLIGHT_FACTOR, 0)],
+    ids=["payloads", "headers"],
+)
+def test_requests_beyond_the_bound_are_not_even_read(monkeypatch, padding_bytes, payload_bytes):
     monkeypatch.setattr(limits, "CONNECTION_IN_FLIGHT_BYTES_MAX", 1 << 20)
 
     async def body(service, listener, port):
+        header = encode_header(IdAllocationRequest()) + bytes(padding_bytes)
         async with RawClient("127.0.0.1", port) as client, RawClient("127.0.0.1", port) as other:
             calls = [
-                asyncio.create_task(
-                    client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest(), [bytes(600_000)])
-                )
+                asyncio.create_task(client.ask(Opcode.ALLOCATE_ID, header, [bytes(payload_bytes)]))
                 for _ in range(30)
             ]
             await service.started.wait()

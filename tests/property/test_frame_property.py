@@ -87,3 +87,38 @@ def resident_bytes():
 def test_a_frame_over_the_limit_is_not_encoded():
     with pytest.raises(FrameError, match="passes the limit"):
         encode_frame(0x1001, 0, 1, b"", [bytes(limits.FRAME_BYTES_MAX)])
+
+
+def test_the_buffer_grows_with_what_came_not_with_what_was_announced():
+    decoder = FrameDecoder()
+    (prefix, *_) = encode_frame(0x1001, 0, 1, b"", [bytes(1 << 20) * 15])
+    decoder.receive_data(prefix + bytes(limits.RECEIVE_BUFFER_BYTES))
+    assert list(decoder.frames()) == []
+    came = len(prefix) + limits.RECEIVE_BUFFER_BYTES
+    assert len(decoder.get_buffer()) <= limits.RECEIVE_GROWTH_FACTOR * came
+
+
+def test_a_large_header_leaves_no_large_buffer():
+    decoder = FrameDecoder()
+    decoder.receive_data(b"".join(encode_frame(0x1001, 0, 1, bytes(limits.HEADER_BYTES_MAX))))
+    (frame,) = decoder.frames()
+    assert len(frame.header) == limits.HEADER_BYTES_MAX
+    assert len(decoder.get_buffer()) == limits.RECEIVE_BUFFER_BYTES
+
+
+def test_frames_are_counted_and_one_that_began_shows():
+    decoder = FrameDecoder()
+    ping = b"".join(encode_frame(0x0001, 0, 1))
+    foreign = ping[:4] + b"\x99" + ping[5:]
+    for octets, expected in (
+        (b"", (0, False)),
+        (ping, (1, False)),
+        (ping[:3], (1, True)),
+        (ping[3:] + ping[:10], (2, True)),
+        (ping[10:], (3, False)),
+        (foreign[:-1], (3, True)),
+        (foreign[-1:], (3, False)),
+    ):
+        decoder.receive_data(octets)
+        list(decoder.frames())
+        assert (decoder.frame_count, decoder.is_mid_frame) == expected

@@ -1,0 +1,390 @@
+"""What is fuzzed: for each target valid inputs, and a check that any octets must pass.
+
+A check raises nothing for whatever octets: the documented errors are caught in it, and what it
+asserts holds for every input that is accepted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from random import Random
+from typing import Any
+from zlib import crc32
+
+import pyarrow as pa
+from faulty_disk import FaultyDisk, Inode
+
+from sbp_core import limits
+from sbp_core.errors import FrameError, HeaderError, LogError, RecordBatchError, SbpError
+from sbp_core.log.entry import ENTRY_PREFIX_BYTES, Entry, EntryKind, commit_entry, encode_entry
+from sbp_core.log.recovery import recover
+from sbp_core.log.segment import SEGMENT_HEADER_BYTES, encode_segment_header, segment_path
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    decode_envelope,
+    decode_rows,
+    encode_rows,
+    peek_batch,
+    split_envelopes,
+    write_base_offset,
+)
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import (
+    CallFailed,
+    ConnectionBroken,
+    RequestReceived,
+    RequestRefused,
+    ResponseReceived,
+)
+from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
+from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
+from sbp_core.wire.checksum import crc32c
+from sbp_core.wire.flat import Octets, Scalar, Schema, Table, Text, Vector
+from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
+from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
+from sbp_core.wire.opcodes import Flag, Opcode
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`corpus` makes valid inputs; `check` raises when octets do what they must not."""
+
+    corpus: Callable[[], list[bytes]]
+    check: Callable[[bytes], None]
+
+
+# Frames: any cutting of the octets gives the same frames and the same error.
+
+
+def frame_corpus() -> list[bytes]:
+    rng = Random(1)
+    single = [
+        b"".join(encode_frame(opcode, flags, call_id, rng.randbytes(20), [rng.randbytes(size)]))
+        for opcode, flags, call_id, size in (
+            (Opcode.PING, 0, 1, 0),
+            (Opcode.APPEND, 0, 2, 300),
+            (Opcode.FETCH, Flag.RESPONSE | Flag.END, 3, 20_000),
+            (0x7777, 0, 4, 10),
+        )
+    ]
+    foreign = bytearray(single[0])
+    foreign[4] = 0
+    return [*single, b"".join(single), bytes(foreign) * 3 + single[1]]
+
+
+def check_frames(data: bytes) -> None:
+    whole = _frames(data, [len(data)])
+    rng = Random(crc32(data))
+    sizes = [rng.choice((1, 3, 16, 100, 5000)) for _ in range(50)]
+    assert _frames(data, sizes) == whole, "frames depend on how the octets were cut"
+
+
+def _frames(data: bytes, sizes: list[int]) -> tuple[list[Frame], str]:
+    decoder = FrameDecoder()
+    frames: list[Frame] = []
+    position = 0
+    try:
+        for size in [*sizes, len(data)]:
+            decoder.receive_data(data[position : position + size])
+            position += size
+            frames += decoder.frames()
+    except FrameError as error:
+        return frames, str(error)
+    assert decoder.is_mid_frame or len(frames) + decoder.discarded_count >= decoder.frame_count
+    return frames, ""
+
+
+# Headers: the first octet chooses the table; what is accepted survives another round.
+
+_TABLES = list({**HEADER_LAYOUTS, **BATCH_LAYOUTS})
+_TYPES = {table.__name__: table for table in _TABLES}
+_LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS}
+_SCHEMA = Schema(_LAYOUTS)
+_ROUND_TRIP_BYTES_MAX = 4096
+
+
+def header_corpus() -> list[bytes]:
+    return [
+        bytes([index]) + _SCHEMA.encode(_filled(table, depth=3))
+        for index, table in enumerate(_TABLES)
+    ]
+
+
+def check_header(data: bytes) -> None:
+    if not data:
+        return
+    table = _TABLES[data[0] % len(_TABLES)]
+    try:
+        value = _SCHEMA.decode(table, data[1:])
+    except HeaderError:
+        return
+    if len(data) > _ROUND_TRIP_BYTES_MAX:
+        return
+    try:
+        encoded = _SCHEMA.encode(value)
+    except HeaderError:
+        return  # one string that is referred to very often
+    assert _SCHEMA.decode(table, encoded) == value, "another round gives another value"
+
+
+def _filled(table: type, *, depth: int) -> Any:
+    """A value of a table with something in every field."""
+    values = {field.name: _content(field.kind, depth) for field in _LAYOUTS[table]}
+    assert {field.name for field in fields(table)} == set(values)
+    return table(**values)
+
+
+def _content(kind: Any, depth: int) -> Any:
+    match kind:
+        case Scalar("?"):
+            return True
+        case Scalar():
+            return 77
+        case Text():
+            return "häder"
+        case Octets():
+            return b"octets"
+        case Table(name):
+            return _filled(_TYPES[name], depth=depth - 1) if depth else None
+        case Vector(element):
+            item = _content(element, depth)
+            return () if item is None else (item, item)
+    raise AssertionError(kind)
+
+
+# Record batches.
+
+
+def envelope_corpus() -> list[bytes]:
+    small = rows_corpus()[0]
+    return [small, small * 3, small[: len(small) // 2], bytes(1) + small]
+
+
+def check_envelope(data: bytes) -> None:
+    for read in (decode_envelope, peek_batch):
+        try:
+            envelope = read(data)
+        except RecordBatchError:
+            continue
+        assert len(envelope.body) < envelope.length_bytes <= len(data)
+        assert 1 <= envelope.record_count <= limits.BATCH_RECORDS_MAX
+    with suppress(RecordBatchError):
+        assert sum(envelope.length_bytes for envelope in split_envelopes(data)) == len(data)
+    copied = bytearray(data)
+    try:
+        write_base_offset(copied, 5)
+    except RecordBatchError:
+        assert copied == data, "refused, but written"
+
+
+def rows_corpus() -> list[bytes]:
+    rows = [
+        {"key": None, "value": b"v" * 20, "headers": [("h", b"x")], "timestamp": 10**15},
+        {"key": b"k", "value": None, "headers": None, "timestamp": None},
+        {"key": b"", "value": b"", "headers": [], "timestamp": 0},
+    ]
+    return [
+        encode_rows(
+            pa.RecordBatch.from_pylist(rows * count, schema=ROWS_SCHEMA),
+            stream_id=1,
+            timestamp_ms=5,
+            compression=compression,
+        )
+        for count in (1, 60)
+        for compression in ("none", "lz4", "zstd")
+    ]
+
+
+def check_rows(data: bytes) -> None:
+    try:
+        batch = decode_rows(decode_envelope(data))
+    except RecordBatchError:
+        return
+    assert batch.schema.equals(ROWS_SCHEMA)
+    plain = batch.set_column(3, "timestamp", batch.column(3).view(pa.int64()))
+    if batch.nbytes <= limits.MIB:
+        assert len(plain.to_pylist()) == batch.num_rows
+        plain.take(pa.array([batch.num_rows - 1])).serialize()
+
+
+# A conversation: both ends on one connection, every request answered, every answer decoded.
+
+_OUR_CALLS = (Opcode.APPEND, Opcode.FETCH, Opcode.PING)
+
+
+def session_corpus() -> list[bytes]:
+    requests = [
+        _frame(opcode, 0, index + 1, encode_header(_filled(table, depth=2)))
+        for index, (opcode, table) in enumerate(REQUEST_TABLES.items())
+    ]
+    answers = [
+        _frame(opcode, flags, call_id, _answer_header(opcode))
+        for call_id, opcode in enumerate(_OUR_CALLS, 1)
+        for flags in (Flag.RESPONSE, Flag.RESPONSE | Flag.END)
+    ]
+    goaway = _frame(Opcode.GOAWAY, 0, 0)
+    farewell = b"".join(Connection().send_farewell(FrameError("over")))
+    return [
+        *requests,
+        *answers,
+        b"".join(answers),
+        b"".join(requests),
+        answers[0] + goaway + requests[0] + b"".join(answers[1:]),
+        requests[0] * 2,
+        answers[1] + farewell,
+    ]
+
+
+def check_session(data: bytes) -> None:
+    connection = Connection()
+    waiting = {connection.start_call(opcode, deadline=1.0)[0] for opcode in _OUR_CALLS}
+    rng = Random(crc32(data))
+    position = 0
+    is_broken = False
+    while position < len(data):
+        size = rng.choice((7, 100, 5000))
+        connection.receive_data(data[position : position + size])
+        position += size
+        for event in connection.events():
+            assert not is_broken, "an event after the end"
+            is_broken = isinstance(event, ConnectionBroken)
+            _react(connection, event, waiting, rng)
+        assert connection.open_request_count <= limits.CALLS_IN_FLIGHT_MAX
+    for failed in (*connection.expire(2.0), *connection.close()):
+        waiting.remove(failed.call_id)
+    assert not waiting, "a call was neither answered nor failed"
+    assert list(connection.events()) == []
+
+
+def _react(connection: Connection, event: object, waiting: set[int], rng: Random) -> None:
+    match event:
+        case RequestReceived(frame):
+            table = REQUEST_TABLES.get(Opcode(frame.opcode))
+            if table is not None:
+                _decode(table, frame.header)
+            if rng.random() < 0.8:
+                connection.send_response(frame, b"", [b"done"], is_end=rng.random() < 0.8)
+        case RequestRefused(frame, error):
+            assert isinstance(error, SbpError)
+            connection.send_system_error(frame, error)
+        case ResponseReceived(call_id, frame):
+            assert call_id in waiting, "an answer to a call that is over"
+            table = RESPONSE_TABLES.get(Opcode(frame.opcode))
+            if table is not None:
+                _decode(table, frame.header)
+            if frame.is_end:
+                waiting.remove(call_id)
+        case CallFailed(call_id, _):
+            waiting.remove(call_id)
+        case _:
+            pass
+
+
+def _decode(table: type, header: Any) -> None:
+    try:
+        decode_header(table, header)
+    except HeaderError:
+        return
+
+
+def _answer_header(opcode: Opcode) -> bytes:
+    table = RESPONSE_TABLES.get(opcode)
+    return b"" if table is None else encode_header(_filled(table, depth=2))
+
+
+def _frame(opcode: int, flags: int, call_id: int, header: bytes = b"") -> bytes:
+    return b"".join(encode_frame(opcode, flags, call_id, header, [b"payload"]))
+
+
+# The log: two segments. An octet says whether checksums are put right first, four how long the
+# first segment is. What recovery accepts it accepts again, with the same entries.
+
+_LOG_PREFIX = struct.Struct(">BI")
+_ENTRY_PREFIX = struct.Struct(">II")
+_DIRECTORY = Path("log")
+
+
+def log_corpus() -> list[bytes]:
+    first = _segment(0, groups=2)
+    second = _segment(len(first), groups=3)
+    return [
+        _LOG_PREFIX.pack(mends, len(first)) + first + second[: len(second) - cut]
+        for mends in (0, 1)
+        for cut in (0, 10)
+    ] + [_LOG_PREFIX.pack(1, 0) + _segment(0, groups=3)]
+
+
+def check_log(data: bytes) -> None:
+    if len(data) < _LOG_PREFIX.size:
+        return
+    mends, first_bytes = _LOG_PREFIX.unpack_from(data)
+    octets = data[_LOG_PREFIX.size :]
+    first, rest = octets[:first_bytes], octets[first_bytes:]
+    disk = FaultyDisk()
+    for base, content in ((0, first), (len(first), rest)):
+        if content:
+            inode = Inode()
+            inode.write(_mended(content, base) if mends % 2 else content, 0)
+            inode.sync(may_shrink=True)
+            disk.names[segment_path(_DIRECTORY, base)] = inode
+    before = {path: bytes(inode.cached) for path, inode in disk.names.items()}
+    found: list[tuple[Entry, int]] = []
+    try:
+        report = recover(disk, _DIRECTORY, lambda entry, at: found.append((entry, at.position)))
+    except LogError:
+        after = {path: bytes(inode.cached) for path, inode in disk.names.items()}
+        assert after == before, "refused, but changed"
+        return
+    assert len(found) == report.entry_count
+    again: list[tuple[Entry, int]] = []
+    second = recover(disk, _DIRECTORY, lambda entry, at: again.append((entry, at.position)))
+    assert again == found, "another start finds other entries"
+    assert second.torn_tail is None
+    assert second.end_position == report.end_position
+
+
+def _segment(base: int, *, groups: int) -> bytes:
+    octets = encode_segment_header(base)
+    for group in range(groups):
+        durable_upto = base + len(octets) if group else base
+        batch = Entry(EntryKind.BATCH, 1, 0, group, 1, b"body of a batch")
+        seal = Entry(EntryKind.SEAL, 1, 0, group + 1, 0)
+        for entry in (commit_entry(durable_upto), batch, seal):
+            octets += b"".join(encode_entry(entry, base + len(octets)))
+    return octets
+
+
+def _mended(content: bytes, base: int) -> bytes:
+    """`content` with the checksum that each entry should have, as far as lengths allow."""
+    mended = bytearray(content)
+    position = SEGMENT_HEADER_BYTES
+    for length in _entry_lengths(mended):
+        seed = struct.pack(">QI", base + position, length)
+        body = mended[position + ENTRY_PREFIX_BYTES : position + ENTRY_PREFIX_BYTES + length]
+        _ENTRY_PREFIX.pack_into(mended, position, length, crc32c((seed, body)))
+        position += ENTRY_PREFIX_BYTES + length
+    return bytes(mended)
+
+
+def _entry_lengths(octets: bytearray) -> Iterator[int]:
+    position = SEGMENT_HEADER_BYTES
+    while position + ENTRY_PREFIX_BYTES <= len(octets):
+        (length, _) = _ENTRY_PREFIX.unpack_from(octets, position)
+        if position + ENTRY_PREFIX_BYTES + length > len(octets):
+            return
+        yield length
+        position += ENTRY_PREFIX_BYTES + length
+
+
+TARGETS = {
+    "frames": Target(frame_corpus, check_frames),
+    "headers": Target(header_corpus, check_header),
+    "envelope": Target(envelope_corpus, check_envelope),
+    "rows": Target(rows_corpus, check_rows),
+    "session": Target(session_corpus, check_session),
+    "log": Target(log_corpus, check_log),
+}

@@ -1,0 +1,293 @@
+"""How long a peer may keep a server waiting, and how much it may make it hold; time stands still.
+
+The listener's sweep is called by the tests, with a clock that they move.
+"""
+
+import asyncio
+import os
+import resource
+import socket
+import struct
+from contextlib import asynccontextmanager, suppress
+
+from manual_clock import ManualClock
+from raw_client import RawClient
+
+from sbp_core import limits
+from sbp_core.server.listener import Listener
+from sbp_core.wire.frame import FrameDecoder, encode_frame
+from sbp_core.wire.headers import IdAllocationResponse, decode_system_error
+from sbp_core.wire.opcodes import Flag, Opcode
+
+PING = b"".join(encode_frame(Opcode.PING, Flag.REQUEST, 1, b"", [b"hello"]))
+PONG_BYTES = len(PING)
+FIRST_FRAME_MS = limits.FIRST_FRAME_MS
+FRAME_MS = limits.FRAME_COMPLETION_MS
+STALL_MS = limits.WRITE_STALL_MS
+
+
+class Bench:
+    """A listener, its clock, and a service that answers ALLOCATE_ID when `gate` is open."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.gate = asyncio.Event()
+        self.listener = Listener(
+            {Opcode.ALLOCATE_ID: self.serve}, server_name="test server", clock=self.clock
+        )
+        self.port = 0
+
+    async def serve(self, call):
+        await self.gate.wait()
+        await call.respond(IdAllocationResponse(), [bytes(1 << 20)])
+
+    def later(self, ms):
+        self.clock.advance(ms)
+        self.listener.sweep()
+
+    @asynccontextmanager
+    async def connection(self):
+        """asyncio streams to the listener, which has accepted them."""
+        before = self.listener.connection_count
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        async with RawClient("127.0.0.1", self.port) as other:
+            while self.listener.connection_count < before + 2:
+                await other.call(Opcode.PING)
+        while self.listener.connection_count > before + 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        yield reader, writer
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    @property
+    def held_bytes(self):
+        return [peer._transport.get_write_buffer_size() for peer in self.listener._peers]
+
+
+def run(body):
+    async def main():
+        bench = Bench()
+        bench.port = await bench.listener.start("127.0.0.1", 0)
+        try:
+            await asyncio.wait_for(body(bench), 60)
+        finally:
+            await bench.listener.drain(timeout_ms=100)
+
+    asyncio.run(main())
+
+
+async def farewell(reader):
+    """What the server said before it closed."""
+    decoder = FrameDecoder()
+    decoder.receive_data(await reader.read())
+    *_, last = decoder.frames()
+    assert (last.opcode, last.is_system_error) == (Opcode.GOAWAY, True)
+    return decode_system_error(last.header).status.message
+
+
+async def ping(reader, writer):
+    writer.write(PING)
+    await reader.readexactly(PONG_BYTES)
+
+
+@asynccontextmanager
+async def deaf_peer(bench, request, how_often=10_000):
+    """A peer that sends `request` again and again and reads nothing, once answers wait for it."""
+    with socket.socket() as deaf:
+        deaf.setblocking(False)
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(deaf, ("127.0.0.1", bench.port))
+
+        async def send():
+            for _ in range(how_often):
+                await loop.sock_sendall(deaf, request)
+
+        sending = asyncio.create_task(send())
+        async with RawClient("127.0.0.1", bench.port) as other:
+            while not any(bench.held_bytes):
+                await other.call(Opcode.PING)
+            yield deaf, other
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+def test_a_peer_that_says_nothing_is_closed():
+    async def body(bench):
+        async with bench.connection() as (reader, _):
+            bench.later(FIRST_FRAME_MS)
+            assert bench.listener.connection_count == 1
+            bench.later(1)
+            assert "no whole frame arrived within 10000 ms" in await farewell(reader)
+        assert bench.listener.connection_count == 0
+
+    run(body)
+
+
+def test_a_first_frame_that_trickles_in_is_as_late():
+    async def body(bench):
+        async with bench.connection() as (reader, writer):
+            for octet in PING[:-1]:
+                writer.write(bytes([octet]))
+                await writer.drain()
+                bench.later(FIRST_FRAME_MS // len(PING))
+            async with RawClient("127.0.0.1", bench.port) as other:
+                await other.call(Opcode.PING)
+            bench.later(FIRST_FRAME_MS)
+            assert "10000 ms" in await farewell(reader)
+
+    run(body)
+
+
+def test_a_frame_that_is_begun_must_be_finished():
+    async def body(bench):
+        async with bench.connection() as (reader, writer):
+            writer.write(PING + PING[:7])
+            await reader.readexactly(PONG_BYTES)
+            bench.later(FRAME_MS)
+            assert bench.listener.connection_count == 1
+            bench.later(1)
+            assert "30000 ms" in await farewell(reader)
+
+    run(body)
+
+
+def test_a_frame_of_another_protocol_must_be_finished_too():
+    async def body(bench):
+        foreign = b"\0\0\1\0GET / HTTP"
+        async with bench.connection() as (reader, writer):
+            writer.write(PING + foreign)
+            await reader.readexactly(PONG_BYTES)
+            bench.later(FRAME_MS + 1)
+            assert "30000 ms" in await farewell(reader)
+
+    run(body)
+
+
+def test_every_frame_has_its_own_time():
+    async def body(bench):
+        async with bench.connection() as (reader, writer):
+            await ping(reader, writer)
+            writer.write(PING[:7])
+            for _ in range(5):
+                bench.later(FRAME_MS - 1)
+                writer.write(PING[7:] + PING[:7])
+                await reader.readexactly(PONG_BYTES)
+            writer.write(PING[7:])
+            await reader.readexactly(PONG_BYTES)
+            bench.later(limits.IDLE_CONNECTION_MS)
+            await ping(reader, writer)
+            assert bench.listener.connection_count == 1
+
+    run(body)
+
+
+def test_time_in_which_the_server_does_not_read_is_not_the_peers(monkeypatch):
+    monkeypatch.setattr(limits, "CONNECTION_IN_FLIGHT_BYTES_MAX", 10)
+
+    async def body(bench):
+        async with bench.connection() as (reader, writer):
+            work = b"".join(encode_frame(Opcode.ALLOCATE_ID, 0, 2, b"", [bytes(100)]))
+            writer.write(PING + work + PING[:7])
+            await reader.readexactly(PONG_BYTES)
+            bench.later(10 * FRAME_MS)
+            bench.gate.set()
+            writer.write(PING[7:])
+            await reader.readexactly(PONG_BYTES)
+            assert bench.listener.connection_count == 1
+
+    run(body)
+
+
+def test_a_peer_that_does_not_read_is_cut_off_and_others_are_not():
+    request = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(8 << 20)]))
+
+    async def body(bench):
+        async with deaf_peer(bench, request) as (_, other):
+            bench.later(STALL_MS)
+            await other.call(Opcode.PING)
+            assert bench.listener.connection_count == 2
+            bench.later(1)
+            while bench.listener.connection_count > 1:
+                await other.call(Opcode.PING)
+
+    run(body)
+
+
+def test_answers_that_nobody_reads_stop_the_reading_of_requests():
+    request = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(1 << 20)]))
+
+    async def body(bench):
+        async with deaf_peer(bench, request) as (_, other):
+            held = []
+            for _ in range(300):
+                await other.call(Opcode.PING)
+                held += bench.held_bytes
+            assert max(held) <= limits.WRITE_BUFFER_HIGH_BYTES + 2 * len(request)
+
+    run(body)
+
+
+def test_answers_that_waited_do_not_all_go_out_when_the_peer_reads_a_little():
+    request = b"".join(encode_frame(Opcode.ALLOCATE_ID, 0, 1))
+    requests = b"".join(request[:8] + struct.pack(">I", n) + request[12:] for n in range(1, 200))
+
+    async def body(bench):
+        bench.gate.set()
+        async with deaf_peer(bench, requests, how_often=1) as (deaf, _):
+            held, read_bytes = [], 0
+            while read_bytes < 2 * limits.WRITE_BUFFER_HIGH_BYTES:
+                read_bytes += len(await asyncio.get_running_loop().sock_recv(deaf, 1 << 20))
+                held += bench.held_bytes
+            assert max(held) <= limits.WRITE_BUFFER_HIGH_BYTES + (2 << 20)
+
+    run(body)
+
+
+def test_a_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(monkeypatch):
+    monkeypatch.setattr(limits, "WRITE_BUFFER_HIGH_BYTES", 1 << 30)
+    request = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(15 << 20)]))
+
+    async def body(bench):
+        async with deaf_peer(bench, request) as (_, other):
+            for peer in bench.listener._peers:
+                if peer._transport.get_write_buffer_size():
+                    peer.close()
+            bench.later(STALL_MS)
+            await other.call(Opcode.PING)
+            assert bench.listener.connection_count == 2
+            bench.later(1)
+            while bench.listener.connection_count > 1:
+                await other.call(Opcode.PING)
+
+    run(body)
+
+
+def lowest_free_descriptor():
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
+def test_running_out_of_descriptors_stops_neither_the_server_nor_its_connections():
+    async def body(bench):
+        loop = asyncio.get_running_loop()
+        exhausted = asyncio.Event()
+        loop.set_exception_handler(lambda _, context: exhausted.set())
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        async with bench.connection() as (reader, writer):
+            with socket.socket() as waiting:
+                waiting.setblocking(False)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free_descriptor(), hard))
+                try:
+                    await loop.sock_connect(waiting, ("127.0.0.1", bench.port))
+                    await exhausted.wait()
+                    await ping(reader, writer)
+                    assert bench.listener.connection_count == 1
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                await loop.sock_sendall(waiting, PING)
+                assert await loop.sock_recv(waiting, PONG_BYTES)
+
+    run(body)
