@@ -29,7 +29,13 @@ CALL_ID_MAX: Final = 2**31 - 1
 REQUEST_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_MS: Final = 5_000
 SEAL_TIMEOUT_MS: Final = 5_000
-"""How long the placement driver waits for a range server to seal."""
+"""How long the placement driver waits for a range server to seal, or to say where it ends."""
+SYNC_TASKS_MAX: Final = 64
+"""Announcements of new ranges (SYNC_RANGES) under way; beyond it servers look them up."""
+DISK_FREE_BYTES_FLOOR: Final = 1024 * MIB
+"""A range server with less gets new ranges only when no other has more."""
+METRICS_WINDOW_MS: Final = 60_000
+"""What averages and activity in REPORT_METRICS look back at."""
 FETCH_WAIT_MS_MAX: Final = 60_000
 
 # Heartbeats.

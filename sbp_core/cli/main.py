@@ -85,6 +85,24 @@ def _run_delete(options: argparse.Namespace) -> int:
     return delete(options)
 
 
+def _run_update(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import update
+
+    return update(options)
+
+
+def _run_trim(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import trim
+
+    return trim(options)
+
+
+def _run_seal(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import seal
+
+    return seal(options)
+
+
 def _run_ping(options: argparse.Namespace) -> int:
     from sbp_core.cli.streams import ping
 
@@ -160,7 +178,7 @@ def _add_serve(add_parser: _AddParser) -> None:
 
 
 def _add_streams(add_parser: _AddParser, client: _Parser) -> None:
-    streams = add_parser("streams", help="create, list, describe and delete streams")
+    streams = add_parser("streams", help="create, list, describe, change and delete streams")
     actions = streams.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)
 
     create = actions.add_parser("create", parents=[client], help="create a stream")
@@ -195,6 +213,38 @@ def _add_streams(add_parser: _AddParser, client: _Parser) -> None:
     delete.set_defaults(run=_run_delete)
     for action in (describe, delete):
         action.add_argument("streams", nargs="+", metavar="NAME_OR_ID")
+    _add_changes(actions.add_parser, client)
+
+
+def _add_changes(add_parser: _AddParser, client: _Parser) -> None:
+    update = add_parser("update", parents=[client], help="change a stream's retention or name")
+    update.set_defaults(run=_run_update)
+    trim = add_parser(
+        "trim",
+        parents=[client],
+        help="forget the records below an offset",
+        description="Forget the records of a stream below OFFSET, for ever: readers get an error"
+        " that says where the stream begins now. OFFSET may not be beyond the end of the stream.",
+    )
+    trim.set_defaults(run=_run_trim)
+    seal = add_parser(
+        "seal",
+        parents=[client],
+        help="let a stream go on in a new range",
+        description="Seal the open range of a stream and open the next one, on another server where"
+        " that is less loaded. Writers and readers follow by themselves.",
+    )
+    seal.set_defaults(run=_run_seal)
+    for action in (update, trim, seal):
+        action.add_argument("stream", metavar="NAME_OR_ID")
+    trim.add_argument("offset", type=_parse_offset, metavar="OFFSET")
+    update.add_argument(
+        "--retention",
+        type=_parse_duration_ms,
+        metavar="TIME",
+        help="how long records are worth keeping, such as 90s, 30m, 12h or 7d; 0 is for ever",
+    )
+    update.add_argument("--rename", metavar="NEW", help="the stream's new name")
 
 
 def _add_produce(add_parser: _AddParser, client: _Parser) -> None:
@@ -249,9 +299,19 @@ def _parse_positive(text: str) -> int:
 def _parse_start(text: str) -> str | int:
     if text in {"earliest", "latest"}:
         return text
-    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+    if not _is_offset(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not earliest, latest or an offset")
     return int(text)
+
+
+def _parse_offset(text: str) -> int:
+    if not _is_offset(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an offset")
+    return int(text)
+
+
+def _is_offset(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 2**63
 
 
 def _parse_separator(text: str) -> str:

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from sbp_core import limits
-from sbp_core.cli.connect import connect, label, parse_stream
+from sbp_core.cli.connect import connect, find_stream, label, parse_stream
 from sbp_core.cli.output import write_json, write_line, write_table
-from sbp_core.client import RangeInfo, StreamBounds, StreamInfo, StreamSpec
+from sbp_core.client import RangeInfo, StreamBounds, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import ConfigurationError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,10 +24,7 @@ def create(options: Namespace) -> int:
                 f"--count {options.count} is more than {limits.STREAMS_PER_REQUEST_MAX}"
             )
         names = [f"{options.name}-{index}" for index in range(options.count)]
-    if names[0].isdigit():
-        raise ConfigurationError(
-            f"stream name {names[0]!r} would be taken for an id; it needs more than digits"
-        )
+    _check_name(names[0])
     specs = [
         StreamSpec(name, replica_count=options.replicas, retention_period_ms=options.retention)
         for name in names
@@ -94,6 +91,54 @@ def delete(options: Namespace) -> int:
     return 0
 
 
+def update(options: Namespace) -> int:
+    """Change a stream's retention, its name, or both."""
+    if options.retention is None and options.rename is None:
+        raise ConfigurationError("nothing to change: give --retention, --rename or both")
+    if options.rename is not None:
+        _check_name(options.rename)
+    change = StreamUpdate(parse_stream(options.stream), options.rename, options.retention)
+    with connect(options) as client:
+        (info,) = client.update_streams([change])
+    if options.json:
+        write_json(asdict(info))
+    else:
+        write_line(f"updated {label(info)} (id {info.stream_id}): retention {_retention(info)}")
+    return 0
+
+
+def trim(options: Namespace) -> int:
+    """Forget the records of a stream below an offset."""
+    with connect(options) as client:
+        info = find_stream(client, options.stream)
+        client.trim_streams({info.stream_id: options.offset})
+        (held,) = client.stream_bounds([info.stream_id])
+    if options.json:
+        write_json({**asdict(info), **asdict(held)})
+    else:
+        write_line(
+            f"trimmed {label(info)} (id {info.stream_id}): offsets {held.start_offset} to"
+            f" {held.next_offset}, exclusive"
+        )
+    return 0
+
+
+def seal(options: Namespace) -> int:
+    """Let a stream go on in a new range."""
+    with connect(options) as client:
+        info = find_stream(client, options.stream)
+        opened = client.seal_streams([info.stream_id])[info.stream_id]
+    if options.json:
+        write_json({**asdict(info), **asdict(opened)})
+    else:
+        write_line(
+            f"sealed {label(info)} (id {info.stream_id}): it goes on in range"
+            f" {opened.range_index} from {opened.start_offset},"
+            f" on {', '.join(opened.servers) or 'no server'}"
+        )
+    return 0
+
+
 def ping(options: Namespace) -> int:
     """Measure a round trip to the placement driver, on a connection that is there already."""
     with connect(options) as client:
@@ -103,6 +148,13 @@ def ping(options: Namespace) -> int:
     else:
         write_line(f"{options.endpoint} answers in {round_trip_ms:.2f} ms")
     return 0
+
+
+def _check_name(name: str) -> None:
+    if name.isdigit():
+        raise ConfigurationError(
+            f"stream name {name!r} would be taken for an id; it needs more than digits"
+        )
 
 
 def _write_stream(info: StreamInfo, held: StreamBounds, ranges: tuple[RangeInfo, ...]) -> None:

@@ -15,6 +15,7 @@ from sbp_core.client.types import (
     StreamBounds,
     StreamInfo,
     StreamSpec,
+    StreamUpdate,
 )
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "StreamBounds",
     "StreamInfo",
     "StreamSpec",
+    "StreamUpdate",
     "parse_endpoint",
 ]

@@ -7,14 +7,14 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random, SystemRandom
 from types import TracebackType
 from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import append as appending
-from sbp_core.client import calls, metadata, placement
+from sbp_core.client import calls, changes, metadata, placement
 from sbp_core.client import fetch as fetching
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.calls import Context
@@ -42,6 +42,7 @@ from sbp_core.client.types import (
     StreamBounds,
     StreamInfo,
     StreamSpec,
+    StreamUpdate,
 )
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
@@ -271,6 +272,21 @@ class Client:
     def delete_streams(self, refs: Sequence[int | str]) -> None:
         """Delete streams given by id or name. Raises NotFoundError naming all that are missing."""
         self._run(metadata.delete_streams(self._context, refs))
+
+    def update_streams(self, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
+        """Change streams; return them as they are then, in the order of `updates`."""
+        return self._run(changes.update_streams(self._context, updates))
+
+    def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
+        """Forget the records of streams, by id, below an offset; return their first ranges.
+
+        Raises OffsetOutOfRangeError for an offset beyond the tail. Offsets never go back.
+        """
+        return self._run(changes.trim_streams(self._context, offsets))
+
+    def seal_streams(self, stream_ids: Sequence[int]) -> dict[int, RangeInfo]:
+        """Let streams, by id, go on in new ranges; return the new writable range of each."""
+        return self._run(changes.seal_streams(self._context, stream_ids))
 
     def list_ranges(self, stream_ids: Sequence[int]) -> dict[int, tuple[RangeInfo, ...]]:
         """Return the ranges of each stream as the placement driver knows them now."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sbp_core import limits
 from sbp_core.client.calls import Attempts, Context, decode_answer, unanswered
-from sbp_core.client.placement import chunks, locate, no_server, revalidate
+from sbp_core.client.placement import chunks, locate, no_server, revalidate, stream_bounds
 from sbp_core.client.program import Abandon, Arrival, Call, Emit, Now, Program, Receive, Start
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo
@@ -119,13 +119,13 @@ class _Fetch:
             error = errors.get(task.item.stream_id)
             piece = self._context.router.maybe_range_at(task.item.stream_id, task.offset)
             if error is None and piece is None:
-                error = _out_of_range(
-                    task, self._context.router.maybe_ranges(task.item.stream_id) or ()
-                )
+                known = self._context.router.maybe_ranges(task.item.stream_id) or ()
+                error = _out_of_range(task.item.stream_id, task.offset, *_known_bounds(known))
             elif error is None and piece is not None and not piece.servers:
                 error = no_server(piece)
             if error is not None or piece is None:
                 assert error is not None
+                task.piece = None
                 self._context.router.forget(task.item.stream_id)
                 yield from self._on_error(task, error, self._context.endpoint, now_ms)
                 continue
@@ -189,13 +189,21 @@ class _Fetch:
         followed = list(empty)
         stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))
         yield from revalidate(self._impatient, stream_ids)
-        for task, next_offset in followed:
+        for task, answered in followed:
+            next_offset = self._skip_trimmed(task, answered)
             piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
             if piece and task.piece and piece.range_index > task.piece.range_index:
                 task.offset, task.due_ms = next_offset, now_ms
                 self.waiting.append(task)
             else:
                 yield Emit(_empty(task.index, task.item, next_offset))
+
+    def _skip_trimmed(self, task: _Task, offset: int) -> int:
+        """Return where whoever asks for the earliest record goes on: not before the stream."""
+        ranges = self._context.router.maybe_ranges(task.item.stream_id)
+        if ranges and task.item.fetch_offset == EARLIEST:
+            return max(offset, ranges[0].start_offset)
+        return offset
 
     def _on_error(
         self, task: _Task, error: SbpError, endpoint: str, now_ms: float
@@ -206,10 +214,14 @@ class _Fetch:
         if isinstance(error, OffsetOutOfRangeError) and not task.was_out_of_range:
             # The placement may be old: look it up once before believing that.
             task.was_out_of_range = True
+            if task.item.fetch_offset == EARLIEST:
+                task.offset = EARLIEST
             self._context.router.forget(task.item.stream_id)
             wait_ms = 0
         if wait_ms is None:
             what = f"FETCH of stream {task.item.stream_id} from offset {task.offset}"
+            if isinstance(error, OffsetOutOfRangeError):
+                error = yield from self._with_bounds(task, error)
             reason = task.attempts.explain(error, what, endpoint)
             yield Emit(_empty(task.index, task.item, task.offset, reason))
             return
@@ -219,6 +231,17 @@ class _Fetch:
             task.replica_turn += 1
         task.due_ms = now_ms + wait_ms
         self.waiting.append(task)
+
+    def _with_bounds(self, task: _Task, error: SbpError) -> Program[SbpError]:
+        """Return the error with the bounds of the whole stream, as far as they can be learned."""
+        stream_id = task.item.stream_id
+        if task.piece is not None and len(self._context.router.maybe_ranges(stream_id) or ()) == 1:
+            return error  # from the server of the stream's one range: it knows best
+        try:
+            (held,) = yield from stream_bounds(self._impatient, [stream_id])
+        except SbpError:
+            return error
+        return _out_of_range(stream_id, task.offset, held.start_offset, held.next_offset)
 
 
 def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
@@ -299,18 +322,21 @@ def _empty(
     return FetchOutcome(index, item.stream_id, memoryview(b""), next_offset, error)
 
 
-def _out_of_range(task: _Task, ranges: Sequence[RangeInfo]) -> OffsetOutOfRangeError:
-    start_offset = ranges[0].start_offset if ranges else 0
-    last = ranges[-1] if ranges else None
-    next_offset = start_offset
-    if last is not None:
-        next_offset = last.next_offset if last.end_offset is None else last.end_offset
+def _out_of_range(
+    stream_id: int, offset: int, start_offset: int, next_offset: int
+) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
         StatusCode.OFFSET_OUT_OF_RANGE,
-        f"stream {task.item.stream_id} has no offset {task.offset}; it holds"
-        f" [{start_offset}, {next_offset})",
+        f"stream {stream_id} has no offset {offset}; it holds [{start_offset}, {next_offset})",
         OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
     )
+
+
+def _known_bounds(ranges: Sequence[RangeInfo]) -> tuple[int, int]:
+    if not ranges:
+        return 0, 0
+    last = ranges[-1]
+    return ranges[0].start_offset, last.next_offset if last.end_offset is None else last.end_offset
 
 
 def _check_arguments(items: Sequence[FetchItem], max_wait_ms: int, min_bytes: int) -> None:

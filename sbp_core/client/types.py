@@ -34,6 +34,15 @@ class StreamSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamUpdate:
+    """What to change of the stream with this id or name; None leaves it as it is."""
+
+    stream: int | str
+    name: str | None = None
+    retention_period_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RangeInfo:
     """A piece of a stream, [start_offset, end_offset); `end_offset` is None while it is open.
 

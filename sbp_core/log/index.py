@@ -40,7 +40,7 @@ class RangeIndex:
 
     @property
     def start_offset(self) -> int:
-        """Offset of the first record, present or to come."""
+        """Offset of the first record, present or to come, that was not trimmed."""
         return self._start_offset
 
     @property
@@ -62,10 +62,17 @@ class RangeIndex:
         self._lengths.append(location.length)
         self._base_offsets.append(base_offset)
 
+    def trim(self, offset: int) -> None:
+        """Let the range begin at `offset`: not beyond its end, and never back.
+
+        The batch that holds the offset stays whole.
+        """
+        self._start_offset = max(self._start_offset, min(offset, self.next_offset))
+
     def find(self, offset: int) -> int:
         """Return the number of the slot that holds record `offset`; LogError if none does."""
         slot_index = bisect_right(self._base_offsets, offset) - 1
-        if slot_index < 0 or offset >= self[slot_index].end_offset:
+        if slot_index < 0 or offset < self._start_offset or offset >= self[slot_index].end_offset:
             raise LogError(f"offset {offset} is outside [{self._start_offset}, {self.next_offset})")
         return slot_index
 

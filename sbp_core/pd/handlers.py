@@ -9,11 +9,13 @@ from typing import Final, TypeVar
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
-from sbp_core.pd import operations
+from sbp_core.pd import changes, operations
 from sbp_core.pd.membership import Membership
-from sbp_core.pd.model import RangeServerRecord, shown
+from sbp_core.pd.model import RangeServerRecord, ServerLoad, shown
 from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
+from sbp_core.pd.syncing import RangeAnnouncer
+from sbp_core.pd.trimming import Trimmer
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (
@@ -38,8 +40,14 @@ from sbp_core.wire.headers import (
     PlacementDriverCluster,
     PlacementDriverNode,
     RangeServer,
+    ReportMetricsRequest,
+    ReportMetricsResponse,
     SealRangesRequest,
     SealRangesResponse,
+    TrimStreamsRequest,
+    TrimStreamsResponse,
+    UpdateStreamsRequest,
+    UpdateStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
@@ -62,7 +70,9 @@ class PlacementDriverHandlers:
         self._store = store
         self._membership = membership
         self._clock = clock
-        self._sealer = Sealer(store, membership)
+        self._announcer = RangeAnnouncer()
+        self._sealer = Sealer(store, membership, self._announcer)
+        self._trimmer = Trimmer(store)
         self._endpoint = endpoint
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
@@ -75,7 +85,10 @@ class PlacementDriverHandlers:
             Opcode.CREATE_RANGE: self.create_range,
             Opcode.CREATE_STREAMS: self.create_streams,
             Opcode.DELETE_STREAMS: self.delete_streams,
+            Opcode.UPDATE_STREAMS: self.update_streams,
             Opcode.DESCRIBE_STREAMS: self.describe_streams,
+            Opcode.TRIM_STREAMS: self.trim_streams,
+            Opcode.REPORT_METRICS: self.report_metrics,
             Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
         }
 
@@ -109,7 +122,7 @@ class PlacementDriverHandlers:
 
     async def _refresh(self, announced: RangeServer | None) -> None:
         if announced is None:
-            raise _invalid("a range server's HEARTBEAT must carry range_server")
+            raise _invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
         parse_endpoint(announced.advertise_addr or "")
         server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
         if not self._membership.is_live(server) and not await self._store.run(
@@ -121,6 +134,28 @@ class PlacementDriverHandlers:
                 " data directory back. Your data was not touched"
             )
         self._membership.refresh(server)
+
+    async def stop(self) -> None:
+        """Give up what goes on in the background."""
+        await self._announcer.stop()
+
+    async def report_metrics(self, call: ServerCall) -> None:
+        """SPEC "REPORT_METRICS": keep the load for placement; the server is alive."""
+        request = call.decode(ReportMetricsRequest)
+        status = SUCCESS
+        try:
+            await self._refresh(request.range_server)
+            assert request.range_server is not None
+            self._membership.report(
+                ServerLoad(
+                    request.range_server.server_id,
+                    request.disk_free_space,
+                    request.network_append_rate,
+                )
+            )
+        except (InvalidRequestError, ConfigurationError) as error:
+            status = status_for(error)
+        await call.respond(ReportMetricsResponse(range_server=request.range_server, status=status))
 
     async def allocate_id(self, call: ServerCall) -> None:
         """SPEC "ALLOCATE_ID": an id for a range server, never issued before."""
@@ -135,8 +170,11 @@ class PlacementDriverHandlers:
         results = await self._store.run(
             operations.create_streams,
             request.streams,
-            self._membership.live_server_ids(),
+            self._membership.live_servers(),
             self._clock.wall_ms(),
+        )
+        self._announcer.announce(
+            result.stream_range for result in results if result.stream_range is not None
         )
         await _respond_all(
             call,
@@ -153,6 +191,28 @@ class PlacementDriverHandlers:
             call,
             _batches(results),
             lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
+        )
+
+    async def update_streams(self, call: ServerCall) -> None:
+        """SPEC "UPDATE_STREAMS": results in the order of the request."""
+        request = call.decode(UpdateStreamsRequest)
+        _check_count(len(request.streams))
+        results = await self._store.run(changes.update_streams, request.streams)
+        await _respond_all(
+            call,
+            _batches(results),
+            lambda part: UpdateStreamsResponse(update_responses=part, status=SUCCESS),
+        )
+
+    async def trim_streams(self, call: ServerCall) -> None:
+        """SPEC "TRIM_STREAMS": the smallest remaining ranges, in the order of the request."""
+        request = call.decode(TrimStreamsRequest)
+        _check_count(len(request.trimmed_streams))
+        results = await self._trimmer.trim(request.trimmed_streams)
+        await _respond_all(
+            call,
+            _batches(results),
+            lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
         )
 
     async def describe_streams(self, call: ServerCall) -> None:
@@ -223,11 +283,12 @@ class PlacementDriverHandlers:
         request = call.decode(CreateRangeRequest)
         try:
             opened = await self._store.run(
-                operations.create_range, request.stream_range, self._membership.live_server_ids()
+                operations.create_range, request.stream_range, self._membership.live_servers()
             )
         except StatusError as error:
             await call.respond(CreateRangeResponse(status=status_for(error)))
         else:
+            self._announcer.announce([opened])
             await call.respond(CreateRangeResponse(status=SUCCESS, stream_range=opened))
 
     async def describe_cluster(self, call: ServerCall) -> None:

@@ -1,11 +1,11 @@
-"""Which range servers are alive, from their heartbeats (SPEC "HEARTBEAT")."""
+"""Which range servers are alive, and how busy (SPEC "HEARTBEAT", "REPORT_METRICS")."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
-from sbp_core.pd.model import RangeServerRecord
+from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.server.clock import Clock
 
 _LOG: Final = logging.getLogger(__name__)
@@ -20,8 +20,9 @@ class Membership:
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self._clock = clock
-        self._timeout_seconds = timeout_ms / 1000
+        self._timeout_ms = timeout_ms
         self._heard: dict[RangeServerRecord, float] = {}
+        self._loads: dict[int, ServerLoad] = {}
 
     def refresh(self, server: RangeServerRecord) -> None:
         """Take note of a heartbeat."""
@@ -30,6 +31,10 @@ class Membership:
                 _LOG.warning("%s takes the place of %s", server, other)
                 del self._heard[other]
         self._heard[server] = self._clock.monotonic()
+
+    def report(self, load: ServerLoad) -> None:
+        """Keep what a server reported last (SPEC "REPORT_METRICS")."""
+        self._loads[load.server_id] = load
 
     def is_live(self, server: RangeServerRecord) -> bool:
         """Whether the server was heard lately, at this address."""
@@ -42,6 +47,12 @@ class Membership:
             del self._heard[silent]
         return tuple(sorted(server.server_id for server in self._heard))
 
+    def live_servers(self) -> tuple[ServerLoad, ...]:
+        """Return the live servers with the load that each reported last, by id."""
+        live = self.live_server_ids()
+        self._loads = {each: load for each, load in self._loads.items() if each in live}
+        return tuple(self._loads.get(each) or ServerLoad(each) for each in live)
+
     def _conflicting(self, server: RangeServerRecord) -> list[RangeServerRecord]:
         return [
             other
@@ -50,4 +61,5 @@ class Membership:
         ]
 
     def _is_silent(self, server: RangeServerRecord) -> bool:
-        return self._clock.monotonic() - self._heard[server] >= self._timeout_seconds
+        silence_seconds = self._clock.monotonic() - self._heard[server]
+        return round(1000 * silence_seconds) >= self._timeout_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -53,6 +54,31 @@ class RangeServerRecord:
 
     server_id: int
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChange:
+    """What to change of a stream. A name of None leaves the one it has."""
+
+    stream_id: int
+    name: str | None
+    retention_period_ms: int
+
+
+class ChangeRefusal(enum.Enum):
+    """Why a stream was not changed."""
+
+    NO_STREAM = "no such stream"
+    NAME_TAKEN = "another stream has the name"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """A live range server as placement sees it; None where it never reported its load."""
+
+    server_id: int
+    maybe_disk_free_bytes: int | None = None
+    maybe_append_rate: int | None = None
 
 
 def check_stream_name(name: str) -> None:

@@ -19,7 +19,14 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
 )
-from sbp_core.pd.model import NewStream, RangeRecord, StreamRecord, check_stream_name, shown
+from sbp_core.pd.model import (
+    NewStream,
+    RangeRecord,
+    ServerLoad,
+    StreamRecord,
+    check_stream_name,
+    shown,
+)
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.tables import range_table, server_table, stream_table
@@ -45,11 +52,11 @@ _FIRST = (-1, -1)
 def create_streams(
     store: MetadataStore,
     streams: Sequence[Stream],
-    live_server_ids: Sequence[int],
+    servers: Sequence[ServerLoad],
     created_at_ms: int,
 ) -> list[CreateStreamResult]:
     """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction."""
-    placement = Placement(live_server_ids, store.open_range_counts())
+    placement = Placement(servers, store.open_range_counts())
     planned: list[NewStream | SbpError] = [_plan_stream(stream, placement) for stream in streams]
     news = [new for new in planned if isinstance(new, NewStream)]
     created = iter(store.create_streams(news, created_at_ms) if news else ())
@@ -79,26 +86,10 @@ def create_streams(
 
 def _plan_stream(stream: Stream, placement: Placement) -> NewStream | SbpError:
     try:
-        replica_count = stream.replica_nums or 1
-        if replica_count != 1:
-            raise _invalid(
-                "replication is not available yet: replica_nums must be 1,"
-                f" got {stream.replica_nums}"
-            )
-        if stream.ack_count not in {0, 1}:
-            raise _invalid(
-                f"ack_count must be between 1 and replica_nums = 1, got {stream.ack_count}"
-            )
-        if stream.retention_period_ms < 0:
-            raise _invalid(
-                "retention_period_ms must be 0 (keep for ever) or more,"
-                f" got {stream.retention_period_ms}"
-            )
-        if stream.name is not None:
-            check_stream_name(stream.name)
+        check_stream_fields(stream)
         return NewStream(
             name=stream.name,
-            replica_count=replica_count,
+            replica_count=1,
             ack_count=1,
             retention_period_ms=stream.retention_period_ms,
             server_ids=(placement.next_server(),),
@@ -107,11 +98,28 @@ def _plan_stream(stream: Stream, placement: Placement) -> NewStream | SbpError:
         return error
 
 
+def check_stream_fields(stream: Stream) -> None:
+    """Raise InvalidRequestError unless a stream can be like that; 0 stands for the default."""
+    if stream.replica_nums not in {0, 1}:
+        raise _invalid(
+            f"replication is not available yet: replica_nums must be 1, got {stream.replica_nums}"
+        )
+    if stream.ack_count not in {0, 1}:
+        raise _invalid(f"ack_count must be between 1 and replica_nums = 1, got {stream.ack_count}")
+    if stream.retention_period_ms < 0:
+        raise _invalid(
+            "retention_period_ms must be 0 (keep for ever) or more,"
+            f" got {stream.retention_period_ms}"
+        )
+    if stream.name is not None:
+        check_stream_name(stream.name)
+
+
 def delete_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[DeleteStreamResult]:
     """Delete streams and their ranges (SPEC "DELETE_STREAMS"), all in one transaction."""
     stream_ids = [stream.stream_id for stream in streams]
     return [
-        DeleteStreamResult(status=status_for(_no_stream(stream_id)))
+        DeleteStreamResult(status=status_for(no_stream(stream_id)))
         if deleted is None
         else DeleteStreamResult(deleted_stream=stream_table(deleted), status=SUCCESS)
         for stream_id, deleted in zip(stream_ids, store.delete_streams(stream_ids), strict=True)
@@ -121,7 +129,7 @@ def delete_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[Dele
 def describe_by_id(store: MetadataStore, stream_ids: Sequence[int]) -> list[DescribeStreamResult]:
     """Describe streams (SPEC "DESCRIBE_STREAMS") by id."""
     return [
-        DescribeStreamResult(status=status_for(_no_stream(stream_id)), stream_id=stream_id)
+        DescribeStreamResult(status=status_for(no_stream(stream_id)), stream_id=stream_id)
         if found is None
         else _described(found)
         for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True)
@@ -207,7 +215,7 @@ def _ranges_of(
     if stream_id is None and server_id is None:
         raise _invalid("a range owner names neither a stream nor a range server; set one or both")
     if stream_id is not None and store.streams_by_id([stream_id]) == [None]:
-        raise _no_stream(stream_id)
+        raise no_stream(stream_id)
     return store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
 
 
@@ -230,7 +238,7 @@ def plan_seal(store: MetadataStore, wanted: RangeId) -> SealPlan | None:
     """
     (stream,) = store.streams_by_id([wanted.stream_id])
     if stream is None:
-        raise _no_stream(wanted.stream_id)
+        raise no_stream(wanted.stream_id)
     last = store.maybe_last_range(wanted.stream_id)
     if last is None or wanted.range_index > last.range_index:
         raise RangeNotFoundError(
@@ -245,7 +253,7 @@ def plan_seal(store: MetadataStore, wanted: RangeId) -> SealPlan | None:
 
 
 def open_next_range(
-    store: MetadataStore, stream_id: int, sealed: RangeId | None, live_server_ids: Sequence[int]
+    store: MetadataStore, stream_id: int, sealed: RangeId | None, servers: Sequence[ServerLoad]
 ) -> StreamRange:
     """Record where a range was sealed, if it still looks open, and open the next one.
 
@@ -256,11 +264,11 @@ def open_next_range(
     last = store.maybe_last_range(stream_id)
     if last is not None and last.end_offset is None:
         return range_table(last, store.server_addresses())
-    return create_range(store, StreamRange(stream_id=stream_id), live_server_ids)
+    return create_range(store, StreamRange(stream_id=stream_id), servers)
 
 
 def create_range(
-    store: MetadataStore, wanted: StreamRange | None, live_server_ids: Sequence[int]
+    store: MetadataStore, wanted: StreamRange | None, servers: Sequence[ServerLoad]
 ) -> StreamRange:
     """Open the next range of a stream (SPEC "Frame Definitions", 0x2004).
 
@@ -271,7 +279,7 @@ def create_range(
     stream_id = wanted.stream_id
     (stream,) = store.streams_by_id([stream_id])
     if stream is None:
-        raise _no_stream(stream_id)
+        raise no_stream(stream_id)
     last = store.maybe_last_range(stream_id)
     index, start = 0, 0
     if last is not None:
@@ -286,7 +294,7 @@ def create_range(
             f"the next range of stream {stream_id} has index {index}, not {wanted.range_index};"
             " list its ranges again"
         )
-    server_id = Placement(live_server_ids, store.open_range_counts()).next_server()
+    server_id = Placement(servers, store.open_range_counts()).next_server()
     new = RangeRecord(stream_id, index, start, None, stream.ack_count, (server_id,))
     if not store.create_range(new):
         raise StatusError(
@@ -304,5 +312,6 @@ def _not_found(message: str) -> NotFoundError:
     return NotFoundError(StatusCode.NOT_FOUND, message)
 
 
-def _no_stream(stream_id: int) -> NotFoundError:
+def no_stream(stream_id: int) -> NotFoundError:
+    """Return the error of a stream that there is not."""
     return _not_found(f"stream {stream_id} does not exist (or was deleted)")

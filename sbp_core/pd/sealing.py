@@ -13,6 +13,8 @@ from sbp_core.errors import SbpError, StatusCode, StatusError
 from sbp_core.pd import operations
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.store_thread import StoreThread
+from sbp_core.pd.syncing import RangeAnnouncer
+from sbp_core.pd.tables import primary_address
 from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,
@@ -28,16 +30,23 @@ from sbp_core.wire.status import SUCCESS, check_status, status_for
 class Sealer:
     """Seals ranges at the servers that host them."""
 
-    def __init__(self, store: StoreThread, membership: Membership) -> None:
+    def __init__(
+        self, store: StoreThread, membership: Membership, announcer: RangeAnnouncer
+    ) -> None:
         self._store = store
         self._membership = membership
+        self._announcer = announcer
 
     async def seal(self, wanted: RangeId) -> SealRangesResult:
-        """Seal a range; return the stream's new writable range, or why there is none."""
+        """Seal a range; return the stream's new writable range, or why there is none.
+
+        The server of that range is told of it in the background.
+        """
         try:
             opened = await self._seal(wanted)
         except SbpError as error:
             return SealRangesResult(None, status_for(error), wanted.stream_id)
+        self._announcer.announce([opened])
         return SealRangesResult(opened, SUCCESS, wanted.stream_id)
 
     async def _seal(self, wanted: RangeId) -> StreamRange:
@@ -51,13 +60,12 @@ class Sealer:
             operations.open_next_range,
             wanted.stream_id,
             sealed,
-            self._membership.live_server_ids(),
+            self._membership.live_servers(),
         )
 
     async def _seal_at_server(self, sealing: StreamRange) -> RangeId:
         """Return the range with its end. Raises StatusError when its server does not answer."""
-        server = sealing.servers[0].server
-        address = (server.advertise_addr if server is not None else None) or ""
+        address = primary_address(sealing)
         asked = RangeId(sealing.stream_id, sealing.range_index)
         request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, (asked,))
         try:

@@ -27,6 +27,7 @@ class PlacementDriver:
         self._clock = clock or SystemClock()
         self._membership = Membership(self._clock, settings.heartbeat_timeout_ms)
         self._store: StoreThread | None = None
+        self._handlers: PlacementDriverHandlers | None = None
         self._listener: Listener | None = None
         self._endpoint: str | None = None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
@@ -48,7 +49,7 @@ class PlacementDriver:
         except BaseException:
             await store.close()
             raise
-        self._store, self._listener = store, listener
+        self._store, self._listener, self._handlers = store, listener, handlers
         self._endpoint = join_address(settings.public_host, port)
         return self._endpoint
 
@@ -58,6 +59,8 @@ class PlacementDriver:
         store, self._store = self._store, None
         if listener is not None:
             await listener.drain()
+        if self._handlers is not None:
+            await self._handlers.stop()
         if store is not None:
             await store.close()
 

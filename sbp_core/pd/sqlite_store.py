@@ -18,7 +18,14 @@ from typing import Any, Final
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.pd.data_dir import DataDir
-from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, StreamRecord
+from sbp_core.pd.model import (
+    ChangeRefusal,
+    NewStream,
+    RangeRecord,
+    RangeServerRecord,
+    StreamChange,
+    StreamRecord,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -216,6 +223,25 @@ class SqliteStore:
                 self._bump_revision()
             return deleted
 
+    def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | ChangeRefusal]:
+        """Change streams in this order; return each as it is then, or why it was left alone."""
+        with self._transaction():
+            results = [self._update_stream(change) for change in changes]
+            if any(isinstance(result, StreamRecord) for result in results):
+                self._bump_revision()
+            return results
+
+    def trim_streams(
+        self, trims: Sequence[tuple[int, int]]
+    ) -> list[tuple[StreamRecord, RangeRecord] | None]:
+        """Forget what streams have below offsets; None where there is no stream."""
+        with self._transaction():
+            changes_before = self._connection.total_changes
+            trimmed = [self._maybe_trim_stream(*trim) for trim in trims]
+            if self._connection.total_changes > changes_before:
+                self._bump_revision()
+            return trimmed
+
     def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
         """Return streams in the order asked for; None where there is none."""
         return [self._maybe_stream("stream_id", stream_id) for stream_id in stream_ids]
@@ -321,6 +347,49 @@ class SqliteStore:
         first = RangeRecord(stream.stream_id, 0, 0, None, new.ack_count, new.server_ids)
         self._insert_range(first)
         return stream, first
+
+    def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
+        if self._maybe_stream("stream_id", change.stream_id) is None:
+            return ChangeRefusal.NO_STREAM
+        if change.name is not None:
+            named = self._maybe_stream("name", change.name)
+            if named is not None and named.stream_id != change.stream_id:
+                return ChangeRefusal.NAME_TAKEN
+        self._query(
+            "UPDATE streams SET name = coalesce(?, name), retention_period_ms = ?"
+            " WHERE stream_id = ?",
+            change.name,
+            change.retention_period_ms,
+            change.stream_id,
+        )
+        changed = self._maybe_stream("stream_id", change.stream_id)
+        assert changed is not None
+        return changed
+
+    def _maybe_trim_stream(
+        self, stream_id: int, offset: int
+    ) -> tuple[StreamRecord, RangeRecord] | None:
+        stream = self._maybe_stream("stream_id", stream_id)
+        last = self.maybe_last_range(stream_id)
+        if stream is None or last is None:
+            return None
+        self._query(
+            "DELETE FROM ranges WHERE stream_id = ? AND range_index < ? AND end_offset <= ?",
+            stream_id,
+            last.range_index,
+            offset,
+        )
+        self._query(
+            "UPDATE ranges SET start_offset = min(?, coalesce(end_offset, ?))"
+            " WHERE stream_id = ? AND start_offset < min(?, coalesce(end_offset, ?))",
+            offset,
+            offset,
+            stream_id,
+            offset,
+            offset,
+        )
+        (smallest,) = self.ranges_after((stream_id, -1), 1, stream_id=stream_id, server_id=None)
+        return stream, smallest
 
     def _insert_range(self, new: RangeRecord) -> None:
         self._query(

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sbp_core.errors import StatusError
-from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, StreamRecord
+from sbp_core.pd.model import (
+    ChangeRefusal,
+    NewStream,
+    RangeRecord,
+    RangeServerRecord,
+    StreamChange,
+    StreamRecord,
+)
 
 
 class MetadataStore(Protocol):
@@ -45,6 +52,18 @@ class MetadataStore(Protocol):
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
         """Delete streams with their ranges; None where there is none."""
+
+    def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | ChangeRefusal]:
+        """Change streams in this order; return each as it is then, or why it was left alone."""
+
+    def trim_streams(
+        self, trims: Sequence[tuple[int, int]]
+    ) -> list[tuple[StreamRecord, RangeRecord] | None]:
+        """Forget what each (stream id, offset) has below the offset; None where there is no stream.
+
+        Returns the stream and its smallest range afterwards: the last one is never removed, and
+        no range begins beyond its end or goes back.
+        """
 
     def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
         """Return streams in the order asked for; None where there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
@@ -21,6 +21,7 @@ from sbp_core.errors import (
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.records import peek_batch, write_base_offset
 from sbp_core.server.clock import Clock
@@ -40,13 +41,17 @@ class _Item:
 class AppendHandler:
     """Serves APPEND. Every batch of a frame succeeds or fails by itself."""
 
-    def __init__(self, host: RangeHost, committer: GroupCommitter, clock: Clock) -> None:
+    def __init__(
+        self, host: RangeHost, committer: GroupCommitter, clock: Clock, metrics: Metrics
+    ) -> None:
         self._host = host
         self._committer = committer
         self._clock = clock
+        self._metrics = metrics
 
     async def __call__(self, call: ServerCall) -> None:
         """Answer one APPEND frame, once all its batches are durable or refused."""
+        began_at = self._metrics.now()
         request = call.decode(AppendRequest)
         items = list(_split_payload(request.append_requests, call.payload))
         await self._host.learn(
@@ -58,6 +63,7 @@ class AppendHandler:
         except ThrottledError as error:
             refusal = status_for(error)
             results = [replace(_unanswered(item), status=refusal) for item in items]
+            self._count(began_at, len(items), ())
             await self._respond(call, results, throttle_time_ms=limits.THROTTLE_MS)
             return
         accepted = [self._accept(item) for item in items]
@@ -66,8 +72,19 @@ class AppendHandler:
             try:
                 await asyncio.shield(self._committer.submit(entries))
             except LogWriteError as error:
+                self._count(began_at, len(items), ())
                 raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
+        self._count(began_at, len(items), entries)
         await self._respond(call, [result for result, _ in accepted])
+
+    def _count(self, began_at: float, item_count: int, appended: Sequence[Entry]) -> None:
+        self._metrics.appends.add(
+            item_count,
+            item_count - len(appended),
+            sum(entry.length for entry in appended),
+            self._metrics.now() - began_at,
+        )
+        self._metrics.touch((entry.stream_id, entry.range_index) for entry in appended)
 
     def _accept(self, item: _Item) -> tuple[AppendResult, Entry | None]:
         """Give one batch its offsets, or say why not."""

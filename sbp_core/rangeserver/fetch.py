@@ -22,7 +22,8 @@ from sbp_core.errors import OffsetOutOfRangeError, SbpError, StatusCode
 from sbp_core.log.index import Slot
 from sbp_core.log.log import Log
 from sbp_core.rangeserver.hosting import RangeHost
-from sbp_core.rangeserver.ranges import HostedRange, RangeInput
+from sbp_core.rangeserver.metrics import Metrics
+from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
@@ -51,6 +52,7 @@ class _Answer:
     item: _Item
     slots: tuple[Slot, ...]
     next_offset: int
+    range_index: int = -1
     status: Status = SUCCESS
 
     @property
@@ -68,6 +70,15 @@ class _Answer:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Answering:
+    """A frame being answered: when it came, and whether its wait is over."""
+
+    call: ServerCall
+    began_at: float
+    is_last: bool
+
+
 class FetchHandler:
     """Serves FETCH."""
 
@@ -77,16 +88,20 @@ class FetchHandler:
         log: Log,
         waiters: StreamWaiters,
         readers: ThreadPoolExecutor,
+        *,
         clock: Clock,
+        metrics: Metrics,
     ) -> None:
         self._host = host
         self._log = log
         self._waiters = waiters
         self._readers = readers
         self._clock = clock
+        self._metrics = metrics
 
     async def __call__(self, call: ServerCall) -> None:
         """Answer one FETCH frame with as many response frames as it takes."""
+        began_at = self._metrics.now()
         request = call.decode(FetchRequest)
         wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
         give_up_at = self._clock.monotonic() + wait_ms / 1000
@@ -99,15 +114,17 @@ class FetchHandler:
                 changed.clear()
                 seconds_left = give_up_at - self._clock.monotonic()
                 is_last = seconds_left <= 0 or self._waiters.is_closing
-                waiting = await self._answer_ready(call, waiting, min_bytes, is_last=is_last)
+                answering = _Answering(call, began_at, is_last)
+                waiting = await self._answer_ready(answering, waiting, min_bytes)
                 if not waiting:
                     return
                 await _wait(changed, seconds_left)
 
     async def _answer_ready(
-        self, call: ServerCall, waiting: Sequence[_Item], min_bytes: int, *, is_last: bool
+        self, answering: _Answering, waiting: Sequence[_Item], min_bytes: int
     ) -> list[_Item]:
         """Send what is ready; return the requests that go on waiting."""
+        is_last = answering.is_last
         unready: list[_Item] = []
         frame: list[_Answer] = []
         frame_bytes = 0
@@ -120,23 +137,32 @@ class FetchHandler:
             frame_bytes += answer.length_bytes
             if frame_bytes >= limits.FETCH_FRAME_BYTES:
                 is_end = not unready and item is waiting[-1]
-                await self._send(call, frame, is_end=is_end)
+                await self._send(answering, frame, is_end=is_end)
                 frame, frame_bytes = [], 0
         if frame or not waiting:
-            await self._send(call, frame, is_end=not unready)
+            await self._send(answering, frame, is_end=not unready)
         return unready
 
-    async def _send(self, call: ServerCall, answers: list[_Answer], *, is_end: bool) -> None:
+    async def _send(self, answering: _Answering, answers: list[_Answer], *, is_end: bool) -> None:
         loop = asyncio.get_running_loop()
         payload: list[bytes] = []
         if any(answer.slots for answer in answers):
             payload = await loop.run_in_executor(self._readers, self._read, answers)
-        await call.respond(
+        self._count(answering.began_at, answers, sum(map(len, payload)))
+        await answering.call.respond(
             FetchResponse(
                 fetch_responses=tuple(answer.result() for answer in answers), status=SUCCESS
             ),
             payload,
             is_end=is_end,
+        )
+
+    def _count(self, began_at: float, answers: Sequence[_Answer], octets: int) -> None:
+        failures = sum(answer.status is not SUCCESS for answer in answers)
+        seconds = self._metrics.now() - began_at
+        self._metrics.fetches.add(len(answers), failures, octets, seconds)
+        self._metrics.touch(
+            (answer.item.stream_id, answer.range_index) for answer in answers if answer.slots
         )
 
     def _resolve_tail(self, item: _Item) -> _Item:
@@ -157,7 +183,7 @@ class FetchHandler:
         try:
             hosted, offset = self._locate(item)
         except SbpError as error:
-            return _Answer(item, (), item.fetch_offset, status_for(error))
+            return _Answer(item, (), item.fetch_offset, status=status_for(error))
         slots = tuple(_take_slots(hosted, offset, item))
         next_offset = slots[-1].end_offset if slots else offset
         is_complete = (
@@ -166,21 +192,22 @@ class FetchHandler:
             or sum(slot.location.body_length for slot in slots) >= min(min_bytes, item.max_bytes)
             or next_offset < hosted.next_offset
         )
-        return _Answer(item, slots, next_offset) if is_complete or is_last else None
+        answer = _Answer(item, slots, next_offset, hosted.range_index)
+        return answer if is_complete or is_last else None
 
     def _locate(self, item: _Item) -> tuple[HostedRange, int]:
         """Return the range that serves the request, and its first offset."""
         ranges = self._host.table.ranges_of(item.stream_id)
         ranges[0].receive(RangeInput.FETCH)
         offset = item.fetch_offset
-        if offset == EARLIEST_OFFSET:
-            offset = ranges[0].start_offset
         if item.range_index >= 0:
             ranges = [self._host.table.range_at(item.stream_id, item.range_index)]
+        if offset == EARLIEST_OFFSET:
+            offset = first_offset(ranges)
         for hosted in reversed(ranges):
             if hosted.start_offset <= offset <= hosted.next_offset:
                 return hosted, offset
-        start_offset, next_offset = ranges[0].start_offset, ranges[-1].next_offset
+        start_offset, next_offset = self._host.table.bounds_of(item.stream_id)
         raise OffsetOutOfRangeError(
             StatusCode.OFFSET_OUT_OF_RANGE,
             f"offset {item.fetch_offset} of stream {item.stream_id} is outside"

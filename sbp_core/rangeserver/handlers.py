@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
-from sbp_core.errors import SbpError
+from sbp_core.errors import InvalidRequestError, SbpError, StatusCode
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput
@@ -23,14 +24,23 @@ from sbp_core.wire.headers import (
     SealRangesRequest,
     SealRangesResponse,
     SealRangesResult,
+    Stream,
     StreamRange,
+    StreamRanges,
+    SyncRangesRequest,
+    SyncRangesResponse,
+    SyncRangesResult,
+    TrimmedStream,
+    TrimStreamResult,
+    TrimStreamsRequest,
+    TrimStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
 
 
 class RangeOperations:
-    """HEARTBEAT, DESCRIBE_RANGE, SEAL_RANGE and DELETE_STREAMS at a range server."""
+    """What a range server serves but for APPEND and FETCH."""
 
     def __init__(self, host: RangeHost, membership: Membership) -> None:
         self._host = host
@@ -42,7 +52,9 @@ class RangeOperations:
             Opcode.HEARTBEAT: self.heartbeat,
             Opcode.DESCRIBE_RANGE: self.describe,
             Opcode.SEAL_RANGE: self.seal,
+            Opcode.SYNC_RANGES: self.sync,
             Opcode.DELETE_STREAMS: self.delete,
+            Opcode.TRIM_STREAMS: self.trim,
         }
 
     async def heartbeat(self, call: ServerCall) -> None:
@@ -89,6 +101,55 @@ class RangeOperations:
             results.append(SealRangesResult(sealed, status, wanted.stream_id))
         await call.respond(SealRangesResponse(seal_responses=tuple(results), status=SUCCESS))
 
+    async def sync(self, call: ServerCall) -> None:
+        """SPEC "SYNC_RANGES": host the open ranges that are placed on this server."""
+        request = call.decode(SyncRangesRequest)
+        results = await asyncio.gather(*map(self._sync_one, request.stream_ranges))
+        await call.respond(SyncRangesResponse(sync_responses=tuple(results), status=SUCCESS))
+
+    async def _sync_one(self, item: StreamRanges) -> SyncRangesResult:
+        """Take all ranges of a stream, or none."""
+        try:
+            for placed in item.ranges:
+                self._check_placed(item.stream_id, placed)
+            await asyncio.gather(*map(self._host.adopt, item.ranges))
+        except SbpError as error:
+            return SyncRangesResult(stream_id=item.stream_id, status=status_for(error))
+        hosted = [
+            self._host.table.range_at(item.stream_id, placed.range_index) for placed in item.ranges
+        ]
+        return SyncRangesResult(item.stream_id, tuple(map(self._table_of, hosted)), SUCCESS)
+
+    def _check_placed(self, stream_id: int, placed: StreamRange) -> None:
+        my_id = self._membership.server_id
+        named = f"range {placed.range_index} of stream {placed.stream_id}"
+        if placed.stream_id != stream_id or stream_id < 0 or placed.range_index < 0:
+            raise _invalid(f"{named} stands among the ranges of stream {stream_id}")
+        if not any(each.server and each.server.server_id == my_id for each in placed.servers):
+            raise _invalid(f"{named} is not placed on this server, whose id is {my_id}")
+        if placed.start_offset < 0 or placed.end_offset >= 0:
+            raise _invalid(
+                f"{named} has the bounds [{placed.start_offset}, {placed.end_offset}); only an"
+                " open range from offset 0 or more, with end_offset -1, can be taken"
+            )
+
+    async def trim(self, call: ServerCall) -> None:
+        """SPEC "TRIM_STREAMS" at a range server: no longer serve what lies below the offsets."""
+        request = call.decode(TrimStreamsRequest)
+        await self._host.learn((item.stream_id, -1) for item in request.trimmed_streams)
+        results = await asyncio.gather(*map(self._trim_one, request.trimmed_streams))
+        await call.respond(TrimStreamsResponse(streams=tuple(results), status=SUCCESS))
+
+    async def _trim_one(self, item: TrimmedStream) -> TrimStreamResult:
+        stream = Stream(stream_id=item.stream_id)
+        try:
+            if item.trim_offset < 0:
+                raise _invalid(f"trim_offset must be 0 or more, got {item.trim_offset}")
+            smallest = await self._host.trim(item.stream_id, item.trim_offset)
+        except SbpError as error:
+            return TrimStreamResult(trimmed_stream=stream, status=status_for(error))
+        return TrimStreamResult(stream, self._table_of(smallest), SUCCESS)
+
     async def delete(self, call: ServerCall) -> None:
         """SPEC "DELETE_STREAMS" at a range server: refuse the streams from now on."""
         request = call.decode(DeleteStreamsRequest)
@@ -114,3 +175,7 @@ class RangeOperations:
             replica_count=1,
             ack_count=1,
         )
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,8 @@ from sbp_core.wire.headers import (
     ListRangesResponse,
     RangeCriteria,
     RangeServer,
+    ReportMetricsRequest,
+    ReportMetricsResponse,
     StreamRange,
     decode_header,
 )
@@ -40,12 +42,18 @@ class Membership:
     """
 
     def __init__(
-        self, placement_driver: str, data_dir: Path, disk: Disk, heartbeat_interval_ms: int
+        self,
+        placement_driver: str,
+        data_dir: Path,
+        disk: Disk,
+        heartbeat_interval_ms: int,
+        measure: Callable[[RangeServer], Awaitable[ReportMetricsRequest]],
     ) -> None:
         self._placement_driver = placement_driver
         self._data_dir = data_dir
         self._disk = disk
         self._interval_ms = heartbeat_interval_ms
+        self._measure = measure
         self._client = AsyncClient(placement_driver)
         self._identity: Identity | None = None
         self._advertise_addr = ""
@@ -136,8 +144,23 @@ class Membership:
         check_status(response.status)
         return response
 
+    async def _report_load(self) -> None:
+        """SPEC "REPORT_METRICS". Placement does without it when it fails."""
+        try:
+            request = await self._measure(self.self_table())
+            frames = await self._client.call(
+                self._placement_driver,
+                Opcode.REPORT_METRICS,
+                request,
+                timeout_ms=limits.CONNECT_TIMEOUT_MS,
+            )
+            check_status(decode_header(ReportMetricsResponse, frames[-1].header).status)
+        except (SbpError, OSError) as error:
+            _LOG.debug("the load was not reported: %s", error)
+
     async def _keep_beating(self) -> None:
         is_known = True
+        await self._report_load()
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             try:
@@ -145,6 +168,7 @@ class Membership:
                 if not is_known:
                     _LOG.info("the placement driver answers again")
                 is_known = True
+                await self._report_load()
             except InvalidRequestError as error:
                 self.refused.set_result(error)
                 return

@@ -8,6 +8,7 @@ ever reads what a crash could take back.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Final
 
 from sbp_core.errors import (
@@ -37,6 +38,7 @@ class RangeInput(enum.Enum):
     APPEND = "append"
     FETCH = "fetch"
     SEAL = "seal"
+    TRIM = "trim"
     DELETE = "delete"
 
 
@@ -51,18 +53,21 @@ RANGE: Final = Machine(
             RangeInput.APPEND: _OPEN,
             RangeInput.FETCH: _OPEN,
             RangeInput.SEAL: _SEALED,
+            RangeInput.TRIM: _OPEN,
             RangeInput.DELETE: _DELETED,
         },
         _SEALED: {
             RangeInput.APPEND: REFUSED,
             RangeInput.FETCH: _SEALED,
             RangeInput.SEAL: _SEALED,
+            RangeInput.TRIM: _SEALED,
             RangeInput.DELETE: _DELETED,
         },
         _DELETED: {
             RangeInput.APPEND: REFUSED,
             RangeInput.FETCH: REFUSED,
             RangeInput.SEAL: REFUSED,
+            RangeInput.TRIM: REFUSED,
             RangeInput.DELETE: _DELETED,
         },
     },
@@ -81,7 +86,7 @@ class HostedRange:
 
     @property
     def start_offset(self) -> int:
-        """Offset of the first record."""
+        """Offset of the first record that was not trimmed."""
         return self.index.start_offset
 
     @property
@@ -162,6 +167,11 @@ class RangeTable:
             raise _not_found(stream_id, -1)
         return [ranges[range_index] for range_index in sorted(ranges)]
 
+    def bounds_of(self, stream_id: int) -> tuple[int, int]:
+        """Return [start, next) of what the server has of a stream. Raises RangeNotFoundError."""
+        ranges = self.ranges_of(stream_id)
+        return first_offset(ranges), ranges[-1].next_offset
+
     def range_at(self, stream_id: int, range_index: int) -> HostedRange:
         """Return a range; index -1 means the stream's latest here. Raises RangeNotFoundError."""
         ranges = self.ranges_of(stream_id)
@@ -179,16 +189,21 @@ class RangeTable:
         """
         match entry.kind:
             case EntryKind.RANGE_CREATED:
+                # A range may be announced and looked up at the same time: the first entry counts.
                 ranges = self._streams.setdefault(entry.stream_id, {})
-                ranges[entry.range_index] = HostedRange(
-                    entry.stream_id, entry.range_index, entry.base_offset
-                )
+                if entry.range_index not in ranges:
+                    ranges[entry.range_index] = HostedRange(
+                        entry.stream_id, entry.range_index, entry.base_offset
+                    )
             case EntryKind.BATCH:
                 hosted = self._logged(entry, location)
                 hosted.index.append(entry.base_offset, entry.count, location)
                 hosted.assigned_offset = max(hosted.assigned_offset, hosted.next_offset)
             case EntryKind.SEAL:
                 self._logged(entry, location).receive(RangeInput.SEAL)
+            case EntryKind.TRIM:
+                for hosted in self._streams.get(entry.stream_id, {}).values():
+                    hosted.index.trim(entry.base_offset)
             case EntryKind.STREAM_DELETED:
                 for hosted in self._streams.get(entry.stream_id, {}).values():
                     hosted.receive(RangeInput.DELETE)
@@ -205,6 +220,12 @@ class RangeTable:
                 f" stream {entry.stream_id}, which was never created"
             )
         return self._streams[entry.stream_id][entry.range_index]
+
+
+def first_offset(ranges: Sequence[HostedRange]) -> int:
+    """Return where the ranges of a stream begin; ranges that were trimmed away do not count."""
+    held = (each for each in ranges if each.start_offset < each.next_offset)
+    return next(held, ranges[-1]).start_offset
 
 
 def _not_found(stream_id: int, range_index: int) -> RangeNotFoundError:

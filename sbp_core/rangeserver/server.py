@@ -17,12 +17,16 @@ from sbp_core.rangeserver.fetch import FetchHandler
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
+from sbp_core.rangeserver.metrics import Metrics
+from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
 from sbp_core.rangeserver.ranges import RangeTable
 from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.addresses import join_address
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.wire.headers import RangeServer as RangeServerTable
+from sbp_core.wire.headers import ReportMetricsRequest
 from sbp_core.wire.opcodes import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
@@ -43,10 +47,13 @@ class RangeServer:
         *,
         clock: Clock | None = None,
         disk: Disk | None = None,
+        probe: HostProbe | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._disk = disk or OsDisk()
+        self._probe = probe or LinuxProbe()
+        self._metrics = Metrics(self._clock)
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="sbp-log-reader")
         self._waiters = StreamWaiters()
         self._log: Log | None = None
@@ -83,13 +90,17 @@ class RangeServer:
             settings.data_dir,
             self._disk,
             settings.heartbeat_interval_ms,
+            self._report,
         )
         self._membership = membership
         committer = GroupCommitter(self._log)
         self._committer = committer
         host = RangeHost(table, committer, self._waiters, membership)
-        append = AppendHandler(host, committer, self._clock)
-        fetch = FetchHandler(host, self._log, self._waiters, self._readers, self._clock)
+        metrics = self._metrics
+        append = AppendHandler(host, committer, self._clock, metrics)
+        fetch = FetchHandler(
+            host, self._log, self._waiters, self._readers, clock=self._clock, metrics=metrics
+        )
         operations = RangeOperations(host, membership)
         self._listener = Listener(
             {Opcode.APPEND: append, Opcode.FETCH: fetch, **operations.handlers()},
@@ -117,6 +128,14 @@ class RangeServer:
         if self._log is not None:
             self._log.close()
         self._readers.shutdown()
+
+    async def _report(self, server: RangeServerTable) -> ReportMetricsRequest:
+        """Return the load to report. Raises OSError when the machine does not tell."""
+        loop = asyncio.get_running_loop()
+        folder = self._settings.data_dir
+        free = await loop.run_in_executor(self._readers, self._probe.disk_free_bytes, folder)
+        used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
+        return self._metrics.report(server, disk_free_bytes=free, memory_used_bytes=used)
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

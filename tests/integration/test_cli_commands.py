@@ -260,3 +260,29 @@ def test_the_installed_command_is_the_same(cluster):
     words = [installed, "ping", "--endpoint", cluster.endpoint]
     answer = subprocess.run(words, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
     assert b"answers in" in answer.stdout
+
+
+def test_streams_are_updated_trimmed_and_sealed(run, stream):
+    done(run("produce", stream, stdin=b"a\nb\nc\n"))
+    new_name = f"{stream}-renamed"
+    output = done(run("streams", "update", stream, "--retention", "2h", "--rename", new_name))
+    assert output.endswith(b": retention 7200 s\n")
+    (info,) = objects(done(run("streams", "update", new_name, "--rename", stream, "--json")))
+    assert (info["name"], info["retention_period_ms"]) == (stream, 7_200_000)
+    output = done(run("streams", "trim", stream, "2"))
+    assert output.endswith(b": offsets 2 to 3, exclusive\n")
+    assert done(run("consume", stream)) == b"c\n"
+    (opened,) = objects(done(run("streams", "seal", stream, "--json")))
+    assert (opened["range_index"], opened["start_offset"], opened["end_offset"]) == (1, 3, None)
+    done(run("produce", stream, stdin=b"d\n"))
+    assert done(run("consume", stream)) == b"c\nd\n"
+    assert b"it goes on in range 2 from 4, on " in done(run("streams", "seal", stream))
+    (trimmed,) = objects(done(run("streams", "trim", stream, "3", "--json")))
+    assert (trimmed["start_offset"], trimmed["next_offset"]) == (3, 4)
+
+
+def test_changes_that_cannot_be_are_one_line(run, stream):
+    assert "beyond its tail, 0" in failed(run("streams", "trim", stream, "1"), 1)
+    assert "nothing to change" in failed(run("streams", "update", stream), 2)
+    assert "more than digits" in failed(run("streams", "update", stream, "--rename", "12"), 2)
+    assert "nobody" in failed(run("streams", "seal", "nobody"), 1)

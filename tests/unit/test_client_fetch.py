@@ -35,6 +35,8 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.wire.headers import (
+    DescribeRangeResult,
+    DescribeRangesResponse,
     FetchResponse,
     FetchResult,
     Status,
@@ -213,10 +215,18 @@ def test_an_offset_out_of_range_is_checked_once_more_then_told(make, peer) -> No
 
 
 def test_an_offset_before_all_ranges(make, peer) -> None:
+    """The placement driver knows where the stream begins, the server where it ends."""
+    tail = placed(1, 2, 50, -1, peer.endpoint, 75)
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 2, 50, -1, peer.endpoint, 60)))
+    peer.script(
+        Opcode.DESCRIBE_RANGE,
+        lambda exchange: exchange.answer(
+            DescribeRangesResponse(describe_responses=(DescribeRangeResult(1, tail),))
+        ),
+    )
     (outcome,) = make(peer.endpoint).fetch([item(1, 10)])
     assert isinstance(outcome.error, OffsetOutOfRangeError)
-    assert outcome.error.maybe_bounds == (50, 60)
+    assert outcome.error.maybe_bounds == (50, 75)
 
 
 @pytest.mark.parametrize(

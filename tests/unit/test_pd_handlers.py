@@ -266,7 +266,7 @@ def test_an_open_range_must_be_sealed_first(run):
 
 @pytest.mark.parametrize(
     "opcode",
-    [Opcode.APPEND, Opcode.FETCH, Opcode.UPDATE_STREAMS, Opcode.TRIM_STREAMS],
+    [Opcode.APPEND, Opcode.FETCH, Opcode.DESCRIBE_RANGE, Opcode.SYNC_RANGES],
 )
 def test_what_is_not_served_is_said(run, opcode):
     async def test(cluster):

@@ -5,7 +5,7 @@ from manual_clock import ManualClock
 
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.membership import Membership
-from sbp_core.pd.model import RangeServerRecord
+from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.placement import Placement
 
 ONE = RangeServerRecord(1, "10.0.0.1:10911")
@@ -55,7 +55,7 @@ def test_a_new_server_at_an_address_replaces_the_old_one(membership):
 
 
 def test_ranges_go_where_the_fewest_open_ones_are_then_to_the_smallest_id():
-    placement = Placement([3, 1, 2], {1: 2, 3: 1, 9: 0})
+    placement = Placement(map(ServerLoad, [3, 1, 2]), {1: 2, 3: 1, 9: 0})
     assert [placement.next_server() for _ in range(6)] == [2, 2, 3, 1, 2, 3]
 
 

@@ -64,6 +64,28 @@ def test_offsets_are_assigned_ahead_and_become_readable_when_durable():
     assert (hosted.next_offset, hosted.assigned_offset) == (3, 5)
 
 
+def test_a_range_that_is_created_twice_keeps_what_it_has():
+    table = table_of(created(), batch(0, 3), created())
+    assert table.range_at(1, 0).next_offset == 3
+
+
+def trimmed(offset, stream_id=1):
+    return Entry(EntryKind.TRIM, stream_id, -1, offset, 0)
+
+
+def test_a_trim_moves_the_start_forward_inside_the_bounds_of_each_range():
+    seal = Entry(EntryKind.SEAL, 1, 0, 5, 0)
+    table = table_of(created(), batch(0, 5), seal, created(1, 1, 5), batch(5, 5, 1, 1))
+    assert table.bounds_of(1) == (0, 10)
+    for offset, starts in [(3, [3, 5]), (2, [3, 5]), (7, [5, 7]), (99, [5, 10]), (0, [5, 10])]:
+        table.apply(trimmed(offset), PLACE)
+        assert [each.start_offset for each in table.ranges_of(1)] == starts
+        assert table.bounds_of(1) == (max(starts) if starts[0] == 5 else starts[0], 10)
+    assert table.range_at(1, 1).assign(2) == 10
+    table.apply(trimmed(1, stream_id=77), PLACE)
+    assert not table.has_stream(77)
+
+
 def test_a_seal_ends_the_range_behind_what_was_assigned():
     table = table_of(created())
     hosted = table.range_at(1, 0)

@@ -1,0 +1,105 @@
+"""What a range server counts of its work, and the report made of it (SPEC "REPORT_METRICS")."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sbp_core import limits
+from sbp_core.server.clock import Clock
+from sbp_core.wire.headers import RangeServer, ReportMetricsRequest
+
+_INT16_MAX = 2**15 - 1
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """Requests of one operation: an item of a batch is a request. Times are in seconds."""
+
+    requests: int = 0
+    failures: int = 0
+    octets: int = 0
+    request_seconds: float = 0.0
+    """Sum over the requests of the time from the frame's arrival to its answer."""
+
+    def add(self, requests: int, failures: int, octets: int, seconds: float) -> None:
+        """Count a frame."""
+        self.requests += requests
+        self.failures += failures
+        self.octets += octets
+        self.request_seconds += requests * seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """What happened from one report to the next."""
+
+    ended_at: float
+    appends: Tally
+    fetches: Tally
+
+
+class Metrics:
+    """Counts appends and fetches. Rates are those since the last report, averages of a minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_at = clock.monotonic()
+        self._window_seconds = limits.METRICS_WINDOW_MS / 1000
+        self._intervals: deque[_Interval] = deque()
+        self._active: dict[tuple[int, int], float] = {}
+        self.appends = Tally()
+        self.fetches = Tally()
+
+    def now(self) -> float:
+        """Return the time in seconds, for what `Tally.add` wants to know."""
+        return self._clock.monotonic()
+
+    def touch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Take note that ranges, (stream id, range index), were written or read."""
+        now = self._clock.monotonic()
+        for each in ranges:
+            self._active[each] = now
+
+    def report(
+        self, server: RangeServer, *, disk_free_bytes: int, memory_used_bytes: int
+    ) -> ReportMetricsRequest:
+        """Return the figures since the last report, and begin anew."""
+        now = self._clock.monotonic()
+        seconds = max(now - self._began_at, 0.001)
+        appends, fetches = self.appends, self.fetches
+        self._intervals.append(_Interval(now, appends, fetches))
+        self.appends, self.fetches, self._began_at = Tally(), Tally(), now
+        oldest = now - self._window_seconds
+        while self._intervals[0].ended_at <= oldest:
+            self._intervals.popleft()
+        self._active = {each: at for each, at in self._active.items() if at >= oldest}
+        return ReportMetricsRequest(
+            range_server=server,
+            disk_in_rate=_clamp(appends.octets / seconds, _INT64_MAX),
+            disk_out_rate=_clamp(fetches.octets / seconds, _INT64_MAX),
+            disk_free_space=_clamp(disk_free_bytes, _INT64_MAX),
+            memory_used=_clamp(memory_used_bytes, _INT64_MAX),
+            network_append_rate=_clamp(appends.requests / seconds),
+            network_fetch_rate=_clamp(fetches.requests / seconds),
+            network_failed_append_rate=_clamp(appends.failures / seconds),
+            network_failed_fetch_rate=_clamp(fetches.failures / seconds),
+            network_append_avg_latency=_average_ms(each.appends for each in self._intervals),
+            network_fetch_avg_latency=_average_ms(each.fetches for each in self._intervals),
+            range_active_cnt=_clamp(len(self._active)),
+        )
+
+
+def _average_ms(tallies: Iterable[Tally]) -> int:
+    requests, seconds = 0, 0.0
+    for tally in tallies:
+        requests += tally.requests
+        seconds += tally.request_seconds
+    return _clamp(1000 * seconds / requests) if requests else 0
+
+
+def _clamp(value: float, maximum: int = _INT16_MAX) -> int:
+    """Return the nearest number that the field of the wire holds."""
+    return min(max(round(value), 0), maximum)

@@ -1,0 +1,376 @@
+"""Update, trim, seal, announce and report between a client and real servers."""
+
+import asyncio
+
+import pytest
+from core_cluster import core_cluster, rows_batch, values_of
+from raw_client import RawClient
+
+from sbp_core.client import (
+    EARLIEST,
+    AppendItem,
+    AsyncClient,
+    Client,
+    FetchItem,
+    StreamSpec,
+    StreamUpdate,
+)
+from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    ConnectError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    StatusCode,
+)
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    CreateStreamsRequest,
+    DeleteStreamsRequest,
+    DescribeRangesRequest,
+    FetchInfo,
+    FetchRequest,
+    RangeId,
+    RangeServer,
+    ReplicaServer,
+    Stream,
+    StreamRange,
+    StreamRanges,
+    SyncRangesRequest,
+    TrimmedStream,
+    TrimStreamsRequest,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+
+def run(folder, body, **options):
+    async def main():
+        async with core_cluster(folder, **options) as cluster:
+            await asyncio.wait_for(body(cluster), 60)
+
+    asyncio.run(main())
+
+
+def run_two(folder, body):
+    async def main():
+        cluster = Cluster(
+            ClusterSettings(data_dir=folder, pd_port=0, range_server_port=0, range_servers=2)
+        )
+        await cluster.start()
+        try:
+            async with AsyncClient(cluster.endpoints.pd) as client:
+                await asyncio.wait_for(body(cluster, client), 60)
+        finally:
+            await cluster.stop()
+
+    asyncio.run(main())
+
+
+async def append(client, stream_id, *values):
+    (outcome,) = await client.append([AppendItem(stream_id, rows_batch(values))])
+    return outcome.base_offset
+
+
+async def fetch(client, stream_id, offset):
+    item = FetchItem(stream_id, offset, None, 1 << 20)
+    (outcome,) = [outcome async for outcome in client.fetch([item])]
+    return outcome
+
+
+async def bounds(client, stream_id):
+    (held,) = await client.stream_bounds([stream_id])
+    return held.start_offset, held.next_offset
+
+
+async def trim_at(raw, *items):
+    request = TrimStreamsRequest(trimmed_streams=tuple(TrimmedStream(*item) for item in items))
+    (answer,) = await raw.ask(Opcode.TRIM_STREAMS, request)
+    return answer.streams
+
+
+# TRIM_STREAMS
+
+
+def test_what_is_trimmed_is_refused_with_exact_bounds_also_after_a_restart(tmp_path):
+    async def before(cluster):
+        client = cluster.client
+        (stream,) = await client.create_streams([StreamSpec("s")])
+        assert stream.stream_id == 1
+        for number in range(4):
+            await append(client, 1, b"%d-a" % number, b"%d-b" % number, b"%d-c" % number)
+        trimmed = await client.trim_streams({1: 7})
+        assert (trimmed[1].start_offset, trimmed[1].range_index) == (7, 0)
+        await check(cluster)
+
+    async def check(cluster):
+        client = cluster.client
+        assert await bounds(client, 1) == (7, 12)
+        for offset in (0, 6, 13):
+            outcome = await fetch(client, 1, offset)
+            assert isinstance(outcome.error, OffsetOutOfRangeError)
+            assert outcome.error.maybe_bounds == (7, 12)
+        async with RawClient.at(cluster.server.endpoint) as raw:
+            info = FetchInfo(request_index=0, fetch_offset=6, batch_max_bytes=9, stream_id=1)
+            (answer,) = await raw.ask(Opcode.FETCH, FetchRequest(fetch_requests=(info,)))
+            error = maybe_error(answer.fetch_responses[0].status)
+            assert isinstance(error, OffsetOutOfRangeError)
+            assert error.maybe_bounds == (7, 12)
+            (described,) = await raw.ask(
+                Opcode.DESCRIBE_RANGE, DescribeRangesRequest(ranges=(RangeId(1, 0),))
+            )
+            piece = described.describe_responses[0].stream_range
+            assert (piece.start_offset, piece.next_offset) == (7, 12)
+        for offset in (7, EARLIEST):
+            outcome = await fetch(client, 1, offset)
+            assert outcome.error is None
+            assert values_of(outcome.payload)[0] == (6, b"2-a")
+        assert [at for at, _ in await cluster.read(1, start=7)] == [7, 8, 9, 10, 11]
+
+    async def after(cluster):
+        await check(cluster)
+        assert await append(cluster.client, 1, b"next") == 12
+        assert (await cluster.client.trim_streams({1: 3}))[1].start_offset == 7
+        assert (await cluster.client.trim_streams({1: 13}))[1].start_offset == 13
+        assert await bounds(cluster.client, 1) == (13, 13)
+        assert await append(cluster.client, 1, b"more") == 13
+        assert await cluster.read(1, start=13) == [(13, b"more")]
+
+    run(tmp_path, before)
+    run(tmp_path, after)
+
+
+def test_a_trim_that_cannot_be_is_refused_and_changes_nothing(tmp_path):
+    async def body(cluster):
+        client = cluster.client
+        first, second = [
+            info.stream_id
+            for info in await client.create_streams([StreamSpec("a"), StreamSpec("b")])
+        ]
+        for stream_id in (first, second):
+            await append(client, stream_id, b"x", b"y")
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            await client.trim_streams({first: 3, second: 1})
+        assert caught.value.maybe_bounds == (0, 2)
+        assert await bounds(client, first) == (0, 2)
+        assert await bounds(client, second) == (1, 2)
+        with pytest.raises(NotFoundError, match="404"):
+            await client.trim_streams({first: 1, 404: 1})
+        with pytest.raises(ConfigurationError, match="-1"):
+            await client.trim_streams({first: -1})
+        assert await client.trim_streams({}) == {}
+        async with RawClient.at(cluster.server.endpoint) as raw:
+            results = await trim_at(raw, (404, 1), (first, -1), (first, 3), (first, 1), (first, 1))
+            assert [result.status.code for result in results] == [
+                StatusCode.RANGE_NOT_FOUND,
+                StatusCode.INVALID_REQUEST,
+                StatusCode.OFFSET_OUT_OF_RANGE,
+                StatusCode.NONE,
+                StatusCode.NONE,
+            ]
+            assert maybe_error(results[2].status).maybe_bounds == (0, 2)
+            assert results[4].stream_range.start_offset == 1
+            size = cluster.server._log.end_position
+            await trim_at(raw, (first, 1), (first, 0))
+            assert cluster.server._log.end_position == size
+            await raw.ask(
+                Opcode.DELETE_STREAMS, DeleteStreamsRequest(streams=(Stream(stream_id=first),))
+            )
+            (result,) = await trim_at(raw, (first, 2))
+            assert result.status.code == StatusCode.NOT_FOUND
+
+    run(tmp_path, body)
+
+
+def test_a_trim_passes_over_ranges_and_servers(tmp_path):
+    async def body(cluster, client):
+        specs = [StreamSpec("s"), StreamSpec("gone"), StreamSpec("load")]
+        stream_id, other, _ = [info.stream_id for info in await client.create_streams(specs)]
+        await client.delete_streams([other])
+        for number in range(4):
+            await append(client, stream_id, b"%d-a" % number, b"%d-b" % number)
+            opened = (await client.seal_streams([stream_id]))[stream_id]
+            assert (opened.range_index, opened.start_offset) == (number + 1, 2 * number + 2)
+        ranges = (await client.list_ranges([stream_id]))[stream_id]
+        assert {piece.servers[0] for piece in ranges} == set(cluster.endpoints.range_servers)
+        async with AsyncClient(cluster.endpoints.pd) as stale:
+            assert (await fetch(stale, stream_id, EARLIEST)).next_offset == 2
+            smallest = (await client.trim_streams({stream_id: 5}))[stream_id]
+            assert (smallest.range_index, smallest.start_offset) == (2, 5)
+            assert await bounds(client, stream_id) == (5, 8)
+            outcome = await fetch(stale, stream_id, EARLIEST)
+            assert [value for _, value in values_of(outcome.payload)] == [b"2-a", b"2-b"]
+            outcome = await fetch(stale, stream_id, 1)
+            assert outcome.error.maybe_bounds == (5, 8)
+        smallest = (await client.trim_streams({stream_id: 8}))[stream_id]
+        assert (smallest.range_index, smallest.start_offset, smallest.end_offset) == (4, 8, None)
+        assert await append(client, stream_id, b"on") == 8
+        assert (await fetch(client, stream_id, 3)).error.maybe_bounds == (8, 9)
+
+    run_two(tmp_path, body)
+
+
+# UPDATE_STREAMS and SEAL_RANGE
+
+
+def test_streams_are_renamed_and_their_retention_changed(tmp_path):
+    async def body(cluster):
+        client = cluster.client
+        await client.create_streams([StreamSpec("a", retention_period_ms=5), StreamSpec("b")])
+        (renamed,) = await client.update_streams([StreamUpdate("a", name="c")])
+        assert (renamed.name, renamed.retention_period_ms) == ("c", 5)
+        (kept,) = await client.update_streams([StreamUpdate(renamed.stream_id)])
+        assert kept == renamed
+        (kept,) = await client.update_streams([StreamUpdate("c", retention_period_ms=0)])
+        assert (kept.name, kept.retention_period_ms) == ("c", 0)
+        with pytest.raises(AlreadyExistsError, match="named 'b'"):
+            await client.update_streams([StreamUpdate("c", name="b")])
+        with pytest.raises(NotFoundError, match="'a'"):
+            await client.update_streams([StreamUpdate("c", name="d"), StreamUpdate("a")])
+        for wrong in (StreamUpdate("c", name="?"), StreamUpdate("c", retention_period_ms=-1)):
+            with pytest.raises(ConfigurationError):
+                await client.update_streams([wrong])
+        assert [info.name for info in await client.list_streams()] == ["c", "b"]
+
+    run(tmp_path, body)
+
+
+def test_the_blocking_client_does_the_same(tmp_path):
+    async def body(cluster):
+        await cluster.client.create_streams([StreamSpec("a")])
+        await append(cluster.client, 1, b"x", b"y")
+
+        def work():
+            with Client(cluster.pd.endpoint) as client:
+                assert client.update_streams([StreamUpdate("a", name="z")])[0].name == "z"
+                assert client.trim_streams({1: 1})[1].start_offset == 1
+                assert client.seal_streams([1])[1].start_offset == 2
+                with pytest.raises(NotFoundError):
+                    client.seal_streams([1, 404])
+
+        await asyncio.to_thread(work)
+        assert await bounds(cluster.client, 1) == (1, 2)
+        assert [at for at, _ in await cluster.read(1, start=1)] == [1]
+
+    run(tmp_path, body)
+
+
+# SYNC_RANGES
+
+
+def test_new_ranges_are_announced_to_their_server(tmp_path):
+    async def body(cluster):
+        async def refuse(stream_ids):
+            raise ConnectError("the range server is to do without")
+
+        cluster.server._membership.list_hosted_ranges = refuse
+        (stream,) = await cluster.client.create_streams([StreamSpec("s")])
+        assert await append(cluster.client, stream.stream_id, b"x") == 0
+        await cluster.client.seal_streams([stream.stream_id])
+        assert await append(cluster.client, stream.stream_id, b"y") == 1
+        assert await cluster.read(stream.stream_id) == [(0, b"x"), (1, b"y")]
+
+    run(tmp_path, body)
+
+
+def test_a_server_takes_only_what_is_placed_on_it(tmp_path):
+    async def body(cluster):
+        (stream,) = await cluster.client.create_streams([StreamSpec("known")])
+        await append(cluster.client, stream.stream_id, b"x")
+        me = cluster.server._membership.server_id
+
+        def placed(stream_id, server_id=me, *, index=0, start=0, end=-1):
+            return StreamRange(
+                stream_id=stream_id,
+                range_index=index,
+                start_offset=start,
+                end_offset=end,
+                servers=(ReplicaServer(RangeServer(server_id), is_primary=True),),
+            )
+
+        items = [
+            StreamRanges(50, (placed(50, start=7),)),
+            StreamRanges(51, (placed(51, me + 1),)),
+            StreamRanges(52, (placed(53),)),
+            StreamRanges(54, (placed(54, index=-1),)),
+            StreamRanges(55, (placed(55, end=9),)),
+            StreamRanges(56, (placed(56), placed(56, me + 1, index=1))),
+            StreamRanges(57, (StreamRange(stream_id=57, range_index=0, end_offset=-1),)),
+            StreamRanges(stream.stream_id, (placed(stream.stream_id),)),
+            StreamRanges(50, (placed(50, start=7), placed(50, start=7))),
+        ]
+        async with RawClient.at(cluster.server.endpoint) as raw:
+            (answer,) = await raw.ask(
+                Opcode.SYNC_RANGES, SyncRangesRequest(stream_ranges=tuple(items))
+            )
+            results = answer.sync_responses
+            assert [result.stream_id for result in results] == [each.stream_id for each in items]
+            ok, bad = StatusCode.NONE, StatusCode.INVALID_REQUEST
+            assert [each.status.code for each in results] == [ok, *[bad] * 6, ok, ok]
+            assert (results[0].ranges[0].start_offset, results[0].ranges[0].next_offset) == (7, 7)
+            assert results[7].ranges[0].next_offset == 1
+            batch = rows_batch([b"y"])
+            info = AppendInfo(request_index=0, batch_length=len(batch), stream_id=50)
+            request = AppendRequest(timeout_ms=1000, append_requests=(info,))
+            (appended,) = await raw.ask(Opcode.APPEND, request, [batch])
+            assert appended.append_responses[0].base_offset == 7
+            gone = DeleteStreamsRequest(streams=(Stream(stream_id=50),))
+            await raw.ask(Opcode.DELETE_STREAMS, gone)
+            (answer,) = await raw.ask(
+                Opcode.SYNC_RANGES, SyncRangesRequest(stream_ranges=tuple(items[:1]))
+            )
+            assert answer.sync_responses[0].status.code == StatusCode.NOT_FOUND
+        assert await cluster.read(stream.stream_id) == [(0, b"x")]
+
+    run(tmp_path, body)
+
+
+# REPORT_METRICS
+
+
+class Probe:
+    """A machine whose disk is as free as the test says."""
+
+    def __init__(self, free):
+        self.free = free
+
+    def disk_free_bytes(self, folder):
+        if self.free is None:
+            raise OSError("the disk is gone")
+        return self.free
+
+    def memory_used_bytes(self):
+        return 77
+
+
+def test_a_server_reports_what_it_did_and_a_full_one_gets_no_ranges(tmp_path):
+    async def body(cluster):
+        reports = cluster.pd._membership
+        server = cluster.server
+        server._probe = Probe(1 << 40)
+        await cluster.client.create_streams([StreamSpec("s")])
+        await append(cluster.client, 1, b"x" * 1000)
+        await cluster.read(1)
+        made = await server._report(server._membership.self_table())
+        assert (made.disk_free_space, made.memory_used, made.range_active_cnt) == (1 << 40, 77, 1)
+        assert made.disk_in_rate > 0
+        assert made.disk_out_rate > 0
+        assert made.range_server.server_id == server._membership.server_id
+        server._probe.free = 0
+        async with asyncio.timeout(20):
+            while reports.live_servers()[0].maybe_disk_free_bytes != 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        async with RawClient.at(cluster.pd.endpoint) as raw:
+            (answer,) = await raw.ask(
+                Opcode.CREATE_STREAMS, CreateStreamsRequest(streams=(Stream(name="t"),))
+            )
+            status = answer.create_responses[0].status
+            assert status.code == StatusCode.PD_NO_AVAILABLE_RS
+            assert "full" in status.message
+        server._probe.free = None
+        await cluster.read(1)
+        assert cluster.pd.live_server_count == 1
+
+    run(tmp_path, body, heartbeat_interval_ms=20)
