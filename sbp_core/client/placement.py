@@ -140,8 +140,8 @@ def missing(names: Sequence[str]) -> NotFoundError:
     """Return the error that names streams which do not exist."""
     return NotFoundError(
         StatusCode.NOT_FOUND,
-        f"not found: {', '.join(names)}; create them first (create_streams), or look for the"
-        " right name or id among those that exist (list_streams)",
+        f"not found: {', '.join(names)}; create what is missing, or list the streams to find the"
+        " right name or id",
     )
 
 

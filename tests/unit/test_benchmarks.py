@@ -183,7 +183,6 @@ class TestFiles:
         assert list(tmp_path.iterdir()) == []
 
     def test_the_picture_is_a_picture(self, tmp_path):
-        pytest.importorskip("matplotlib")
         path = report.maybe_draw(tmp_path / "results.png", [one_rate()], title="x")
         assert path is not None
         assert path.read_bytes().startswith(b"\x89PNG")
