@@ -46,11 +46,9 @@ class Trimmer:
 
 def _check(plan: TrimPlan, tails: dict[int, int | SbpError]) -> TrimPlan:
     tail = tails.get(plan.item.stream_id, _silent(plan.item.stream_id, "says nothing about it"))
-    return (
-        replace(plan, maybe_error=tail)
-        if isinstance(tail, SbpError)
-        else (changes.check_tail(plan, tail))
-    )
+    if isinstance(tail, SbpError):
+        return replace(plan, maybe_error=tail)
+    return changes.check_tail(plan, tail)
 
 
 async def _tails(ranges: Iterable[StreamRange]) -> dict[int, int | SbpError]:
