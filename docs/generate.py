@@ -37,6 +37,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.BAD_REQUEST: ALSO_ACCEPTED,
     StatusCode.NOT_FOUND: "the placement driver: no such stream; a range server: the stream was"
     " deleted",
+    StatusCode.REQUEST_TIMEOUT: "both servers, where deadlines were agreed on: the time that the"
+    " request came with is over",
     StatusCode.CONFLICT: "the placement driver: the stream's name is taken",
     StatusCode.TOO_MANY_REQUESTS: "a range server whose unsynced appends fill their room (with"
     " `throttle_time_ms`); both servers over the limit of connections or of open calls",

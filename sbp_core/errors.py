@@ -19,6 +19,7 @@ SbpError
 |   +-- RangeSealedError
 |   +-- OffsetOutOfRangeError
 |   +-- ThrottledError
+|   +-- RequestTimeoutError
 |   +-- NotLeaderError
 |   +-- NoRangeServerError
 |   +-- ShuttingDownError
@@ -45,6 +46,7 @@ class StatusCode(enum.IntEnum):
     OK = 1200
     BAD_REQUEST = 1400
     NOT_FOUND = 1404
+    REQUEST_TIMEOUT = 1408
     CONFLICT = 1409
     TOO_MANY_REQUESTS = 1429
     RANGE_ALREADY_SEALED = 1460
@@ -231,6 +233,13 @@ class ThrottledError(StatusError):
     codes = (StatusCode.TOO_MANY_REQUESTS,)
     retriable = True
     outcome = Outcome.NOT_APPLIED
+
+
+class RequestTimeoutError(StatusError):
+    """The server dropped the request at the deadline that it came with."""
+
+    codes = (StatusCode.REQUEST_TIMEOUT,)
+    retriable = True
 
 
 class NotLeaderError(StatusError):

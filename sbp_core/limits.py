@@ -15,6 +15,14 @@ RECEIVE_GROWTH_FACTOR: Final = 32
 BAD_MAGIC_FRAMES_MAX: Final = 8
 """Consecutive frames of another protocol after which the peer is taken for no SBP peer."""
 
+# Compressed payloads.
+COMPRESSION_BYTES_MIN: Final = 4 * KIB
+"""Shorter payloads are sent as they are."""
+COMPRESSION_RATIO_MAX: Final = 64
+"""What a compressed octet may stand for: guards against decompression bombs."""
+ISOLATION_CLASS_LENGTH_MAX: Final = 64
+"""Characters of the name of an isolation class."""
+
 # Headers: a few octets of FlatBuffers can describe an exponential tree, so nodes are counted.
 HEADER_DEPTH_MAX: Final = 8
 HEADER_TABLES_MAX: Final = 200_000

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import Client, RetryPolicy
+from sbp_core.client import Client, Connecting, RetryPolicy
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
 _FIRST_CALL_TIMEOUT_MS: Final = 5_000
@@ -38,7 +38,7 @@ def client_for(endpoint: str, patience: Patience) -> Client:
             _clients[key] = Client(
                 endpoint,
                 timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
-                connect_timeout_ms=_CONNECT_TIMEOUT_MS,
+                connecting=Connecting(timeout_ms=_CONNECT_TIMEOUT_MS),
                 retry=RetryPolicy(budget_ms=patience.value),
             )
         return _clients[key]

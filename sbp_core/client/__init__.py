@@ -2,8 +2,10 @@
 
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Client
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.retry import RetryPolicy
+from sbp_core.client.timing import CallTiming
 from sbp_core.client.types import (
     EARLIEST,
     LATEST,
@@ -17,6 +19,7 @@ from sbp_core.client.types import (
     StreamSpec,
     StreamUpdate,
 )
+from sbp_core.session.negotiation import Wishes
 
 __all__ = [
     "EARLIEST",
@@ -24,7 +27,9 @@ __all__ = [
     "AppendItem",
     "AppendOutcome",
     "AsyncClient",
+    "CallTiming",
     "Client",
+    "Connecting",
     "FetchItem",
     "FetchOutcome",
     "RangeInfo",
@@ -33,5 +38,6 @@ __all__ = [
     "StreamInfo",
     "StreamSpec",
     "StreamUpdate",
+    "Wishes",
     "parse_endpoint",
 ]

@@ -16,6 +16,7 @@ from sbp_core.client import calls, changes, metadata, placement
 from sbp_core.client import fetch as fetching
 from sbp_core.client.aio_connection import AsyncConnection
 from sbp_core.client.calls import Context
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import (
     Abandon,
@@ -31,6 +32,7 @@ from sbp_core.client.program import (
 )
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
+from sbp_core.client.timing import timed
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
@@ -58,9 +60,9 @@ class AsyncPool:
     """
 
     def __init__(
-        self, *, connect_timeout_ms: int, clock: Callable[[], float] = time.monotonic
+        self, connecting: Connecting, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._connect_timeout_ms = connect_timeout_ms
+        self._connecting = connecting
         self._clock = clock
         self._client_id = uuid.uuid4().hex
         self._connections: dict[str, AsyncConnection] = {}
@@ -72,6 +74,8 @@ class AsyncPool:
         self, call: Call, sink: Callable[[Frame | SbpError], None]
     ) -> tuple[AsyncConnection, int]:
         """Send a call. Raises SbpError when it cannot be sent."""
+        if self._connecting.on_timing is not None:
+            sink = timed(call, sink, self._connecting.on_timing, self._clock)
         connection = self._acquire(call.endpoint)
         return connection, connection.start(call, sink)
 
@@ -95,9 +99,7 @@ class AsyncPool:
                 return known
             known.retire()
             self._retired = {each for each in self._retired if not each.is_over} | {known}
-        fresh = AsyncConnection(
-            endpoint, self._client_id, connect_timeout_ms=self._connect_timeout_ms
-        )
+        fresh = AsyncConnection(endpoint, self._client_id, self._connecting)
         self._connections[endpoint] = fresh
         return fresh
 
@@ -230,7 +232,7 @@ class AsyncClient:
         endpoint: str,
         *,
         timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
-        connect_timeout_ms: int = limits.CONNECT_TIMEOUT_MS,
+        connecting: Connecting | None = None,
         retry: RetryPolicy | None = None,
         random: Random | None = None,
     ) -> None:
@@ -238,7 +240,7 @@ class AsyncClient:
         self._context = Context(
             endpoint, Router(), retry or RetryPolicy(), random or SystemRandom(), timeout_ms
         )
-        self._pool = AsyncPool(connect_timeout_ms=connect_timeout_ms)
+        self._pool = AsyncPool(connecting or Connecting())
 
     async def call(
         self,

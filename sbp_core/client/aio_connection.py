@@ -7,6 +7,7 @@ import socket
 from typing import cast
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.conversation import Conversation, Phase, Sink, connect_failed, lost
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
@@ -18,10 +19,10 @@ from sbp_core.wire.opcodes import Opcode
 class AsyncConnection(asyncio.BufferedProtocol):
     """A connection to `endpoint` that is being made while the first calls are queued already."""
 
-    def __init__(self, endpoint: str, client_id: str, *, connect_timeout_ms: int) -> None:
+    def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
         self._address = parse_endpoint(endpoint)
-        self._connect_seconds = connect_timeout_ms / 1000
-        self._conversation = Conversation(endpoint, client_id)
+        self._connect_seconds = connecting.timeout_ms / 1000
+        self._conversation = Conversation(endpoint, client_id, connecting.wishes)
         self._queued: list[Octets] = self._conversation.greeting()
         self._transport: asyncio.Transport | None = None
         self._may_write = asyncio.Event()

@@ -18,6 +18,7 @@ from sbp_core.client import calls, changes, metadata, placement
 from sbp_core.client import fetch as fetching
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.calls import Context
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import (
     Abandon,
@@ -33,6 +34,7 @@ from sbp_core.client.program import (
 )
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
+from sbp_core.client.timing import timed
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
@@ -60,9 +62,9 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, *, connect_timeout_ms: int, clock: Callable[[], float] = time.monotonic
+        self, connecting: Connecting, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._connect_timeout_ms = connect_timeout_ms
+        self._connecting = connecting
         self._clock = clock
         self._client_id = uuid.uuid4().hex
         self._connections: dict[str, BlockingConnection]
@@ -74,6 +76,8 @@ class ConnectionPool:
         self, call: Call, sink: Callable[[Frame | SbpError], None]
     ) -> tuple[BlockingConnection, int]:
         """Send a call. Raises SbpError when it cannot be sent."""
+        if self._connecting.on_timing is not None:
+            sink = timed(call, sink, self._connecting.on_timing, self._clock)
         connection = self._acquire(call.endpoint)
         try:
             return connection, connection.start(call, sink)
@@ -118,9 +122,7 @@ class ConnectionPool:
                     return known
                 known.retire()
                 self._retired = {each for each in self._retired if not each.is_over} | {known}
-            fresh = BlockingConnection(
-                endpoint, self._client_id, connect_timeout_ms=self._connect_timeout_ms
-            )
+            fresh = BlockingConnection(endpoint, self._client_id, self._connecting)
             self._connections[endpoint] = fresh
             return fresh
 
@@ -240,7 +242,7 @@ class Client:
         endpoint: str,
         *,
         timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
-        connect_timeout_ms: int = limits.CONNECT_TIMEOUT_MS,
+        connecting: Connecting | None = None,
         retry: RetryPolicy | None = None,
         random: Random | None = None,
     ) -> None:
@@ -248,7 +250,7 @@ class Client:
         self._context = Context(
             endpoint, Router(), retry or RetryPolicy(), random or SystemRandom(), timeout_ms
         )
-        self._pool = ConnectionPool(connect_timeout_ms=connect_timeout_ms)
+        self._pool = ConnectionPool(connecting or Connecting())
 
     def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.conversation import Conversation, Phase, Sink, connect_failed, lost
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
@@ -30,10 +31,10 @@ class BlockingConnection:
     once. Callers never wait for the network here: answers and failures go to their sinks.
     """
 
-    def __init__(self, endpoint: str, client_id: str, *, connect_timeout_ms: int) -> None:
+    def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
         self._address = parse_endpoint(endpoint)
-        self._connect_seconds = connect_timeout_ms / 1000
-        self._conversation = Conversation(endpoint, client_id)
+        self._connect_seconds = connecting.timeout_ms / 1000
+        self._conversation = Conversation(endpoint, client_id, connecting.wishes)
         self._lock = threading.Lock()
         self._outgoing: deque[memoryview] = deque(
             memoryview(each) for each in self._conversation.greeting()

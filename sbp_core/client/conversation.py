@@ -5,6 +5,7 @@ Shared by the blocking and the asyncio transport, which add sockets and, where n
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
     DeadlineExceededError,
+    HeaderError,
     SbpError,
     StatusCode,
     UnsupportedError,
@@ -27,10 +29,17 @@ from sbp_core.session.events import (
     RequestRefused,
     ResponseReceived,
 )
+from sbp_core.session.negotiation import Agreement, Wishes, offer, settle
 from sbp_core.session.states import ConnectionState
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, encode_header
+from sbp_core.wire.headers import (
+    ClientRole,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    decode_header,
+    encode_header,
+)
 from sbp_core.wire.opcodes import Opcode
 
 Sink = Callable[[Frame | SbpError], None]
@@ -51,10 +60,12 @@ class Conversation:
     Sinks get the frames of their call's answer, or one error, and must not block.
     """
 
-    def __init__(self, endpoint: str, client_id: str) -> None:
+    def __init__(self, endpoint: str, client_id: str, wishes: Wishes) -> None:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
         self._client_id = client_id
+        self._offer = offer(wishes)
+        self._greeting_id = 0
         self._session = Connection()
         self._sinks: dict[int, Sink] = {}
         self._reason: SbpError | None = None
@@ -70,10 +81,22 @@ class Conversation:
         """Whether the connection is of no use to anybody, so that its owner closes it."""
         return not self.is_usable and not self._sinks
 
+    @property
+    def agreement(self) -> Agreement:
+        """The features that hold on this connection: none before the greeting is answered."""
+        return self._session.agreement
+
     def greeting(self) -> list[Octets]:
-        """Return the octets of the first call: a HEARTBEAT that tells who this is."""
-        header = HeartbeatRequest(client_id=self._client_id, client_role=ClientRole.CLIENT)
-        _, buffers = self._session.start_call(Opcode.HEARTBEAT, encode_header(header))
+        """Return the octets of the first call: a HEARTBEAT that tells who this is.
+
+        It offers the features; calls need not wait for its answer.
+        """
+        header = HeartbeatRequest(
+            client_id=self._client_id, client_role=ClientRole.CLIENT, features=self._offer
+        )
+        self._greeting_id, buffers = self._session.start_call(
+            Opcode.HEARTBEAT, encode_header(header)
+        )
         return buffers
 
     def start(self, call: Call, sink: Sink) -> tuple[int, list[Octets]]:
@@ -143,11 +166,22 @@ class Conversation:
         return []
 
     def _on_response(self, event: ResponseReceived) -> None:
+        if event.call_id == self._greeting_id:
+            self._on_greeted(event.frame)
+            return
         sink = self._sinks.get(event.call_id)
         if event.is_end:
             self._sinks.pop(event.call_id, None)
         if sink is not None:
             sink(event.frame)
+
+    def _on_greeted(self, frame: Frame) -> None:
+        """Adopt what the server accepts; one that does not even know HEARTBEAT accepts nothing."""
+        if frame.is_system_error:
+            return
+        with contextlib.suppress(HeaderError):
+            answer = decode_header(HeartbeatResponse, frame.header)
+            self._session.adopt(settle(self._offer, answer.features), is_client=True)
 
     def _answer(self, request: Frame) -> list[Octets]:
         """Answer what a server may ask its client: PING with its echo, HEARTBEAT in kind."""

@@ -102,14 +102,15 @@ class PlacementDriverHandlers:
                 await self._refresh(request.range_server)
         except (InvalidRequestError, ConfigurationError) as error:
             status = status_for(error)
-        await call.respond(
+        await call.greet(
+            request,
             HeartbeatResponse(
                 client_id=request.client_id,
                 client_role=request.client_role,
                 range_server=request.range_server,
                 status=status,
                 cluster_id=self._store.cluster_id,
-            )
+            ),
         )
 
     def _check_cluster(self, request: HeartbeatRequest) -> None:

@@ -60,13 +60,14 @@ class RangeOperations:
     async def heartbeat(self, call: ServerCall) -> None:
         """SPEC "HEARTBEAT": keep the connection alive."""
         request = call.decode(HeartbeatRequest)
-        await call.respond(
+        await call.greet(
+            request,
             HeartbeatResponse(
                 client_id=request.client_id,
                 client_role=request.client_role,
                 range_server=request.range_server,
                 status=SUCCESS,
-            )
+            ),
         )
 
     async def describe(self, call: ServerCall) -> None:

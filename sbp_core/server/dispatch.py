@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeVar
 
-from sbp_core.errors import SbpError, StatusCode, StatusError, UnsupportedError
+from sbp_core.errors import (
+    RequestTimeoutError,
+    SbpError,
+    StatusCode,
+    StatusError,
+    UnsupportedError,
+)
+from sbp_core.server.clock import Clock
+from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import decode_header, encode_header
+from sbp_core.wire.headers import (
+    Feature,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Status,
+    decode_header,
+    encode_header,
+)
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
@@ -18,7 +35,17 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Responder(Protocol):
-    """Where the answers to a request go; both wait while the peer does not read."""
+    """The connection of a request. What sends waits while the peer does not read."""
+
+    @property
+    def agreement(self) -> Agreement:
+        """The features that hold on the connection."""
+
+    def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
+        """Return what to agree on, and how to answer an offer."""
+
+    def adopt(self, agreement: Agreement) -> None:
+        """Use what was agreed on, from the next frame on."""
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Sequence[Octets], *, is_end: bool
@@ -30,52 +57,91 @@ class Responder(Protocol):
 
 
 class ServerCall:
-    """One request being served."""
+    """One request being served since `began_at`, in seconds of the clock."""
 
-    def __init__(self, frame: Frame, responder: Responder, peer_name: str) -> None:
+    def __init__(
+        self, frame: Frame, responder: Responder, clock: Clock, patience: asyncio.Timeout
+    ) -> None:
         self.opcode = Opcode(frame.opcode)
         self.payload = memoryview(frame.payload)
-        self.peer_name = peer_name
+        self.agreement = responder.agreement
         self._frame = frame
         self._responder = responder
+        self._clock = clock
+        self._began_at = clock.monotonic()
+        self._patience = patience
 
     def decode(self, table: type[T]) -> T:
-        """Return the request's header. Raises HeaderError when it is not a valid `table`."""
-        return decode_header(table, self._frame.header)
+        """Return the request's header. Raises HeaderError when it is not a valid `table`.
+
+        Where deadlines were agreed on, the handler is cancelled when the `timeout_ms` of the header
+        is over: nobody waits for its answer any longer.
+        """
+        header = decode_header(table, self._frame.header)
+        timeout_ms = getattr(header, "timeout_ms", 0)
+        if self.agreement.has_deadline and timeout_ms > 0:
+            self._patience.reschedule(asyncio.get_running_loop().time() + timeout_ms / 1000)
+        return header
 
     async def respond(
         self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
     ) -> None:
         """Send one response frame, as soon as the peer's socket takes it."""
+        if is_end and self.agreement.has_handler_duration:
+            header = self._with_duration(header)
         await self._responder.send_response(
             self._frame, encode_header(header), payload, is_end=is_end
         )
 
+    async def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
+        """Answer a HEARTBEAT, and agree on the features that it offers."""
+        agreement, features = self._responder.negotiate(request.features)
+        await self.respond(replace(response, features=features))
+        self._responder.adopt(agreement)
+
+    def _with_duration(self, header: Any) -> object:
+        """Say in the frame's status how long the call was served; every answer's table has one."""
+        duration_us = round(1e6 * (self._clock.monotonic() - self._began_at))
+        status = header.status or Status()
+        return replace(header, status=replace(status, handler_duration_us=duration_us))
+
 
 Handler = Callable[[ServerCall], Awaitable[None]]
+
+_LATE: Final = RequestTimeoutError(
+    StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
+)
 
 
 class Dispatcher:
     """Serves requests by opcode. Whatever a handler raises becomes a system error frame."""
 
-    def __init__(self, handlers: Mapping[Opcode, Handler], *, server_name: str) -> None:
+    def __init__(
+        self, handlers: Mapping[Opcode, Handler], *, server_name: str, clock: Clock
+    ) -> None:
         self._handlers = handlers
         self._server_name = server_name
+        self._clock = clock
 
     async def serve(self, frame: Frame, responder: Responder, peer_name: str) -> None:
         """Run the handler of `frame`."""
         handler = self._handlers.get(Opcode(frame.opcode))
+        patience = asyncio.timeout(None)
         try:
             if handler is None:
                 raise UnsupportedError(
                     StatusCode.UNSUPPORTED_OPERATION,
                     f"{Opcode(frame.opcode).name} is not served by a {self._server_name}",
                 )
-            await handler(ServerCall(frame, responder, peer_name))
+            async with patience:
+                await handler(ServerCall(frame, responder, self._clock, patience))
         except SbpError as error:
             _LOG.debug("%s: %s failed: %s", peer_name, Opcode(frame.opcode).name, error)
             await responder.send_system_error(frame, error)
-        except Exception:  # noqa: BLE001 - a server outlives the mistakes of its handlers
+        except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
+            if isinstance(error, TimeoutError) and patience.expired():
+                await responder.send_system_error(frame, _LATE)
+                return
             _LOG.exception("%s: %s failed unexpectedly", peer_name, Opcode(frame.opcode).name)
             failure = StatusError(
                 StatusCode.UNKNOWN, f"the {self._server_name} failed unexpectedly; see its log"

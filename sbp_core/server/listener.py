@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,10 +29,11 @@ class Listener:
         clock: Clock,
         idle_connection_ms: int = limits.IDLE_CONNECTION_MS,
     ) -> None:
-        self._dispatcher = Dispatcher(handlers, server_name=server_name)
+        self._dispatcher = Dispatcher(handlers, server_name=server_name, clock=clock)
         self._server_name = server_name
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000
+        self._connection_ids = itertools.count(1)
         self._peers: set[Peer] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -83,7 +85,13 @@ class Listener:
             peer.close_if_overdue(self._idle_seconds)
 
     def _accept(self) -> Peer:
-        peer = Peer(self._dispatcher, self._clock, self._peers.discard, is_full=self._is_full())
+        peer = Peer(
+            self._dispatcher,
+            self._clock,
+            self._peers.discard,
+            connection_id=next(self._connection_ids),
+            is_full=self._is_full(),
+        )
         self._peers.add(peer)
         return peer
 

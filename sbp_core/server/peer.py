@@ -18,10 +18,12 @@ from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
-from sbp_core.session.connection import Connection
+from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import ConnectionBroken, Event, RequestReceived, RequestRefused
+from sbp_core.session.negotiation import NOTHING, Agreement, accept
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import Feature
 from sbp_core.wire.opcodes import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
@@ -39,9 +41,11 @@ class Peer(asyncio.BufferedProtocol):
         clock: Clock,
         on_closed: Callable[[Peer], None],
         *,
+        connection_id: int,
         is_full: bool = False,
     ) -> None:
-        self.name = "unconnected"
+        self.name = f"connection {connection_id}"
+        self._connection_id = connection_id
         self._dispatcher = dispatcher
         self._clock = clock
         self._on_closed = on_closed
@@ -67,7 +71,8 @@ class Peer(asyncio.BufferedProtocol):
         accepted: socket.socket = transport.get_extra_info("socket")
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         address = transport.get_extra_info("peername")
-        self.name = f"{address[0]}:{address[1]}" if address else "unknown"
+        if address:
+            self.name = f"{address[0]}:{address[1]}, {self.name}"
         if self._is_full:
             _LOG.warning("%s: refused, %d connections are open", self.name, limits.CONNECTIONS_MAX)
             self._write(
@@ -118,12 +123,31 @@ class Peer(asyncio.BufferedProtocol):
 
     # Responder
 
+    @property
+    def agreement(self) -> Agreement:
+        """The features that hold on this connection."""
+        return self._session.agreement
+
+    def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
+        """Return what to agree on and how to answer an offer; a second offer changes nothing."""
+        agreement, features = accept(offered, self._connection_id)
+        if self.agreement is not NOTHING:
+            return self.agreement, ()
+        return agreement, features
+
+    def adopt(self, agreement: Agreement) -> None:
+        """Use what was agreed on, now that the peer was told."""
+        self._session.adopt(agreement, is_client=False)
+
     async def send_response(
         self, request: Frame, header: bytes, payload: Sequence[Octets], *, is_end: bool
     ) -> None:
         """Send one response frame once the peer has room for it."""
+        packed = Payload(payload)
+        if payload and self.agreement.has_compression:
+            packed = await asyncio.to_thread(self._session.pack, payload)
         await self._wait_writable()
-        self._write(self._session.send_response(request, header, payload, is_end=is_end))
+        self._write(self._session.send_response(request, header, packed, is_end=is_end))
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""

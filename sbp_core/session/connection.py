@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -35,6 +36,7 @@ from sbp_core.session.events import (
     RequestRefused,
     ResponseReceived,
 )
+from sbp_core.session.negotiation import NOTHING, Agreement
 from sbp_core.session.states import (
     CALL,
     CONNECTION,
@@ -44,7 +46,8 @@ from sbp_core.session.states import (
     ConnectionState,
 )
 from sbp_core.wire.checksum import Octets
-from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
+from sbp_core.wire.compression import decompress, maybe_compress
+from sbp_core.wire.frame import Frame, FrameDecoder, HeaderChecksum, encode_frame
 from sbp_core.wire.headers import SystemErrorResponse, decode_system_error, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import status_for
@@ -56,11 +59,23 @@ class _Call:
     state: CallState = CallState.WAITING
 
 
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The payload of a frame as it goes over the wire."""
+
+    parts: Sequence[Octets] = ()
+    is_compressed: bool = False
+
+
+_EMPTY: Final = Payload()
+
+
 class Connection:
     """The conversation on one connection: calls of ours, and requests of the peer."""
 
     def __init__(self) -> None:
         self.state = ConnectionState.OPEN
+        self.agreement = NOTHING
         self._decoder = FrameDecoder()
         self._next_call_id = 1
         self._calls: dict[int, _Call] = {}
@@ -87,6 +102,28 @@ class Connection:
         """Whether the octets that `events` left are the beginning of a frame."""
         return self._decoder.is_mid_frame
 
+    # What both ends agreed on.
+
+    def adopt(self, agreement: Agreement, *, is_client: bool) -> None:
+        """Use what was agreed on, from the next frame on, either way.
+
+        The client calls it with the answer to its HEARTBEAT, the server once it sent that answer.
+        What the server receives may have been sent before the answer arrived.
+        """
+        self.agreement = agreement
+        if agreement.has_header_checksum:
+            self._decoder.header_checksum = (
+                HeaderChecksum.REQUIRED if is_client else HeaderChecksum.ACCEPTED
+            )
+
+    def pack(self, parts: Sequence[Octets]) -> Payload:
+        """Compress a payload if that was agreed on and pays. Changes nothing: any thread may."""
+        if self.agreement.has_compression:
+            compressed = maybe_compress(parts)
+            if compressed is not None:
+                return Payload((compressed,), is_compressed=True)
+        return Payload(parts)
+
     # Our calls.
 
     def start_call(
@@ -110,7 +147,7 @@ class Connection:
                 f"{limits.CALLS_IN_FLIGHT_MAX} calls are open on this connection already",
             )
         call_id = self._next_call_id
-        buffers = encode_frame(opcode, Flag.REQUEST, call_id, header, payload)
+        buffers = self._encode(opcode, Flag.REQUEST, call_id, header, self.pack(payload))
         self._next_call_id = call_id % limits.CALL_ID_MAX + 1
         self._calls[call_id] = _Call(opcode)
         if deadline is not None:
@@ -146,18 +183,20 @@ class Connection:
         self,
         request: Frame,
         header: Octets = b"",
-        payload: Sequence[Octets] = (),
+        payload: Payload | Sequence[Octets] = (),
         *,
         is_end: bool = True,
     ) -> list[Octets]:
         """Return the octets of one frame that answers `request`; nothing once it is answered.
 
-        Raises FrameError when the answer is too large for one frame.
+        A payload that was not packed is packed here. Raises FrameError when the answer is too large
+        for one frame.
         """
         if request.call_id not in self._requests:
             return []
         flags = Flag.RESPONSE | Flag.END if is_end else Flag.RESPONSE
-        buffers = encode_frame(request.opcode, flags, request.call_id, bytes(header), payload)
+        packed = payload if isinstance(payload, Payload) else self.pack(payload)
+        buffers = self._encode(request.opcode, flags, request.call_id, bytes(header), packed)
         if is_end:
             self._requests.discard(request.call_id)
         return buffers
@@ -165,7 +204,7 @@ class Connection:
     def send_system_error(self, request: Frame, error: SbpError) -> list[Octets]:
         """Return the octets of a system error frame (SPEC "System Error Frame")."""
         self._requests.discard(request.call_id)
-        return encode_frame(
+        return self._encode(
             request.opcode,
             Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR,
             request.call_id,
@@ -174,7 +213,7 @@ class Connection:
 
     def send_farewell(self, error: SbpError) -> list[Octets]:
         """Return the octets that tell the peer why its connection is being closed."""
-        return encode_frame(
+        return self._encode(
             Opcode.GOAWAY,
             Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR,
             0,
@@ -186,7 +225,7 @@ class Connection:
         if self.state is not ConnectionState.OPEN:
             return []
         self.state = ConnectionState.DRAINING
-        return encode_frame(Opcode.GOAWAY, Flag.REQUEST, 0)
+        return self._encode(Opcode.GOAWAY, Flag.REQUEST, 0)
 
     # Octets.
 
@@ -207,7 +246,7 @@ class Connection:
         if self.state is ConnectionState.CLOSED:
             return
         try:
-            for frame in self._decoder.frames():
+            for frame in map(self._unpack, self._decoder.frames()):
                 event = self._on_response(frame) if frame.is_response else self._on_request(frame)
                 if event is not None:
                     yield event
@@ -226,6 +265,25 @@ class Connection:
             for call_id, call in calls.items()
             if call.state is not CallState.ABANDONED
         ]
+
+    def _encode(
+        self, opcode: int, flags: Flag, call_id: int, header: bytes = b"", payload: Payload = _EMPTY
+    ) -> list[Octets]:
+        if payload.is_compressed:
+            flags |= Flag.COMPRESSED
+        return encode_frame(
+            opcode,
+            flags,
+            call_id,
+            header,
+            payload.parts,
+            covers_header=self.agreement.has_header_checksum,
+        )
+
+    def _unpack(self, frame: Frame) -> Frame:
+        if frame.is_compressed and self.agreement.has_compression:
+            return replace(frame, payload=decompress(frame.payload))
+        return frame
 
     def _on_request(self, frame: Frame) -> Event | None:
         if frame.opcode == Opcode.GOAWAY:

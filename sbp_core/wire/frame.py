@@ -14,7 +14,8 @@ Big-endian:
     16+H    P     payload
     16+H+P  4     CRC-32 of the payload, 0 when there is none
 
-so `length` = 16 + H + P, and a frame takes length + 4 octets in all.
+so `length` = 16 + H + P, and a frame takes length + 4 octets in all. Extension: in a frame with the
+flag HEADER_CHECKSUM, on a connection that agreed on it, the CRC-32 is of all that stands before it.
 """
 
 from __future__ import annotations
@@ -69,6 +70,11 @@ class Frame:
         """SPEC "Flags", 0x04: the header is a SystemErrorResponse."""
         return bool(self.flags & Flag.SYSTEM_ERROR)
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the payload is compressed, where both ends agreed on it."""
+        return bool(self.flags & Flag.COMPRESSED)
+
 
 def encode_frame(
     opcode: int,
@@ -76,10 +82,13 @@ def encode_frame(
     call_id: int,
     header: bytes = b"",
     payload: Sequence[Octets] = (),
+    *,
+    covers_header: bool = False,
 ) -> list[Octets]:
     """Return the buffers of one frame, in order; the parts of `payload` are not copied.
 
-    Raises FrameError when the header or the whole frame is larger than allowed.
+    `covers_header` sets HEADER_CHECKSUM and makes the checksum one of the whole frame. Raises
+    FrameError when the header or the whole frame is larger than allowed.
     """
     payload_bytes = sum(len(part) for part in payload)
     length = limits.FRAME_BYTES_MIN + len(header) + payload_bytes
@@ -90,10 +99,12 @@ def encode_frame(
         )
     if len(header) > limits.HEADER_BYTES_MAX:
         raise FrameError(f"a header of {len(header)} octets passes {limits.HEADER_BYTES_MAX}")
-    prefix = _PREFIX.pack(
-        length, MAGIC, opcode, flags, call_id, HEADER_FORMAT_FLATBUFFERS << 24 | len(header)
-    )
-    return [prefix + header, *payload, _CHECKSUM.pack(crc32(payload) if payload_bytes else 0)]
+    if covers_header:
+        flags |= Flag.HEADER_CHECKSUM
+    header_word = HEADER_FORMAT_FLATBUFFERS << 24 | len(header)
+    head = _PREFIX.pack(length, MAGIC, opcode, flags, call_id, header_word) + header
+    covered = [head, *payload] if covers_header else payload
+    return [head, *payload, _CHECKSUM.pack(crc32(covered))]
 
 
 class DecoderState(enum.Enum):
@@ -105,6 +116,14 @@ class DecoderState(enum.Enum):
     BROKEN = "unreadable"
 
 
+class HeaderChecksum(enum.Enum):
+    """What the flag HEADER_CHECKSUM means to a decoder."""
+
+    IGNORED = "nothing was agreed on: the flag is one of the unused ones"
+    ACCEPTED = "agreed on: from the first frame that has the flag on, all must have it"
+    REQUIRED = "every frame must have the flag"
+
+
 class FrameDecoder:
     """Incremental decoder: octets in, frames out, refusing at the earliest octet.
 
@@ -113,11 +132,12 @@ class FrameDecoder:
     yields what is complete. A frame with the wrong magic or an unknown opcode is skipped, as SPEC
     "Magic Code" and "Operation Code" demand. FrameError means that the connection cannot be read
     any further; it is raised again by every later call. `frame_count` counts the complete frames,
-    `discarded_count` those that were skipped.
+    `discarded_count` those that were skipped. `header_checksum` is for the owner to set.
     """
 
     def __init__(self) -> None:
         self.state = DecoderState.PREFIX
+        self.header_checksum = HeaderChecksum.IGNORED
         self.frame_count = 0
         self.discarded_count = 0
         self._bad_magic_run = 0
@@ -215,6 +235,8 @@ class FrameDecoder:
         return True
 
     def _skip_foreign_frame(self, length: int) -> None:
+        if self.header_checksum is HeaderChecksum.REQUIRED:
+            raise FrameError("a frame without the magic code among those with a header checksum")
         self._bad_magic_run += 1
         if self._bad_magic_run > limits.BAD_MAGIC_FRAMES_MAX:
             raise FrameError(
@@ -248,15 +270,27 @@ class FrameDecoder:
         self.frame_count += 1
         header = bytes(self._buffer[self._start + _PREFIX.size : header_end])
         (checksum,) = _CHECKSUM.unpack_from(self._buffer, payload_end)
+        covered_from = self._start if self._covers_header(flags) else header_end
+        covered = self._buffer[covered_from:payload_end]
+        if covered and crc32([covered]) != checksum:
+            raise FrameError(
+                f"call {call_id} (opcode {opcode:#06x}, {payload_end - header_end} octets of"
+                " payload) does not match its checksum"
+            )
         payload = self._take_payload(header_end, payload_end, frame_end)
         self._frame_bytes = 0
         self.state = DecoderState.PREFIX
-        if payload and crc32([payload]) != checksum:
-            raise FrameError(
-                f"the payload of call {call_id} (opcode {opcode:#06x}, {len(payload)} octets)"
-                " does not match its checksum"
-            )
         return Frame(opcode, flags, call_id, header, payload)
+
+    def _covers_header(self, flags: int) -> bool:
+        """Whether the checksum of the frame at hand is of all of it."""
+        if self.header_checksum is HeaderChecksum.IGNORED:
+            return False
+        if flags & Flag.HEADER_CHECKSUM:
+            self.header_checksum = HeaderChecksum.REQUIRED
+        elif self.header_checksum is HeaderChecksum.REQUIRED:
+            raise FrameError("a frame without a header checksum, which was agreed on")
+        return self.header_checksum is HeaderChecksum.REQUIRED
 
     def _take_payload(self, start: int, end: int, frame_end: int) -> Octets:
         """Hand the payload out: a small one copied, a large one together with its buffer."""

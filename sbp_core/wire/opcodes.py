@@ -35,12 +35,18 @@ class Opcode(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """Bits of a frame's flags octet; bits that are not listed are ignored."""
+    """Bits of a frame's flags octet; bits that are not listed are ignored.
+
+    COMPRESSED and HEADER_CHECKSUM are extensions: they mean something only on a connection whose
+    two ends agreed on the feature of that name.
+    """
 
     REQUEST = 0x00
     RESPONSE = 0x01
     END = 0x02
     SYSTEM_ERROR = 0x04
+    COMPRESSED = 0x08
+    HEADER_CHECKSUM = 0x10
 
 
 KNOWN_OPCODES = frozenset(int(opcode) for opcode in Opcode)

@@ -27,6 +27,7 @@ from sbp_core.errors import (
 )
 from sbp_core.session.connection import Connection
 from sbp_core.session.events import RequestReceived
+from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Flag, Opcode
 
@@ -159,7 +160,7 @@ def feed(conversation: Conversation, buffers: list) -> list:
 
 
 def test_a_deadline_before_the_connection_is_a_connect_error() -> None:
-    conversation = Conversation("h:1", "me")
+    conversation = Conversation("h:1", "me", Wishes())
     call_id, _ = conversation.start(PING, lambda _: None)
     error = conversation.expire(call_id, Opcode.PING)
     assert isinstance(error, ConnectError)
@@ -168,7 +169,7 @@ def test_a_deadline_before_the_connection_is_a_connect_error() -> None:
 
 
 def test_a_deadline_on_a_connection_retires_it() -> None:
-    conversation = Conversation("h:1", "me")
+    conversation = Conversation("h:1", "me", Wishes())
     conversation.phase = Phase.OPEN
     other: list = []
     expired, _ = conversation.start(PING, lambda _: None)
@@ -181,14 +182,14 @@ def test_a_deadline_on_a_connection_retires_it() -> None:
 
 
 def test_the_reason_of_a_failed_connection_is_told_to_later_calls() -> None:
-    conversation = Conversation("h:1", "me")
+    conversation = Conversation("h:1", "me", Wishes())
     conversation.end(connect_failed("h:1", OSError(111, "whatever"), 5))
     with pytest.raises(ConnectError, match="Connection refused"):
         conversation.start(PING, lambda _: None)
 
 
 def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
-    conversation, server = Conversation("h:1", "me"), Connection()
+    conversation, server = Conversation("h:1", "me", Wishes()), Connection()
     conversation.phase = Phase.OPEN
     got: list = []
     _, buffers = conversation.start(PING, got.append)
@@ -204,7 +205,7 @@ def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
 
 
 def test_what_a_client_does_not_serve_is_refused() -> None:
-    conversation, server = Conversation("h:1", "me"), Connection()
+    conversation, server = Conversation("h:1", "me", Wishes()), Connection()
     _, buffers = server.start_call(Opcode.APPEND, b"", [b"x"])
     server.receive_data(b"".join(feed(conversation, buffers)))
     (event,) = server.events()

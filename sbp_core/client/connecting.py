@@ -1,0 +1,22 @@
+"""What holds for every connection that a client makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sbp_core import limits
+from sbp_core.client.timing import OnTiming
+from sbp_core.session.negotiation import NO_WISHES, Wishes
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """How long a connection may take to be made, what to ask the server for, and who watches.
+
+    `on_timing` is called with each call that was answered, in whichever thread noticed it; it must
+    return at once.
+    """
+
+    timeout_ms: int = limits.CONNECT_TIMEOUT_MS
+    wishes: Wishes = NO_WISHES
+    on_timing: OnTiming | None = None

@@ -1,0 +1,152 @@
+"""What the two ends of a connection agree on with its first HEARTBEAT (an extension).
+
+The client offers features, the server answers with those that it accepts; one that is absent from
+the answer is declined. A server that knows nothing of features declines all of them. Nothing is
+used before it is agreed on: by the server from the frame after its answer, by the client from the
+first frame after that arrived.
+
+    feature           data of the offer           data of the answer
+    compression       codecs, comma-separated     the codec: zstd
+    deadline          -                           -
+    connection-id     -                           u64, big-endian: the connection's number
+    handler-duration  -                           -
+    isolation         name of the class           the same
+    header-checksum   -                           -
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import ConfigurationError
+from sbp_core.wire.headers import Feature
+
+_CONNECTION_ID: Final = struct.Struct(">Q")
+_CODEC: Final = b"zstd"
+_ISOLATION_CLASS: Final = re.compile(
+    rb"[A-Za-z0-9._-]{1,%d}" % limits.ISOLATION_CLASS_LENGTH_MAX, re.ASCII
+)
+
+
+class FeatureName(enum.StrEnum):
+    """The features that this version knows."""
+
+    COMPRESSION = "compression"
+    DEADLINE = "deadline"
+    CONNECTION_ID = "connection-id"
+    HANDLER_DURATION = "handler-duration"
+    ISOLATION = "isolation"
+    HEADER_CHECKSUM = "header-checksum"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What holds on a connection. The default is nothing, as with a peer that knows no features.
+
+    `has_compression`: payloads may be compressed. `has_deadline`: the server drops what its caller
+    does not wait for any longer. `connection_id`: the server's number for the connection, which
+    its log shows. `has_handler_duration`: answers tell how long the server took. `isolation`: the
+    class in which the server schedules the connection's reads. `has_header_checksum`: checksums
+    are of whole frames.
+    """
+
+    has_compression: bool = False
+    has_deadline: bool = False
+    connection_id: int | None = None
+    has_handler_duration: bool = False
+    isolation: str = ""
+    has_header_checksum: bool = False
+
+
+NOTHING: Final = Agreement()
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the owner of a client may choose; the other features are always offered.
+
+    Raises ConfigurationError for an isolation class that is no name.
+    """
+
+    compression: bool = False
+    isolation: str = ""
+
+    def __post_init__(self) -> None:
+        if self.isolation and not _ISOLATION_CLASS.fullmatch(self.isolation.encode()):
+            raise ConfigurationError(
+                f"isolation class {self.isolation!a} is no name; expected 1 to"
+                f" {limits.ISOLATION_CLASS_LENGTH_MAX} letters, digits, '.', '_' or '-'"
+            )
+
+
+NO_WISHES: Final = Wishes()
+
+
+def offer(wishes: Wishes) -> tuple[Feature, ...]:
+    """Return the features that a client's first HEARTBEAT offers."""
+    offered = [
+        Feature(FeatureName.DEADLINE),
+        Feature(FeatureName.CONNECTION_ID),
+        Feature(FeatureName.HANDLER_DURATION),
+        Feature(FeatureName.HEADER_CHECKSUM),
+    ]
+    if wishes.compression:
+        offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
+    if wishes.isolation:
+        offered.append(Feature(FeatureName.ISOLATION, wishes.isolation.encode()))
+    return tuple(offered)
+
+
+def accept(offered: Iterable[Feature], connection_id: int) -> tuple[Agreement, tuple[Feature, ...]]:
+    """Return what a server agrees to, and the features of its answer.
+
+    Features that are unknown, or whose data make no sense, are declined. Of a feature that is
+    offered twice the first counts.
+    """
+    answer: dict[str, Feature] = {}
+    for feature in offered:
+        accepted = _maybe_accept(feature, connection_id)
+        if accepted is not None and feature.name is not None:
+            answer.setdefault(feature.name, accepted)
+    features = tuple(answer.values())
+    return _agreement(features), features
+
+
+def settle(offered: Iterable[Feature], answered: Iterable[Feature]) -> Agreement:
+    """Return what a client has agreed on; what it never offered does not count."""
+    names = {feature.name for feature in offered}
+    return _agreement(feature for feature in answered if feature.name in names)
+
+
+def _maybe_accept(feature: Feature, connection_id: int) -> Feature | None:
+    match feature.name:
+        case FeatureName.DEADLINE | FeatureName.HANDLER_DURATION | FeatureName.HEADER_CHECKSUM:
+            return Feature(feature.name)
+        case FeatureName.CONNECTION_ID:
+            return Feature(feature.name, _CONNECTION_ID.pack(connection_id))
+        case FeatureName.COMPRESSION if _CODEC in feature.data.split(b","):
+            return Feature(feature.name, _CODEC)
+        case FeatureName.ISOLATION if _ISOLATION_CLASS.fullmatch(feature.data):
+            return feature
+        case _:
+            return None
+
+
+def _agreement(features: Iterable[Feature]) -> Agreement:
+    data = {feature.name: feature.data for feature in features}
+    number = data.get(FeatureName.CONNECTION_ID, b"")
+    isolation = data.get(FeatureName.ISOLATION, b"")
+    return Agreement(
+        has_compression=data.get(FeatureName.COMPRESSION) == _CODEC,
+        has_deadline=FeatureName.DEADLINE in data,
+        connection_id=int.from_bytes(number, "big") if len(number) == 8 else None,
+        has_handler_duration=FeatureName.HANDLER_DURATION in data,
+        isolation=isolation.decode("ascii", "replace"),
+        has_header_checksum=FeatureName.HEADER_CHECKSUM in data,
+    )
