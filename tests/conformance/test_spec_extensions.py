@@ -16,6 +16,7 @@ from sbp_core.wire.headers import (
     DeleteStreamsRequest,
     DescribeRangesRequest,
     DescribeStreamsRequest,
+    Feature,
     FetchResponse,
     HeartbeatRequest,
     ListRangesRequest,
@@ -259,5 +260,22 @@ def test_a_member_of_another_cluster_is_refused(target):
                 beat = HeartbeatRequest(client_id="c", cluster_id=cluster_id)
                 (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
                 assert answer.status.code == code
+
+    target.run(body)
+
+
+def test_features_that_are_unknown_or_not_offered_are_not_in_the_answer(target):
+    """`features` of HEARTBEAT, at both servers. Rule: features-offered, features-unknown."""
+
+    async def body(target):
+        async with target.streams() as (placed,):
+            for endpoint in (target.endpoint, placed.server.advertise_addr):
+                for offered in ((), ("telepathy",), ("telepathy", "deadline", "deadline")):
+                    async with Target(endpoint).pd() as client:
+                        beat = HeartbeatRequest(features=tuple(map(Feature, offered)))
+                        (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
+                        accepted = [each.name for each in answer.features]
+                        assert sorted(accepted) == sorted({*offered} & {"deadline"})
+                        await client.call(Opcode.PING)
 
     target.run(body)

@@ -22,10 +22,12 @@ from sbp_core.session.events import (
     RequestReceived,
     ResponseReceived,
 )
+from sbp_core.session.negotiation import Agreement, Wishes, offer, settle
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
+    HeartbeatRequest,
     decode_header,
     decode_system_error,
     encode_header,
@@ -46,6 +48,7 @@ class RawClient:
         self._session = Connection()
         self._frames: dict[int, list[Frame]] = {}
         self._answers: dict[int, asyncio.Future[list[Frame]]] = {}
+        self.received_bytes = 0
         self.was_sent_away = False
         """Whether the server sent GOAWAY."""
 
@@ -100,6 +103,14 @@ class RawClient:
                 check_status(decode_system_error(frame.header).status)
         return [decode_header(RESPONSE_TABLES[opcode], frame.header) for frame in frames]
 
+    async def greet(self, wishes: Wishes) -> Agreement:
+        """Offer features, and use what the server accepts from here on."""
+        offered = offer(wishes)
+        (answer,) = await self.ask(Opcode.HEARTBEAT, HeartbeatRequest(features=offered))
+        agreement = settle(offered, answer.features)
+        self._session.adopt(agreement, is_client=True)
+        return agreement
+
     async def wait_closed(self) -> None:
         """Wait until the server has closed the connection."""
         async with asyncio.timeout(self._timeout_seconds):
@@ -108,6 +119,7 @@ class RawClient:
     async def _receive(self) -> None:
         try:
             while octets := await self._reader.read(_READ_BYTES):
+                self.received_bytes += len(octets)
                 self._session.receive_data(octets)
                 for event in self._session.events():
                     self._on_event(event)

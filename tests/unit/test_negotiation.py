@@ -1,0 +1,130 @@
+"""What two ends agree on, and what becomes of offers that make no sense."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbp_core import limits
+from sbp_core.errors import ConfigurationError
+from sbp_core.session.negotiation import (
+    NO_WISHES,
+    NOTHING,
+    Agreement,
+    FeatureName,
+    Wishes,
+    accept,
+    offer,
+    settle,
+)
+from sbp_core.wire.headers import Feature, HeartbeatRequest, decode_header, encode_header
+
+EVERYTHING = Wishes(compression=True, isolation="nightly.backfill-1")
+
+
+def negotiate(wishes, connection_id=7):
+    offered = offer(wishes)
+    agreement, answered = accept(offered, connection_id)
+    assert settle(offered, answered) == agreement, "the two ends disagree"
+    return agreement
+
+
+def test_everything_that_is_offered_is_agreed_on():
+    assert negotiate(EVERYTHING) == Agreement(
+        has_compression=True,
+        has_deadline=True,
+        connection_id=7,
+        has_handler_duration=True,
+        isolation="nightly.backfill-1",
+        has_header_checksum=True,
+    )
+
+
+def test_what_costs_something_is_offered_only_when_wished_for():
+    agreement = negotiate(NO_WISHES)
+    assert not agreement.has_compression
+    assert agreement.isolation == ""
+    assert agreement.has_deadline
+    assert agreement.has_header_checksum
+
+
+def test_a_peer_that_knows_nothing_agrees_to_nothing():
+    assert settle(offer(EVERYTHING), ()) == NOTHING
+    assert accept((), 7) == (NOTHING, ())
+
+
+def test_an_absent_feature_is_a_declined_one():
+    offered = offer(EVERYTHING)
+    for left_out in FeatureName:
+        _, answered = accept((each for each in offered if each.name != left_out), 7)
+        assert left_out not in {each.name for each in answered}
+        assert settle(offered, answered) != negotiate(EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        Feature("telepathy", b"1"),
+        Feature(None, b""),
+        Feature("compression", b"lz4"),
+        Feature("compression", b""),
+        Feature("isolation", b""),
+        Feature("isolation", b"two words"),
+        Feature("isolation", b"\xff\xfe"),
+        Feature("isolation", b"x" * (limits.ISOLATION_CLASS_LENGTH_MAX + 1)),
+    ],
+)
+def test_a_server_declines_what_it_cannot_make_sense_of(feature):
+    assert accept([feature], 7) == (NOTHING, ())
+
+
+def test_a_server_chooses_the_codec_that_it_knows():
+    agreement, answered = accept([Feature("compression", b"snappy,zstd,lz4")], 7)
+    assert agreement.has_compression
+    assert answered == (Feature("compression", b"zstd"),)
+
+
+def test_of_a_feature_that_is_offered_twice_the_first_counts():
+    agreement, answered = accept([Feature("isolation", b"a"), Feature("isolation", b"b")], 7)
+    assert agreement.isolation == "a"
+    assert answered == (Feature("isolation", b"a"),)
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        Feature("compression", b"lz4"),
+        Feature("connection-id", b"\x00\x01"),
+        Feature("telepathy"),
+    ],
+)
+def test_a_client_ignores_an_answer_that_it_cannot_use(answered):
+    assert settle(offer(EVERYTHING), [answered]) == NOTHING
+
+
+def test_a_client_ignores_what_it_never_offered():
+    _, answered = accept(offer(EVERYTHING), 7)
+    agreement = settle(offer(NO_WISHES), answered)
+    assert not agreement.has_compression
+    assert agreement.isolation == ""
+
+
+@pytest.mark.parametrize("name", ["two words", "ü", "x" * 65, "a/b"])
+def test_an_isolation_class_is_a_name(name):
+    with pytest.raises(ConfigurationError, match="isolation class"):
+        Wishes(isolation=name)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Feature,
+            st.one_of(st.none(), st.sampled_from(list(map(str, FeatureName))), st.text(max_size=9)),
+            st.binary(max_size=20),
+        ),
+        max_size=12,
+    )
+)
+def test_whatever_is_offered_both_ends_agree_on_the_same(offered):
+    sent = decode_header(HeartbeatRequest, encode_header(HeartbeatRequest(features=tuple(offered))))
+    agreement, answered = accept(sent.features, 1)
+    assert settle(offered, answered) == agreement
