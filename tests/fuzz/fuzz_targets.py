@@ -17,6 +17,7 @@ from zlib import crc32
 
 import pyarrow as pa
 from faulty_disk import FaultyDisk, Inode
+from fuzz_features import check_features, features_corpus
 
 from sbp_core import limits
 from sbp_core.errors import FrameError, HeaderError, LogError, RecordBatchError, SbpError
@@ -386,5 +387,6 @@ TARGETS = {
     "envelope": Target(envelope_corpus, check_envelope),
     "rows": Target(rows_corpus, check_rows),
     "session": Target(session_corpus, check_session),
+    "features": Target(features_corpus, check_features),
     "log": Target(log_corpus, check_log),
 }

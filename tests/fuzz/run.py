@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 INPUT_SECONDS_MAX = 1.0
 MEMORY_GROWTH_BYTES_MAX = 256 << 20
 LENGTH_BYTES = 8
-TARGET_NAMES = ("frames", "headers", "envelope", "rows", "session", "log")
+TARGET_NAMES = ("frames", "headers", "envelope", "rows", "session", "features", "log")
 
 
 class HangError(Exception):
