@@ -52,7 +52,7 @@ class AppendedMessage(WriterCommitMessage):
 
 def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> AppendedMessage:
     """Append all rows of a task; return when all of them are acknowledged. Raises SbpError."""
-    client = client_for(str(options.endpoint), Patience.RUNNING)
+    client = client_for(options.servers, Patience.RUNNING)
     return append_rows(batches, client, options.stream)
 
 

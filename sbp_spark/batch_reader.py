@@ -25,16 +25,16 @@ class SbpBatchReader(DataSourceReader):
         options = self._options
         with plain_errors():
             streams = {info.stream_id: info for info in resolve_streams(options)}
-            client = client_for(str(options.endpoint), Patience.RUNNING)
+            client = client_for(options.servers, Patience.RUNNING)
             bounds = client.stream_bounds(list(streams))
             starts = starting_offsets(options, bounds)
             intervals = [
                 Interval(bound.stream_id, starts[bound.stream_id], bound.next_offset)
                 for bound in bounds
             ]
-            planned = plan_read(client, options.endpoint, intervals, streams)
+            planned = plan_read(client, options.servers, intervals, streams)
         # Spark makes a partition of its own where there is none.
-        return planned or [SpanPartition(str(options.endpoint), ())]
+        return planned or [SpanPartition(options.servers, ())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

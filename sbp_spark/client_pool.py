@@ -9,7 +9,8 @@ from enum import IntEnum
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import Client, Connecting, RetryPolicy
+from sbp_core.client import Client, Connecting, RetryPolicy, Wishes
+from sbp_spark.options import Endpoint, Servers
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
 _FIRST_CALL_TIMEOUT_MS: Final = 5_000
@@ -24,33 +25,36 @@ class Patience(IntEnum):
     """In the middle of work, which a restart of the servers must not end."""
 
 
-_clients: dict[tuple[int, str, Patience], Client] = {}
-_reached: set[tuple[int, str, str]] = set()
+_clients: dict[tuple[int, Servers, Patience], Client] = {}
+_reached: set[tuple[int, Endpoint, str]] = set()
 _lock: Final = threading.Lock()
 
 
-def client_for(endpoint: str, patience: Patience) -> Client:
-    """Return this process's client of the placement driver at `endpoint`; it is never closed."""
-    key = (os.getpid(), endpoint, patience)
+def client_for(servers: Servers, patience: Patience) -> Client:
+    """Return this process's client of a cluster; it is never closed."""
+    key = (os.getpid(), servers, patience)
     with _lock:
         if key not in _clients:
             is_starting = patience is Patience.STARTING
             _clients[key] = Client(
-                endpoint,
+                str(servers.endpoint),
                 timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
-                connecting=Connecting(timeout_ms=_CONNECT_TIMEOUT_MS),
+                connecting=Connecting(
+                    timeout_ms=_CONNECT_TIMEOUT_MS,
+                    wishes=Wishes(servers.is_compressed, servers.isolation_class),
+                ),
                 retry=RetryPolicy(budget_ms=patience.value),
             )
         return _clients[key]
 
 
-def check_once(endpoint: str, purpose: str, check: Callable[[], object]) -> None:
-    """Run `check` unless it has succeeded in this process for this endpoint and purpose before.
+def check_once(servers: Servers, purpose: str, check: Callable[[], object]) -> None:
+    """Run `check` unless it has succeeded in this process for this cluster and purpose before.
 
     So a first use finds mistakes at once, and a later one does not end a running query when the
     servers are away for a while. Raises what `check` raises.
     """
-    key = (os.getpid(), endpoint, purpose)
+    key = (os.getpid(), servers.endpoint, purpose)
     if key not in _reached:
         check()
         _reached.add(key)

@@ -74,7 +74,7 @@ class SbpDataSource(DataSource):
                     " .outputMode('append') or .outputMode('update')"
                 )
             target = options.stream.text if options.stream else ""
-            check_once(str(options.endpoint), target, lambda: _check_target(options))
+            check_once(options.servers, target, lambda: _check_target(options))
         return SbpStreamWriter(options)
 
     def _sink_options(self, schema: StructType) -> SinkOptions:
@@ -85,4 +85,4 @@ class SbpDataSource(DataSource):
 
 def _check_target(options: SinkOptions) -> None:
     """Raise SbpError unless the endpoint answers and knows the option's stream."""
-    describe_refs(options.endpoint, [options.stream] if options.stream else [], "stream")
+    describe_refs(options.servers, [options.stream] if options.stream else [], "stream")

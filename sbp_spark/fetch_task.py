@@ -16,6 +16,7 @@ from sbp_core import limits
 from sbp_core.errors import ProtocolError
 from sbp_core.records import Envelope, decode_batch, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.options import Servers
 from sbp_spark.planning import StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, describe_span, fetch_chunks
 from sbp_spark.schema import source_arrow_schema
@@ -27,9 +28,9 @@ BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
 
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
-    """Spans that one task reads, by way of the placement driver at `endpoint`."""
+    """Spans that one task reads, from the cluster of `servers`."""
 
-    endpoint: str
+    servers: Servers
     spans: tuple[StreamSpan, ...]
 
 
@@ -45,7 +46,7 @@ def read_partition(partition: InputPartition, *, include_headers: bool) -> Itera
     assert isinstance(partition, SpanPartition)
     if not partition.spans:
         return
-    client = client_for(partition.endpoint, Patience.RUNNING)
+    client = client_for(partition.servers, Patience.RUNNING)
     with closing(Prefetcher(fetch_chunks(client, partition.spans))) as chunks:
         yield from decode_chunks(chunks, partition.spans, include_headers=include_headers)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.limits import STREAM_NAME_LENGTH_MAX
+from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX, STREAM_NAME_LENGTH_MAX
 
 EARLIEST: Final = -2
 """Start at the oldest offset that is still stored."""
@@ -23,6 +23,7 @@ _SHOWN_LENGTH_MAX: Final = 80
 _HOST_LENGTH_MAX: Final = 253
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
 _STREAM_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{STREAM_NAME_LENGTH_MAX}}}")
+_ISOLATION_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{ISOLATION_CLASS_LENGTH_MAX}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,19 @@ class OptionSpec:
 
 _ENDPOINT = OptionSpec(
     "endpoint", None, "Placement driver to ask, host:port; an IPv6 address stands in brackets."
+)
+
+_COMPRESSION = OptionSpec(
+    "compression",
+    "none",
+    "How records travel between Spark's workers and the range servers: none, or zstd, which spares"
+    " a slow network and costs processor time. A server that knows no compression gets none.",
+)
+_ISOLATION_CLASS = OptionSpec(
+    "isolationClass",
+    "none",
+    "Name of a class of readers, such as backfill: a range server divides its reads fairly between"
+    " classes, so that none of them waits behind the backlog of another.",
 )
 
 SOURCE_OPTIONS: Final = (
@@ -54,6 +68,8 @@ SOURCE_OPTIONS: Final = (
         "Upper bound on the records of one micro-batch, over all streams. Streaming only.",
     ),
     OptionSpec("includeHeaders", "false", "Whether rows have the column `headers`: true, false."),
+    _COMPRESSION,
+    _ISOLATION_CLASS,
 )
 
 SINK_OPTIONS: Final = (
@@ -61,6 +77,7 @@ SINK_OPTIONS: Final = (
     OptionSpec(
         "stream", "the column `stream`", "Stream to write to, a name or id; overrides the column."
     ),
+    _COMPRESSION,
 )
 
 _SINK_KEYS_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
@@ -75,6 +92,21 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers of a cluster: where its placement driver is, and how to talk to them.
+
+    `isolation_class` "" is the class of those that name none.
+    """
+
+    endpoint: Endpoint
+    is_compressed: bool = False
+    isolation_class: str = ""
+
+    def __str__(self) -> str:
+        return str(self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +136,7 @@ class SourceOptions:
     `records_per_trigger_max` is None where a micro-batch is unlimited, and always in batch reads.
     """
 
-    endpoint: Endpoint
+    servers: Servers
     streams: tuple[StreamRef, ...]
     starting_offsets: tuple[int, ...]
     records_per_trigger_max: int | None
@@ -115,7 +147,7 @@ class SourceOptions:
 class SinkOptions:
     """Options of a sink; `stream` is None where each row names its stream itself."""
 
-    endpoint: Endpoint
+    servers: Servers
     stream: StreamRef | None
 
 
@@ -202,9 +234,12 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     starting_offsets = _read_starting_offsets(reader, streams, streaming=streaming)
     records_max = _read_records_max(reader, streaming=streaming)
     include_headers = _read_flag(reader, "includeHeaders", default=False)
+    is_compressed = _read_compression(reader)
+    isolation_class = _read_isolation_class(reader)
     reader.check_faults("source")
     assert endpoint is not None
-    return SourceOptions(endpoint, streams, starting_offsets, records_max, include_headers)
+    servers = Servers(endpoint, is_compressed, isolation_class)
+    return SourceOptions(servers, streams, starting_offsets, records_max, include_headers)
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -221,9 +256,10 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
             stream = parse_stream_ref(text)
         except ConfigurationError as error:
             reader.add_fault("stream", f"names no stream: {error}", "one name or id", "correct it")
+    is_compressed = _read_compression(reader)
     reader.check_faults("sink")
     assert endpoint is not None
-    return SinkOptions(endpoint, stream)
+    return SinkOptions(Servers(endpoint, is_compressed), stream)
 
 
 def parse_stream_ref(text: str) -> StreamRef:
@@ -385,6 +421,27 @@ def _read_records_max(reader: _OptionReader, *, streaming: bool) -> int | None:
     remedy = "give such a number, or leave the option out for no limit"
     reader.add_fault(name, f"is {_shown(text)}", "a whole number above 0", remedy)
     return None
+
+
+def _read_compression(reader: _OptionReader) -> bool:
+    text = reader.maybe_text("compression") or "none"
+    if text.lower() not in {"none", "zstd"}:
+        reader.add_fault(
+            "compression", f"is {_shown(text)}", "none or zstd", "give one of them, or leave it out"
+        )
+    return text.lower() == "zstd"
+
+
+def _read_isolation_class(reader: _OptionReader) -> str:
+    text = reader.maybe_text("isolationClass") or ""
+    if text and not _ISOLATION_NAME.fullmatch(text):
+        reader.add_fault(
+            "isolationClass",
+            f"is {_shown(text)}",
+            f"1 to {ISOLATION_CLASS_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -",
+            "correct it, or leave it out",
+        )
+    return text
 
 
 def _read_flag(reader: _OptionReader, name: str, *, default: bool) -> bool:

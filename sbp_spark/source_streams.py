@@ -18,7 +18,7 @@ from sbp_core.errors import (
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import SpanPartition
 from sbp_spark.offsets import Interval
-from sbp_spark.options import EARLIEST, LATEST, Endpoint, SourceOptions, StreamRef
+from sbp_spark.options import EARLIEST, LATEST, Servers, SourceOptions, StreamRef
 from sbp_spark.planning import cover, plan_partitions
 
 RECORDS_PER_PARTITION_MAX: Final = 1_000_000
@@ -35,12 +35,12 @@ def plain_errors() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
-def describe_refs(endpoint: Endpoint, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
+def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
     """Return the streams that an option names, asking the placement driver for the first time.
 
     Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
     """
-    client = client_for(str(endpoint), Patience.STARTING)
+    client = client_for(servers, Patience.STARTING)
     try:
         wanted = [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
         if not wanted:
@@ -50,12 +50,12 @@ def describe_refs(endpoint: Endpoint, refs: Sequence[StreamRef], option: str) ->
         raise NotFoundError(
             error.code,
             f"option {option}: {error.message}; on the command line:"
-            f" `sbp streams create NAME --endpoint {endpoint}` and"
-            f" `sbp streams list --endpoint {endpoint}`",
+            f" `sbp streams create NAME --endpoint {servers}` and"
+            f" `sbp streams list --endpoint {servers}`",
         ) from None
     except (TransportError, DeadlineExceededError) as error:
         raise ConnectError(
-            f"option endpoint: no placement driver answers at {endpoint}; is `sbp serve` running"
+            f"option endpoint: no placement driver answers at {servers}; is `sbp serve` running"
             f" there? ({error.__cause__ or error})"
         ) from None
 
@@ -65,7 +65,7 @@ def resolve_streams(options: SourceOptions) -> tuple[StreamInfo, ...]:
 
     Raises SbpError when nobody answers, when any is missing, or when two are the same.
     """
-    infos = describe_refs(options.endpoint, options.streams, "streams")
+    infos = describe_refs(options.servers, options.streams, "streams")
     seen: dict[int, StreamRef] = {}
     faults = []
     for ref, info in zip(options.streams, infos, strict=True):
@@ -112,7 +112,7 @@ def display_name(info: StreamInfo) -> str:
 
 def plan_read(
     client: Client,
-    endpoint: Endpoint,
+    servers: Servers,
     intervals: Iterable[Interval],
     streams: Mapping[int, StreamInfo],
 ) -> list[SpanPartition]:
@@ -131,4 +131,4 @@ def plan_read(
         records_per_partition_max=RECORDS_PER_PARTITION_MAX,
         spans_per_partition_max=SPANS_PER_PARTITION_MAX,
     )
-    return [SpanPartition(str(endpoint), partition) for partition in planned]
+    return [SpanPartition(servers, partition) for partition in planned]

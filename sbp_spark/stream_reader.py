@@ -113,7 +113,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = {stream_id: at.next_offset for stream_id, at in finish.streams.items()}
             now = {at.stream_id: at for at in self._positions(ends, {})}
             intervals(finish, SourceOffset(now))
-            return plan_read(self._client(), self._options().endpoint, wanted, streams)
+            return plan_read(self._client(), self._options().servers, wanted, streams)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
@@ -129,7 +129,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._checked_options
 
     def _client(self) -> Client:
-        return client_for(str(self._options().endpoint), Patience.RUNNING)
+        return client_for(self._options().servers, Patience.RUNNING)
 
     def _resolved(self) -> dict[int, StreamInfo]:
         """Return the streams by id, in the order of the option; looked up once per run."""

@@ -34,6 +34,16 @@ def test_every_column_survives(sbp, new_streams):
     assert {(row.stream, row.range_index) for row in read.collect()} == {(stream, 0)}
 
 
+def test_every_column_survives_compressed_and_in_a_class_of_its_own(sbp, new_streams):
+    (stream,) = new_streams(1)
+    long = [(b"k", b"one of many that are alike" * 40, {}, RECORDS[0][3])] * 500
+    written = sbp.spark.createDataFrame(long, SCHEMA)
+    sbp.save(written, stream=stream, compression="zstd")
+    options = {"includeHeaders": "true", "compression": "zstd", "isolationClass": "backfill"}
+    read = sbp.load(stream, **options)
+    assert_df_equality(read.select("key", "value", "headers", "timestamp"), written)
+
+
 def test_text_columns_are_written_as_utf8(sbp, new_streams):
     (stream,) = new_streams(1)
     sbp.save(sbp.spark.createDataFrame([("ä", "ü")], "key string, value string"), stream=stream)

@@ -22,9 +22,12 @@ from sbp_core.records import encode_rows
 from sbp_spark import fetch_task, prefetch
 from sbp_spark.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
 from sbp_spark.offsets import Interval
+from sbp_spark.options import Endpoint, Servers
 from sbp_spark.planning import DataLossError, StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, fetch_chunks
 from sbp_spark.schema import source_arrow_schema
+
+SERVERS = Servers(Endpoint("nowhere", 1))
 
 
 def span(start, end, stream_id=7, range_index=0):
@@ -207,12 +210,12 @@ def test_late_records_are_waited_for():
 
 
 def test_a_partition_holds_what_a_task_needs_and_nothing_else():
-    partition = SpanPartition("host:1", (span(0, 1), span(1, 2)))
+    partition = SpanPartition(SERVERS, (span(0, 1), span(1, 2)))
     assert pickle.loads(pickle.dumps(partition)) == partition
 
 
 def test_an_empty_partition_asks_nobody():
-    partition = SpanPartition("nowhere:1", ())
+    partition = SpanPartition(SERVERS, ())
     assert list(fetch_task.read_partition(partition, include_headers=True)) == []
 
 
@@ -285,7 +288,7 @@ def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
     monkeypatch.setattr(fetch_task, "client_for", lambda *_: FakeServer(records_per_batch=10_000))
     monkeypatch.setattr(fetch_task, "Prefetcher", Watched)
     reading = fetch_task.read_partition(
-        SpanPartition("host:1", (replace(span(0, 10**6)),)), include_headers=False
+        SpanPartition(SERVERS, (replace(span(0, 10**6)),)), include_headers=False
     )
     assert next(reading).num_rows == 10_000
     reading.close()

@@ -11,6 +11,7 @@ from sbp_spark.options import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
     Endpoint,
+    Servers,
     StreamRef,
     parse_sink_options,
     parse_source_options,
@@ -37,7 +38,7 @@ def only_fault(streaming=True, **options):
 
 def test_defaults_of_a_streaming_source():
     options = source()
-    assert options.endpoint == Endpoint("pd", 12378)
+    assert options.servers == Servers(Endpoint("pd", 12378))
     assert options.streams == (StreamRef("orders"), StreamRef("17"))
     assert options.starting_offsets == (LATEST, LATEST)
     assert options.records_per_trigger_max is None
@@ -59,7 +60,7 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
         },
         streaming=True,
     )
-    assert options.endpoint == Endpoint("pd", 1)
+    assert options.servers.endpoint == Endpoint("pd", 1)
     assert [str(stream) for stream in options.streams] == ["a", "b"]
     assert options.starting_offsets == (EARLIEST, EARLIEST)
     assert options.records_per_trigger_max == 7
@@ -144,7 +145,7 @@ def test_a_path_is_refused_on_both_sides():
     ],
 )
 def test_endpoints(text, host, port, shown):
-    endpoint = source(endpoint=text).endpoint
+    endpoint = source(endpoint=text).servers.endpoint
     assert endpoint == Endpoint(host, port)
     assert str(endpoint) == shown
 
@@ -311,8 +312,29 @@ def test_a_batch_has_no_record_limit():
     assert "no triggers" in only_fault(streaming=False, maxRecordsPerTrigger="5")
 
 
+def test_how_to_talk_to_the_servers():
+    servers = source(compression="ZSTD", isolationClass="nightly.backfill").servers
+    assert servers == Servers(Endpoint("pd", 12378), True, "nightly.backfill")
+    assert source(compression="none").servers == Servers(Endpoint("pd", 12378))
+    sink = parse_sink_options({"endpoint": "pd:1", "compression": "zstd"})
+    assert sink.servers == Servers(Endpoint("pd", 1), is_compressed=True)
+    assert str(servers) == "pd:12378"
+
+
+def test_bad_ways_to_talk_to_the_servers():
+    assert "expected none or zstd" in only_fault(compression="gzip")
+    for name in ("two words", "x" * 65, "a/b"):
+        assert "isolationClass is" in only_fault(isolationClass=name)
+
+
 def test_an_empty_optional_value_is_a_fault():
-    for name in ("startingOffsets", "maxRecordsPerTrigger", "includeHeaders"):
+    for name in (
+        "startingOffsets",
+        "maxRecordsPerTrigger",
+        "includeHeaders",
+        "compression",
+        "isolationClass",
+    ):
         assert f"{name} is empty" in only_fault(**{name: " "})
 
 
@@ -357,6 +379,8 @@ def test_every_option_of_the_source_table_is_known():
         "startingOffsets": json.dumps({"orders": 1, "17": 2}),
         "maxRecordsPerTrigger": "1",
         "includeHeaders": "false",
+        "compression": "none",
+        "isolationClass": "backfill",
     }
     assert set(options) == {spec.name for spec in SOURCE_OPTIONS}
     assert source_of(options).starting_offsets == (1, 2)
