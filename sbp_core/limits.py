@@ -59,6 +59,8 @@ FIRST_FRAME_MS: Final = 10_000
 """From the connection to the end of its first frame."""
 FRAME_COMPLETION_MS: Final = 30_000
 """From the first octet of a frame to its last, while the socket is read."""
+FRAME_CONTENDED_MS: Final = 5_000
+"""The same for a frame that holds memory which other connections wait for."""
 WRITE_STALL_MS: Final = 30_000
 """For a peer to read what piled up beyond WRITE_BUFFER_HIGH_BYTES, or before a close."""
 
@@ -79,6 +81,8 @@ DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
 CONNECTIONS_MAX: Final = 1024
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Request octets of one connection being worked on; beyond it its socket is not read."""
+SERVER_IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
+"""The same of all connections, with the large frames that are being received."""
 HEADER_IN_FLIGHT_FACTOR: Final = 16
 """What an octet of a request's header counts for: decoded, it takes many times as much."""
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
@@ -126,6 +130,7 @@ assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
 assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <= SEGMENT_BYTES_MAX
 assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
+assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS

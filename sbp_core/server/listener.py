@@ -9,6 +9,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
+from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.peer import Peer
@@ -33,6 +34,7 @@ class Listener:
         self._server_name = server_name
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000
+        self._budget = Budget(limits.SERVER_IN_FLIGHT_BYTES_MAX)
         self._connection_ids = itertools.count(1)
         self._peers: set[Peer] = set()
         self._server: asyncio.Server | None = None
@@ -89,6 +91,7 @@ class Listener:
             self._dispatcher,
             self._clock,
             self._peers.discard,
+            budget=self._budget,
             connection_id=next(self._connection_ids),
             is_full=self._is_full(),
         )
@@ -99,7 +102,7 @@ class Listener:
         return len(self._peers) >= limits.CONNECTIONS_MAX
 
     async def _sweep_for_ever(self) -> None:
-        shortest_seconds = min(self._idle_seconds, limits.FIRST_FRAME_MS / 1000)
+        shortest_seconds = min(self._idle_seconds, limits.FRAME_CONTENDED_MS / 1000)
         while True:
             await asyncio.sleep(shortest_seconds / _SWEEPS_PER_BOUND)
             self.sweep()

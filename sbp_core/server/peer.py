@@ -1,9 +1,9 @@
 """One accepted connection: octets through the session, requests to the dispatcher, backpressure.
 
-Memory is bounded from both sides: while the requests being worked on hold more than
-CONNECTION_IN_FLIGHT_BYTES_MAX, or the peer does not read its answers, the socket is not read;
-meanwhile handlers wait in `send_response`. Time is bounded too: a peer gets so long to send its
-first frame, to complete one that it began, and to read what was sent.
+Memory is bounded from both sides: while there is no room for more requests (see intake.py), or the
+peer does not read its answers, the socket is not read; meanwhile handlers wait in `send_response`.
+Time is bounded too: a peer gets so long to send its first frame, to complete one that it began, and
+to read what was sent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Final, cast
 
 from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
+from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
+from sbp_core.server.intake import Intake
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import ConnectionBroken, Event, RequestReceived, RequestRefused
 from sbp_core.session.negotiation import NOTHING, Agreement, accept
@@ -41,6 +43,7 @@ class Peer(asyncio.BufferedProtocol):
         clock: Clock,
         on_closed: Callable[[Peer], None],
         *,
+        budget: Budget,
         connection_id: int,
         is_full: bool = False,
     ) -> None:
@@ -52,7 +55,7 @@ class Peer(asyncio.BufferedProtocol):
         self._session = Connection()
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_flight_bytes = 0
+        self._intake = Intake(budget, self._update_reading)
         self._is_full = is_full
         self._is_reading = True
         self._writable = asyncio.Event()
@@ -95,12 +98,14 @@ class Peer(asyncio.BufferedProtocol):
         self._session.buffer_updated(nbytes)
         for event in self._session.events():
             self._on_event(event)
+        self._intake.expect_frame(self._session.large_frame_bytes)
         has_completed = self._session.received_frame_count > frames_before
         self._note_frame_progress(has_completed=has_completed)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what was being served for the peer."""
         self._session.close()
+        self._intake.close()
         self._writable.set()
         for task in self._tasks:
             task.cancel()
@@ -209,6 +214,8 @@ class Peer(asyncio.BufferedProtocol):
     @property
     def _frame_ms(self) -> int:
         """How long the frame that is awaited may take."""
+        if self._intake.is_in_the_way:
+            return limits.FRAME_CONTENDED_MS
         if self._session.received_frame_count:
             return limits.FRAME_COMPLETION_MS
         return limits.FIRST_FRAME_MS
@@ -244,24 +251,21 @@ class Peer(asyncio.BufferedProtocol):
 
     def _start(self, frame: Frame) -> None:
         size = limits.HEADER_IN_FLIGHT_FACTOR * len(frame.header) + len(frame.payload)
-        self._in_flight_bytes += size
-        self._update_reading()
+        self._intake.begin(size)
         task = asyncio.create_task(self._dispatcher.serve(frame, self, self.name))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._on_done(done, size))
 
     def _on_done(self, task: asyncio.Task[None], size: int) -> None:
         self._tasks.discard(task)
-        self._in_flight_bytes -= size
+        self._intake.end(size)
         self._last_active = self._clock.monotonic()
-        self._update_reading()
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("%s: an answer could not be sent: %s", self.name, error)
             self.close()
 
     def _update_reading(self) -> None:
-        has_room = self._in_flight_bytes <= limits.CONNECTION_IN_FLIGHT_BYTES_MAX
-        wanted = has_room and self._writable.is_set()
+        wanted = self._intake.may_read and self._writable.is_set()
         if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted

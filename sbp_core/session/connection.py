@@ -102,6 +102,11 @@ class Connection:
         """Whether the octets that `events` left are the beginning of a frame."""
         return self._decoder.is_mid_frame
 
+    @property
+    def large_frame_bytes(self) -> int:
+        """Octets of the frame that is being received, if it needs much memory; else 0."""
+        return self._decoder.large_frame_bytes
+
     # What both ends agreed on.
 
     def adopt(self, agreement: Agreement, *, is_client: bool) -> None:

@@ -153,6 +153,12 @@ class FrameDecoder:
         """Whether a frame has begun and is not complete; of use when `frames` is exhausted."""
         return self._end > self._start or self.state is DecoderState.DISCARD
 
+    @property
+    def large_frame_bytes(self) -> int:
+        """Octets of the frame that is being received, if its buffer has to grow for it; else 0."""
+        is_large = self._frame_bytes > limits.RECEIVE_BUFFER_BYTES
+        return self._frame_bytes if is_large else 0
+
     def get_buffer(self) -> memoryview:
         """Return where the next octets go: at least one octet long."""
         if self._start == self._end:

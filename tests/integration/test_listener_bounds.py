@@ -14,6 +14,7 @@ from manual_clock import ManualClock
 from raw_client import RawClient
 
 from sbp_core import limits
+from sbp_core.server.budget import Budget
 from sbp_core.server.listener import Listener
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import IdAllocationResponse, decode_system_error
@@ -291,3 +292,56 @@ def test_running_out_of_descriptors_stops_neither_the_server_nor_its_connections
                 assert await loop.sock_recv(waiting, PONG_BYTES)
 
     run(body)
+
+
+def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner():
+    """Room for one large frame: the second waits, unread, until the first is there or given up."""
+    large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
+
+    async def body(bench):
+        budget = bench.listener._budget = Budget(20 << 20)
+        bench.gate.set()
+        async with bench.connection() as (slow, slow_writer), bench.connection() as (fast, writer):
+            slow_writer.write(large[: 1 << 20])
+            while budget.taken_bytes < len(large):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            writer.write(large)
+            while not budget.is_contended:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            bench.later(limits.FRAME_CONTENDED_MS)
+            assert bench.listener.connection_count == 2
+            bench.later(1)
+            assert "no whole frame arrived within 5000 ms" in await farewell(slow)
+            assert (await fast.readexactly(7))[5:] == Opcode.ALLOCATE_ID.to_bytes(2, "big")
+        async with RawClient("127.0.0.1", bench.port) as other:
+            await other.call(Opcode.PING)
+            while bench.listener.connection_count > 1:
+                await other.call(Opcode.PING)
+        assert budget.taken_bytes == 0
+
+    run(body)
+
+
+def test_a_full_server_reads_no_new_requests_until_one_is_done():
+    async def body(bench):
+        budget = bench.listener._budget = Budget(1 << 20)
+        request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(40_000)]))
+        async with bench.connection() as (reader, writer), bench.connection() as (_, other):
+            writer.write(b"".join(_numbered(request, number) for number in range(40)))
+            while budget.taken_bytes <= 1 << 20:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            other.write(_numbered(request, 1))
+            await other.drain()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert budget.taken_bytes < (1 << 20) + 4 * limits.RECEIVE_BUFFER_BYTES
+            bench.gate.set()
+            assert len(await reader.readexactly(1 << 20)) == 1 << 20
+            while budget.taken_bytes:
+                await reader.read(1 << 20)
+
+    run(body)
+
+
+def _numbered(request, call_id):
+    return request[:8] + call_id.to_bytes(4, "big") + request[12:]

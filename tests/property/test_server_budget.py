@@ -1,0 +1,144 @@
+"""The memory that connections share: a model walks through claims, requests and ends."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sbp_core import limits
+from sbp_core.server.budget import Budget
+from sbp_core.server.intake import Intake
+
+BYTES_MAX = 100
+SIZES = st.integers(1, BYTES_MAX)
+NUMBERS = st.integers(0, 4)
+
+
+class Peer:
+    """One connection: its requests, and the frame that it is sending."""
+
+    def __init__(self, budget):
+        self.changes = 0
+        self.intake = Intake(budget, self.on_change)
+        self.requests = []
+        self.frame = 0
+
+    def on_change(self):
+        self.changes += 1
+
+
+class BudgetMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.budget = Budget(BYTES_MAX)
+        self.peers = [Peer(self.budget) for _ in range(5)]
+
+    def is_granted(self, peer):
+        return peer.intake._claim is None
+
+    @rule(number=NUMBERS, size=SIZES)
+    def a_frame_begins(self, number, size):
+        peer = self.peers[number]
+        if not peer.frame and peer.intake.may_read:
+            peer.frame = size
+            peer.intake.expect_frame(size)
+
+    @rule(number=NUMBERS)
+    def a_frame_ends_and_is_served(self, number):
+        peer = self.peers[number]
+        if peer.frame and peer.intake.may_read:
+            peer.requests.append(peer.frame)
+            peer.intake.begin(peer.frame)
+            peer.intake.expect_frame(0)
+            peer.frame = 0
+
+    @rule(number=NUMBERS, size=SIZES)
+    def a_small_request_comes(self, number, size):
+        peer = self.peers[number]
+        if not peer.frame and peer.intake.may_read:
+            peer.requests.append(size)
+            peer.intake.begin(size)
+
+    @precondition(lambda self: any(peer.requests for peer in self.peers))
+    @rule(data=st.data())
+    def a_request_is_done(self, data):
+        peer = data.draw(st.sampled_from([each for each in self.peers if each.requests]))
+        peer.intake.end(peer.requests.pop())
+
+    @rule(number=NUMBERS)
+    def a_connection_closes_and_another_comes(self, number):
+        peer = self.peers[number]
+        peer.intake.close()
+        for size in peer.requests:
+            peer.intake.end(size)
+        self.peers[number] = Peer(self.budget)
+
+    @invariant()
+    def what_is_taken_is_what_is_held(self):
+        held = sum(sum(peer.requests) for peer in self.peers)
+        held += sum(peer.frame for peer in self.peers if self.is_granted(peer))
+        assert self.budget.taken_bytes == held
+
+    @invariant()
+    def nobody_waits_without_a_reason(self):
+        waiting = [peer for peer in self.peers if not self.is_granted(peer)]
+        if waiting:
+            assert self.budget.taken_bytes + max(peer.frame for peer in waiting) > BYTES_MAX
+            assert self.budget.is_contended
+        else:
+            assert not self.budget.is_contended
+
+    @invariant()
+    def more_than_the_budget_is_only_what_was_there_already(self):
+        granted = sum(peer.frame for peer in self.peers if self.is_granted(peer))
+        assert granted <= max(BYTES_MAX, *(peer.frame for peer in self.peers))
+
+
+BudgetMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
+TestBudget = BudgetMachine.TestCase
+
+
+def test_one_connection_may_not_take_it_all():
+    intake = Intake(Budget(2 * limits.CONNECTION_IN_FLIGHT_BYTES_MAX), lambda: None)
+    intake.begin(limits.CONNECTION_IN_FLIGHT_BYTES_MAX)
+    assert intake.may_read
+    intake.begin(1)
+    assert not intake.may_read
+    intake.end(1)
+    assert intake.may_read
+
+
+def test_claims_are_granted_in_their_order():
+    budget = Budget(100)
+    granted = []
+    budget.take(100)
+    for name, size in (("large", 80), ("small", 1), ("middle", 20)):
+        assert budget.maybe_wait(size, lambda name=name: granted.append(name)) is not None
+    budget.give_back(50)
+    assert granted == []
+    budget.give_back(30)
+    assert granted == ["large"]
+    budget.give_back(20)
+    assert granted == ["large", "small"]
+
+
+def test_a_claim_that_is_withdrawn_lets_the_next_one_through():
+    budget = Budget(100)
+    granted = []
+    budget.take(90)
+    claim = budget.maybe_wait(50, lambda: granted.append("first"))
+    budget.maybe_wait(10, lambda: granted.append("second"))
+    budget.withdraw(claim)
+    assert granted == ["second"]
+
+
+def test_a_frame_is_in_the_way_only_while_somebody_waits_for_its_memory():
+    budget = Budget(100)
+    holder, waiter = Intake(budget, lambda: None), Intake(budget, lambda: None)
+    holder.expect_frame(60)
+    assert not holder.is_in_the_way
+    waiter.expect_frame(60)
+    assert holder.is_in_the_way
+    assert not waiter.is_in_the_way
+    holder.close()
+    assert waiter.may_read
+    assert not waiter.is_in_the_way
