@@ -39,8 +39,8 @@ _ENDPOINT = OptionSpec(
     "endpoint", None, "Placement driver to ask, host:port; an IPv6 address stands in brackets."
 )
 
-_COMPRESSION = OptionSpec(
-    "compression",
+_NETWORK_COMPRESSION = OptionSpec(
+    "networkCompression",
     "none",
     "How records travel between Spark's workers and the range servers: none, or zstd, which spares"
     " a slow network and costs processor time. A server that knows no compression gets none.",
@@ -68,7 +68,7 @@ SOURCE_OPTIONS: Final = (
         "Upper bound on the records of one micro-batch, over all streams. Streaming only.",
     ),
     OptionSpec("includeHeaders", "false", "Whether rows have the column `headers`: true, false."),
-    _COMPRESSION,
+    _NETWORK_COMPRESSION,
     _ISOLATION_CLASS,
 )
 
@@ -77,7 +77,7 @@ SINK_OPTIONS: Final = (
     OptionSpec(
         "stream", "the column `stream`", "Stream to write to, a name or id; overrides the column."
     ),
-    _COMPRESSION,
+    _NETWORK_COMPRESSION,
 )
 
 _SINK_KEYS_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
@@ -234,7 +234,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     starting_offsets = _read_starting_offsets(reader, streams, streaming=streaming)
     records_max = _read_records_max(reader, streaming=streaming)
     include_headers = _read_flag(reader, "includeHeaders", default=False)
-    is_compressed = _read_compression(reader)
+    is_compressed = _read_network_compression(reader)
     isolation_class = _read_isolation_class(reader)
     reader.check_faults("source")
     assert endpoint is not None
@@ -256,7 +256,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
             stream = parse_stream_ref(text)
         except ConfigurationError as error:
             reader.add_fault("stream", f"names no stream: {error}", "one name or id", "correct it")
-    is_compressed = _read_compression(reader)
+    is_compressed = _read_network_compression(reader)
     reader.check_faults("sink")
     assert endpoint is not None
     return SinkOptions(Servers(endpoint, is_compressed), stream)
@@ -423,11 +423,14 @@ def _read_records_max(reader: _OptionReader, *, streaming: bool) -> int | None:
     return None
 
 
-def _read_compression(reader: _OptionReader) -> bool:
-    text = reader.maybe_text("compression") or "none"
+def _read_network_compression(reader: _OptionReader) -> bool:
+    text = reader.maybe_text("networkCompression") or "none"
     if text.lower() not in {"none", "zstd"}:
         reader.add_fault(
-            "compression", f"is {_shown(text)}", "none or zstd", "give one of them, or leave it out"
+            "networkCompression",
+            f"is {_shown(text)}",
+            "none or zstd",
+            "give one of them, or leave it out",
         )
     return text.lower() == "zstd"
 

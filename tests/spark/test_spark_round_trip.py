@@ -38,8 +38,8 @@ def test_every_column_survives_compressed_and_in_a_class_of_its_own(sbp, new_str
     (stream,) = new_streams(1)
     long = [(b"k", b"one of many that are alike" * 40, {}, RECORDS[0][3])] * 500
     written = sbp.spark.createDataFrame(long, SCHEMA)
-    sbp.save(written, stream=stream, compression="zstd")
-    options = {"includeHeaders": "true", "compression": "zstd", "isolationClass": "backfill"}
+    sbp.save(written, stream=stream, networkCompression="zstd")
+    options = {"includeHeaders": "true", "networkCompression": "zstd", "isolationClass": "backfill"}
     read = sbp.load(stream, **options)
     assert_df_equality(read.select("key", "value", "headers", "timestamp"), written)
 

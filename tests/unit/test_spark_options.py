@@ -313,16 +313,16 @@ def test_a_batch_has_no_record_limit():
 
 
 def test_how_to_talk_to_the_servers():
-    servers = source(compression="ZSTD", isolationClass="nightly.backfill").servers
+    servers = source(networkCompression="ZSTD", isolationClass="nightly.backfill").servers
     assert servers == Servers(Endpoint("pd", 12378), True, "nightly.backfill")
-    assert source(compression="none").servers == Servers(Endpoint("pd", 12378))
-    sink = parse_sink_options({"endpoint": "pd:1", "compression": "zstd"})
+    assert source(networkCompression="none").servers == Servers(Endpoint("pd", 12378))
+    sink = parse_sink_options({"endpoint": "pd:1", "networkCompression": "zstd"})
     assert sink.servers == Servers(Endpoint("pd", 1), is_compressed=True)
     assert str(servers) == "pd:12378"
 
 
 def test_bad_ways_to_talk_to_the_servers():
-    assert "expected none or zstd" in only_fault(compression="gzip")
+    assert "expected none or zstd" in only_fault(networkCompression="gzip")
     for name in ("two words", "x" * 65, "a/b"):
         assert "isolationClass is" in only_fault(isolationClass=name)
 
@@ -332,7 +332,7 @@ def test_an_empty_optional_value_is_a_fault():
         "startingOffsets",
         "maxRecordsPerTrigger",
         "includeHeaders",
-        "compression",
+        "networkCompression",
         "isolationClass",
     ):
         assert f"{name} is empty" in only_fault(**{name: " "})
@@ -379,7 +379,7 @@ def test_every_option_of_the_source_table_is_known():
         "startingOffsets": json.dumps({"orders": 1, "17": 2}),
         "maxRecordsPerTrigger": "1",
         "includeHeaders": "false",
-        "compression": "none",
+        "networkCompression": "none",
         "isolationClass": "backfill",
     }
     assert set(options) == {spec.name for spec in SOURCE_OPTIONS}
