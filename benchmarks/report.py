@@ -94,7 +94,7 @@ def rate_table(rates: Sequence[Rate]) -> str:
         )
         for each in rates
     ]
-    return _table(header, lines, text_columns={0, 3})
+    return table(header, lines, text_columns={0, 3})
 
 
 def memory_table(memories: Sequence[Memory]) -> str:
@@ -111,13 +111,13 @@ def memory_table(memories: Sequence[Memory]) -> str:
         )
         for each in memories
     ]
-    return _table(header, lines, text_columns={0, 1})
+    return table(header, lines, text_columns={0, 1})
 
 
-def _table(
+def table(
     header: tuple[str, ...], lines: Sequence[tuple[str, ...]], *, text_columns: set[int]
 ) -> str:
-    """Columns as wide as their longest cell, numbers to the right."""
+    """Return a table for the terminal: columns as wide as their longest cell, numbers right."""
     cells = [header, *lines]
     widths = [max(len(line[index]) for line in cells) for index in range(len(header))]
     rule = tuple("-" * width for width in widths)

@@ -1,0 +1,272 @@
+"""`python -m benchmarks.servers`: the servers without Spark, next to the raw disk and loopback.
+
+Each ratio compares two things that ran in turn in this run: appends with plain writes and fdatasync,
+fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients append small
+batches, each waiting for its acknowledgement: what group commit is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import pyarrow as pa
+
+from benchmarks.report import table
+from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.log.entry import COMMIT_MARKER
+from sbp_core.records import ROWS_SCHEMA, encode_rows
+
+RESULTS: Final = Path(__file__).parent / "results"
+
+_MIB: Final = 1024 * 1024
+_LARGE_BYTES: Final = _MIB - 2048
+"""A value that makes a batch of 1 MiB."""
+_ROUND_BATCHES: Final = 256
+_ROUNDS: Final = 5
+_IN_FLIGHT: Final = 8
+_SYNC_BYTES: Final = _IN_FLIGHT * _MIB
+"""The raw side syncs as often as our client lets the server: once per what is in flight."""
+_SMALL_BYTES: Final = 1024
+_SMALL_SECONDS: Final = 4.0
+_CLIENT_COUNTS: Final = (1, 16, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgements:
+    """What some clients got that append one small batch at a time. Latencies in ms."""
+
+    client_count: int
+    per_second: float
+    median_ms: float
+    p99_ms: float
+    per_sync: float
+
+
+def batch(value_bytes: int) -> bytes:
+    """Return a record batch of one random value."""
+    columns = [
+        pa.nulls(1, ROWS_SCHEMA.field("key").type),
+        pa.array([os.urandom(value_bytes)], ROWS_SCHEMA.field("value").type),
+        pa.nulls(1, ROWS_SCHEMA.field("headers").type),
+        pa.array([0], ROWS_SCHEMA.field("timestamp").type),
+    ]
+    rows = pa.record_batch(columns, schema=ROWS_SCHEMA)
+    return encode_rows(rows, stream_id=0, timestamp_ms=0)
+
+
+async def append_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> float:
+    """Append a round of large batches, some of them in flight at a time."""
+    left = iter(range(_ROUND_BATCHES))
+
+    async def work() -> None:
+        for _ in left:
+            await client.append([AppendItem(stream_id, octets)])
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(_IN_FLIGHT)))
+    return time.perf_counter() - started
+
+
+def raw_append_seconds(folder: Path, octets: bytes) -> float:
+    """Write the same octets to a file, with fdatasync."""
+    path = folder / "raw"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    started = time.perf_counter()
+    for number in range(1, _ROUND_BATCHES + 1):
+        os.write(descriptor, octets)
+        if number * len(octets) % _SYNC_BYTES < len(octets):
+            os.fdatasync(descriptor)
+    os.fdatasync(descriptor)
+    seconds = time.perf_counter() - started
+    os.close(descriptor)
+    path.unlink()
+    return seconds
+
+
+async def fetch_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> float:
+    """Fetch a round of large batches that were just written, some of them in flight at a time."""
+    left = iter(range(_ROUND_BATCHES))
+
+    async def work() -> None:
+        for offset in left:
+            item = FetchItem(stream_id, offset, None, len(octets))
+            async for outcome in client.fetch([item]):
+                assert outcome.error is None, outcome.error
+                assert len(outcome.payload) == len(octets)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(_IN_FLIGHT // 2)))
+    return time.perf_counter() - started
+
+
+def raw_fetch_seconds(octets: bytes) -> float:
+    """Receive the same octets from another process over the loopback interface."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = multiprocessing.get_context("spawn").Process(
+            target=_send, args=(listener.getsockname()[1], octets)
+        )
+        sender.start()
+        connection, _ = listener.accept()
+        buffer = bytearray(len(octets))
+        left = _ROUND_BATCHES * len(octets)
+        connection.recv(1)
+        started = time.perf_counter()
+        while left:
+            left -= connection.recv_into(buffer)
+        seconds = time.perf_counter() - started
+        connection.close()
+        sender.join()
+    return seconds
+
+
+def _send(port: int, octets: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"!")
+        for _ in range(_ROUND_BATCHES):
+            connection.sendall(octets)
+
+
+async def acknowledgements(endpoint: str, log: Path, client_count: int) -> Acknowledgements:
+    """Let clients append one small batch after the other, each on a connection of its own."""
+    clients = [AsyncClient(endpoint) for _ in range(client_count)]
+    latencies: list[float] = []
+    octets = batch(_SMALL_BYTES)
+    (stream,) = await clients[0].create_streams([StreamSpec(f"small-{client_count}")])
+
+    async def work(client: AsyncClient) -> None:
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            await client.append([AppendItem(stream.stream_id, octets)])
+            latencies.append(time.perf_counter() - began)
+
+    until = time.perf_counter() + 0.5
+    await asyncio.gather(*map(work, clients))
+    latencies.clear()
+    syncs, started = _commit_count(log), time.perf_counter()
+    until = started + _SMALL_SECONDS
+    await asyncio.gather(*map(work, clients))
+    seconds = time.perf_counter() - started
+    syncs = _commit_count(log) - syncs
+    await asyncio.gather(*(client.close() for client in clients))
+    return Acknowledgements(
+        client_count,
+        len(latencies) / seconds,
+        1000 * median(latencies),
+        1000 * _p99(latencies),
+        len(latencies) / syncs,
+    )
+
+
+def _commit_count(log: Path) -> int:
+    """Return the group commits in a log: each begins with a marker."""
+    return sum(path.read_bytes().count(COMMIT_MARKER) for path in log.glob("*.log"))
+
+
+def _p99(values: Sequence[float]) -> float:
+    return sorted(values)[max(0, int(len(values) * 0.99) - 1)]
+
+
+def p99_sync_ms(folder: Path) -> float:
+    """Return the 99th percentile of a small write with fdatasync, in ms."""
+    path = folder / "syncs"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    octets = os.urandom(_SMALL_BYTES)
+    seconds = []
+    for _ in range(1000):
+        started = time.perf_counter()
+        os.write(descriptor, octets)
+        os.fdatasync(descriptor)
+        seconds.append(time.perf_counter() - started)
+    os.close(descriptor)
+    path.unlink()
+    return 1000 * _p99(seconds)
+
+
+async def p99_ping_ms(client: AsyncClient) -> float:
+    """Return the 99th percentile of a round trip to the placement driver, in ms."""
+    return _p99([await client.ping() for _ in range(1000)])
+
+
+def _ratio_row(
+    name: str, ceiling: str, own: Sequence[float], raw: Sequence[float]
+) -> tuple[str, ...]:
+    ratios = [raw_s / own_s for own_s, raw_s in zip(own, raw, strict=True)]
+    mb = _ROUND_BATCHES * _MIB / 1e6
+    return (
+        name,
+        f"{mb / median(own):,.0f}",
+        ceiling,
+        f"{mb / median(raw):,.0f}",
+        f"{median(ratios):.2f}",
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+    )
+
+
+async def _measure(folder: Path, endpoint: str, tell: Callable[[str], None]) -> None:
+    log = folder / "data" / "range-server-0" / "log"
+    octets = batch(_LARGE_BYTES)
+    appends, raw_appends, fetches, raw_fetches = [], [], [], []
+    async with AsyncClient(endpoint) as client:
+        (stream,) = await client.create_streams([StreamSpec("large")])
+        for number in range(_ROUNDS + 1):
+            times = (
+                await append_seconds(client, stream.stream_id, octets),
+                raw_append_seconds(folder, octets),
+                await fetch_seconds(client, stream.stream_id, octets),
+                raw_fetch_seconds(octets),
+            )
+            for seconds, taken in zip(
+                (appends, raw_appends, fetches, raw_fetches), times, strict=True
+            ):
+                if number:
+                    seconds.append(taken)
+        rows = [
+            _ratio_row("append 1 MiB", "write + fdatasync", appends, raw_appends),
+            _ratio_row("fetch 1 MiB", "loopback", fetches, raw_fetches),
+        ]
+        header = ("what", "MB/s", "ceiling", "its MB/s", "ratio", "spread")
+        tell(table(header, rows, text_columns={0, 2}) + "\n")
+        sync_ms, ping_ms = p99_sync_ms(folder), await p99_ping_ms(client)
+    tell(f"p99 of 1 KiB + fdatasync {sync_ms:.2f} ms, of a PING {ping_ms:.2f} ms\n")
+    header = ("clients", "acks/s", "median ms", "p99 ms", "p99 / (fdatasync + PING)", "acks/sync")
+    lines = []
+    for count in _CLIENT_COUNTS:
+        each = await acknowledgements(endpoint, log, count)
+        bound = each.p99_ms / (sync_ms + ping_ms)
+        lines.append(
+            (
+                f"{each.client_count}",
+                f"{each.per_second:,.0f}",
+                f"{each.median_ms:.2f}",
+                f"{each.p99_ms:.2f}",
+                f"{bound:.1f}",
+                f"{each.per_sync:.1f}",
+            )
+        )
+    tell(table(header, lines, text_columns=set()))
+
+
+def main() -> int:
+    """Measure; print two tables."""
+    RESULTS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as name:
+        folder = Path(name)
+        with LocalCluster(folder / "data") as cluster:
+            asyncio.run(_measure(folder, cluster.endpoint, lambda text: print(text, flush=True)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
