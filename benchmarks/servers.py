@@ -1,8 +1,8 @@
 """`python -m benchmarks.servers`: the servers without Spark, next to the raw disk and loopback.
 
-Each ratio compares two things that ran in turn in this run: appends with plain writes and fdatasync,
-fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients append small
-batches, each waiting for its acknowledgement: what group commit is for.
+Each ratio compares two things that ran in turn in this run: appends with plain writes and
+fdatasync, fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients
+append small batches, each waiting for its acknowledgement: what group commit is for.
 """
 
 from __future__ import annotations
