@@ -107,6 +107,8 @@ RETRY_BACKOFF_MS: Final = 50
 RETRY_BACKOFF_MS_MAX: Final = 2_000
 RETRY_BUDGET_MS: Final = 60_000
 """How long an operation is tried again while it makes no progress."""
+PLACEMENT_DRIVERS_MAX: Final = 16
+"""Nodes of a placement driver's cluster that a client takes note of."""
 STREAMS_PER_CALL: Final = 2_000
 """Streams that the client names in one metadata frame, so that the answer stays decodable."""
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from sbp_core.client import fetch as fetching
 from sbp_core.client.aio_connection import AsyncConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -236,7 +238,11 @@ class AsyncClient:
     ) -> None:
         parse_endpoint(endpoint)
         self._context = Context(
-            endpoint, Router(), retry or RetryPolicy(), random or SystemRandom(), timeout_ms
+            PlacementDrivers(endpoint),
+            Router(),
+            retry or RetryPolicy(),
+            random or SystemRandom(),
+            timeout_ms,
         )
         self._pool = AsyncPool(connect_timeout_ms=connect_timeout_ms)
 
@@ -257,6 +263,19 @@ class AsyncClient:
         deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
         one = Call(endpoint, opcode, header, deadline_ms, tuple(payload))
         return await self._run(calls.exchange(one))
+
+    async def ask(
+        self, opcode: Opcode, header: object, table: type[T], *, timeout_ms: int | None = None
+    ) -> list[T]:
+        """Ask the placement driver that leads; return the headers of its answer.
+
+        `header` is the opcode's request table, `table` its response table. Tried again as `retry`
+        says, so for what may be repeated. Raises SbpError, also for the status of the answer.
+        """
+        context = self._context
+        if timeout_ms is not None:
+            context = replace(context, timeout_ms=timeout_ms)
+        return await self._run(calls.ask(context, opcode, header, table))
 
     async def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

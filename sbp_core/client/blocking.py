@@ -19,6 +19,7 @@ from sbp_core.client import fetch as fetching
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -246,7 +247,11 @@ class Client:
     ) -> None:
         parse_endpoint(endpoint)
         self._context = Context(
-            endpoint, Router(), retry or RetryPolicy(), random or SystemRandom(), timeout_ms
+            PlacementDrivers(endpoint),
+            Router(),
+            retry or RetryPolicy(),
+            random or SystemRandom(),
+            timeout_ms,
         )
         self._pool = ConnectionPool(connect_timeout_ms=connect_timeout_ms)
 

@@ -176,7 +176,7 @@ class _Bounds:
 
     def __init__(self, router: Router) -> None:
         self.found: dict[int, StreamBounds] = {}
-        self.failure: tuple[str, SbpError] | None = None
+        self.failure: tuple[str | None, SbpError] | None = None
         self._router = router
         self._sealed: dict[int, RangeInfo] = {}
 
@@ -201,7 +201,7 @@ class _Bounds:
             elif last.servers:
                 groups.setdefault(last.servers[0], []).append(last)
             else:
-                self._on_error(stream_id, "the placement driver", no_server(last))
+                self._on_error(stream_id, None, no_server(last))
         return [(server, piece) for server, whole in groups.items() for piece in chunks(whole)]
 
     def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
@@ -218,7 +218,7 @@ class _Bounds:
                 self._sealed[stream_id] = tail
                 self._router.forget(stream_id)
 
-    def _on_error(self, stream_id: int, endpoint: str, error: SbpError) -> None:
+    def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
         self.failure = (endpoint, error)
         self._router.forget(stream_id)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient
+from sbp_core.client import AsyncClient, RetryPolicy
 from sbp_core.errors import InvalidRequestError, NotFoundError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
@@ -26,16 +26,15 @@ from sbp_core.wire.headers import (
     ReportMetricsRequest,
     ReportMetricsResponse,
     StreamRange,
-    decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import check_status, maybe_error
+from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Membership:
-    """Keeps this server known to the placement driver.
+    """Keeps this server known to the placement driver that leads.
 
     `refused` ends with the error when the placement driver says that this server is not of its
     cluster: then it must stop, and keep its data.
@@ -49,12 +48,13 @@ class Membership:
         heartbeat_interval_ms: int,
         measure: Callable[[RangeServer], Awaitable[ReportMetricsRequest]],
     ) -> None:
-        self._placement_driver = placement_driver
         self._data_dir = data_dir
         self._disk = disk
         self._interval_ms = heartbeat_interval_ms
         self._measure = measure
-        self._client = AsyncClient(placement_driver)
+        self._client = AsyncClient(
+            placement_driver, retry=RetryPolicy(budget_ms=heartbeat_interval_ms)
+        )
         self._identity: Identity | None = None
         self._advertise_addr = ""
         self._task: asyncio.Task[None] | None = None
@@ -104,11 +104,8 @@ class Membership:
             timeout_ms=limits.REQUEST_TIMEOUT_MS,
             range_owners=tuple(RangeCriteria(me, stream_id) for stream_id in stream_ids),
         )
-        frames = await self._client.call(self._placement_driver, Opcode.LIST_RANGES, request)
         placed: list[StreamRange] = []
-        for frame in frames:
-            response = decode_header(ListRangesResponse, frame.header)
-            check_status(response.status)
+        for response in await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse):
             for result in response.list_responses:
                 error = maybe_error(result.status)
                 if error is None:
@@ -118,12 +115,11 @@ class Membership:
         return placed
 
     async def _allocate_identity(self) -> Identity:
-        beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)
-        frames = await self._client.call(self._placement_driver, Opcode.ALLOCATE_ID, request)
-        response = decode_header(IdAllocationResponse, frames[-1].header)
-        check_status(response.status)
-        identity = Identity(response.id, beat.cluster_id or "")
+        answers = await self._client.ask(Opcode.ALLOCATE_ID, request, IdAllocationResponse)
+        # Asked in this order, it is the one that leads, and gave the id, that names the cluster.
+        beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
+        identity = Identity(answers[-1].id, beat.cluster_id or "")
         store_identity(self._data_dir, identity, self._disk)
         return identity
 
@@ -139,22 +135,18 @@ class Membership:
         )
 
     async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
-        frames = await self._client.call(self._placement_driver, Opcode.HEARTBEAT, request)
-        response = decode_header(HeartbeatResponse, frames[-1].header)
-        check_status(response.status)
-        return response
+        return (await self._client.ask(Opcode.HEARTBEAT, request, HeartbeatResponse))[-1]
 
     async def _report_load(self) -> None:
         """SPEC "REPORT_METRICS". Placement does without it when it fails."""
         try:
             request = await self._measure(self.self_table())
-            frames = await self._client.call(
-                self._placement_driver,
+            await self._client.ask(
                 Opcode.REPORT_METRICS,
                 request,
+                ReportMetricsResponse,
                 timeout_ms=limits.CONNECT_TIMEOUT_MS,
             )
-            check_status(decode_header(ReportMetricsResponse, frames[-1].header).status)
         except (SbpError, OSError) as error:
             _LOG.debug("the load was not reported: %s", error)
 
