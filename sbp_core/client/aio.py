@@ -47,6 +47,7 @@ from sbp_core.client.types import (
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import RangeServer
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
@@ -276,6 +277,10 @@ class AsyncClient:
         if timeout_ms is not None:
             context = replace(context, timeout_ms=timeout_ms)
         return await self._run(calls.ask(context, opcode, header, table))
+
+    async def find_followers(self, asker: RangeServer) -> list[str]:
+        """Return where the placement drivers are that do not lead; remember them."""
+        return await self._run(calls.find_followers(self._context, asker))
 
     async def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

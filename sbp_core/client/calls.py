@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from sbp_core.client.leader import PlacementDrivers
+from sbp_core.client.leader import PlacementDrivers, reachable_nodes
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
@@ -20,7 +20,14 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import decode_header, decode_system_error
+from sbp_core.wire.headers import (
+    DescribePlacementDriverClusterRequest,
+    DescribePlacementDriverClusterResponse,
+    PlacementDriverCluster,
+    RangeServer,
+    decode_header,
+    decode_system_error,
+)
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
@@ -163,6 +170,20 @@ def ask(
             if wait_ms is None:
                 raise attempts.explain(error, opcode.name, asked) from error
         yield from pause(wait_ms)
+
+
+def find_followers(context: Context, asker: RangeServer) -> Program[list[str]]:
+    """Return where the placement drivers are that do not lead (SPEC "DESCRIBE_PD_CLUSTER").
+
+    They are remembered, and asked when the leader is gone.
+    """
+    header = DescribePlacementDriverClusterRequest(asker, context.timeout_ms)
+    answers = yield from ask(
+        context, Opcode.DESCRIBE_PD_CLUSTER, header, DescribePlacementDriverClusterResponse
+    )
+    cluster = answers[-1].cluster or PlacementDriverCluster()
+    context.drivers.learn(cluster)
+    return [endpoint for endpoint, is_leader in reachable_nodes(cluster) if not is_leader]
 
 
 def exchange(call: Call) -> Program[list[Frame]]:

@@ -44,14 +44,15 @@ class Turn:
 
     def knowing(self, cluster: PlacementDriverCluster) -> Turn:
         """Return the order with the nodes of `cluster` behind the one that is asked now."""
-        named = [endpoint for endpoint, _ in _nodes(cluster)]
+        named = [endpoint for endpoint, _ in reachable_nodes(cluster)]
         in_turn = dict.fromkeys((self.endpoints[0], self.given, *named))
         return replace(self, endpoints=tuple(in_turn))
 
     def _told(self, cluster: PlacementDriverCluster) -> Turn:
         """The first does not lead; it may know who does."""
         known = self.knowing(cluster).endpoints
-        leaders = [each for each, is_leader in _nodes(cluster) if is_leader and each != known[0]]
+        nodes = reachable_nodes(cluster)
+        leaders = [each for each, is_leader in nodes if is_leader and each != known[0]]
         in_turn = (leaders[0], self.given, *known) if leaders else (*known[1:], known[0])
         return replace(self, endpoints=tuple(dict.fromkeys(in_turn)))
 
@@ -81,9 +82,13 @@ class PlacementDrivers:
         """Take note that `asked` answered with `error`, or could not be reached."""
         self._turn = self._turn.after(asked, error)
 
+    def learn(self, cluster: PlacementDriverCluster) -> None:
+        """Remember who else may be asked when the leader is gone."""
+        self._turn = self._turn.knowing(cluster)
 
-def _nodes(cluster: PlacementDriverCluster) -> list[tuple[str, bool]]:
-    """Return address and leadership of the nodes that can be connected to, a bounded number."""
+
+def reachable_nodes(cluster: PlacementDriverCluster) -> list[tuple[str, bool]]:
+    """Return endpoint and leadership of the nodes that have an address, a bounded number."""
     return [
         (node.advertise_addr, node.is_leader)
         for node in cluster.nodes[: limits.PLACEMENT_DRIVERS_MAX]

@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Membership:
-    """Keeps this server known to the placement driver that leads.
+    """Keeps this server known to the placement drivers: to the one that leads, and to the others.
 
     `refused` ends with the error when the placement driver says that this server is not of its
     cluster: then it must stop, and keep its data.
@@ -57,7 +57,8 @@ class Membership:
         )
         self._identity: Identity | None = None
         self._advertise_addr = ""
-        self._task: asyncio.Task[None] | None = None
+        self._load: ReportMetricsRequest | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.refused: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     @property
@@ -81,20 +82,23 @@ class Membership:
             try:
                 if self._identity is None:
                     self._identity = await self._allocate_identity()
-                await self._beat()
+                await self._call_heartbeat(self._heartbeat())
                 break
             except InvalidRequestError:
                 raise
             except SbpError as error:
                 _LOG.warning("waiting for the placement driver: %s", error)
                 await asyncio.sleep(self._interval_ms / 1000)
-        self._task = asyncio.create_task(self._keep_beating())
+        self._tasks = (
+            asyncio.create_task(self._keep_beating()),
+            asyncio.create_task(self._keep_telling_followers()),
+        )
 
     async def leave(self) -> None:
         """Stop the heartbeats and close the connections."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
@@ -123,27 +127,25 @@ class Membership:
         store_identity(self._data_dir, identity, self._disk)
         return identity
 
-    async def _beat(self) -> None:
-        assert self._identity is not None
-        await self._call_heartbeat(
-            HeartbeatRequest(
-                client_id=f"range-server-{self.server_id}",
-                client_role=ClientRole.RANGE_SERVER,
-                range_server=self.self_table(),
-                cluster_id=self._identity.cluster_id,
-            )
-        )
-
     async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         return (await self._client.ask(Opcode.HEARTBEAT, request, HeartbeatResponse))[-1]
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        assert self._identity is not None
+        return HeartbeatRequest(
+            client_id=f"range-server-{self.server_id}",
+            client_role=ClientRole.RANGE_SERVER,
+            range_server=self.self_table(),
+            cluster_id=self._identity.cluster_id,
+        )
 
     async def _report_load(self) -> None:
         """SPEC "REPORT_METRICS". Placement does without it when it fails."""
         try:
-            request = await self._measure(self.self_table())
+            self._load = await self._measure(self.self_table())
             await self._client.ask(
                 Opcode.REPORT_METRICS,
-                request,
+                self._load,
                 ReportMetricsResponse,
                 timeout_ms=limits.CONNECT_TIMEOUT_MS,
             )
@@ -156,7 +158,7 @@ class Membership:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             try:
-                await self._beat()
+                await self._call_heartbeat(self._heartbeat())
                 if not is_known:
                     _LOG.info("the placement driver answers again")
                 is_known = True
@@ -168,3 +170,27 @@ class Membership:
                 if is_known:
                     _LOG.warning("the placement driver does not answer: %s", error)
                 is_known = False
+
+    async def _keep_telling_followers(self) -> None:
+        """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too."""
+        while True:
+            try:
+                followers = await self._client.find_followers(self.self_table())
+            except SbpError as error:
+                _LOG.debug("the other placement drivers are not known: %s", error)
+            else:
+                await asyncio.gather(*map(self._tell, followers))
+            await asyncio.sleep(self._interval_ms / 1000)
+
+    async def _tell(self, follower: str) -> None:
+        """Best effort: what a follower answers decides nothing."""
+        told: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
+        if self._load is not None:
+            told.append((Opcode.REPORT_METRICS, self._load))
+        try:
+            for opcode, header in told:
+                await self._client.call(
+                    follower, opcode, header, timeout_ms=limits.CONNECT_TIMEOUT_MS
+                )
+        except SbpError as error:
+            _LOG.debug("the placement driver at %s was not told: %s", follower, error)

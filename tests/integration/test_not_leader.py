@@ -7,14 +7,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from client_drivers import AsyncDriver, BlockingDriver
 from core_cluster import rows_batch, values_of
-from follower_pd import follower_pd
+from follower_pd import cluster_of, follower_pd
 
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import ConnectError, NotLeaderError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.server.clock import SystemClock
+from sbp_core.server.listener import Listener
+from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
 from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS
 
 QUICK = RetryPolicy(budget_ms=20_000, backoff_ms=1, backoff_ms_max=20)
 HASTY = RetryPolicy(budget_ms=500, backoff_ms=1, backoff_ms_max=20)
@@ -36,12 +40,12 @@ class Servers:
         self.pd = PlacementDriver(PlacementDriverSettings(data_dir=self._folder / "pd", port=0))
         self._follower.name(await self.pd.start())
 
-    async def host(self):
+    async def host(self, placement_driver=None):
         """Start the range server."""
         self.range_server = RangeServer(
             RangeServerSettings(
                 data_dir=self._folder / "rs",
-                placement_driver=self._follower.endpoint,
+                placement_driver=placement_driver or self._follower.endpoint,
                 port=0,
                 heartbeat_interval_ms=20,
             )
@@ -160,9 +164,7 @@ def test_when_the_leader_is_gone_the_given_one_names_the_next(tmp_path, kind):
             assert follower.asked[Opcode.CREATE_STREAMS] == 1
             assert follower.asked[Opcode.DESCRIBE_STREAMS] == 1
             assert follower.asked[Opcode.DELETE_STREAMS] == 0
-            async with asyncio.timeout(30):
-                while servers.pd.live_server_count == 0:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: servers.pd.live_server_count == 1)
 
     run(body)
 
@@ -259,6 +261,49 @@ def test_messages_name_the_one_that_was_asked(kind):
     run(body)
 
 
+@asynccontextmanager
+async def in_front_of(pd, cluster):
+    """Another door to a placement driver, which says that it is one of `cluster`."""
+
+    async def describe(call):
+        await call.respond(DescribePlacementDriverClusterResponse(status=SUCCESS, cluster=cluster))
+
+    handlers = {**pd._handlers.by_opcode(), Opcode.DESCRIBE_PD_CLUSTER: describe}
+    listener = Listener(handlers, server_name="placement driver", clock=SystemClock())
+    try:
+        yield f"127.0.0.1:{await listener.start('127.0.0.1', 0)}"
+    finally:
+        await listener.drain(timeout_ms=100)
+
+
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_range_servers_send_heartbeats_and_load_metrics_to_all_pd_nodes(tmp_path):
+    """SPEC "DESCRIBE_PD_CLUSTER"; and when the leader is gone they know whom to ask."""
+
+    async def body(follower):
+        servers = Servers(tmp_path, follower)
+        await servers.lead()
+        nodes = cluster_of("said.to.lead.example:1", follower.endpoint, "no address")
+        try:
+            async with AsyncExitStack() as stack:
+                door = await stack.enter_async_context(in_front_of(servers.pd, nodes))
+                await servers.host(door)
+                await until(lambda: follower.asked[Opcode.HEARTBEAT] > 1)
+                await until(lambda: follower.asked[Opcode.REPORT_METRICS] > 1)
+            await servers.pd.stop()
+            await servers.lead()
+            await until(lambda: servers.pd.live_server_count == 1)
+        finally:
+            await servers.stop()
+
+    run(body)
+
+
 def test_a_range_server_joins_and_beats_at_the_leader(tmp_path):
     async def body(follower):
         async with running(tmp_path, follower) as servers:
@@ -268,9 +313,7 @@ def test_a_range_server_joins_and_beats_at_the_leader(tmp_path):
             await servers.pd.stop()
             await servers.lead()
             assert servers.pd.endpoint != first
-            async with asyncio.timeout(30):
-                while servers.pd.live_server_count == 0:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: servers.pd.live_server_count == 1)
             assert not servers.range_server.failed.done()
 
     run(body)

@@ -53,7 +53,7 @@ class Follower:
     async def serve(self, call: ServerCall) -> None:
         if call.opcode is Opcode.HEARTBEAT:
             request = call.decode(HeartbeatRequest)
-            if request.client_role is not ClientRole.RANGE_SERVER:
+            if request.client_role != ClientRole.RANGE_SERVER:
                 await call.respond(HeartbeatResponse(client_id=request.client_id))
                 return
         self.asked[call.opcode] += 1

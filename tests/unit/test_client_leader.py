@@ -124,3 +124,12 @@ def test_whatever_peers_say_the_given_one_stays_known_and_has_its_turn(steps) ->
             break
         drivers.on_error(drivers.endpoint, ConnectError("x"))
     assert drivers.endpoint == GIVEN
+
+
+def test_what_is_learned_waits_behind_the_one_that_is_asked() -> None:
+    drivers = PlacementDrivers(GIVEN)
+    drivers.learn(cluster_of("lead:1", "b:2"))
+    assert drivers.known == (GIVEN, "b:2", "lead:1")
+    drivers.on_error(GIVEN, ConnectError("x"))
+    drivers.learn(cluster_of("lead:1"))
+    assert drivers.known == ("b:2", GIVEN, "lead:1")
