@@ -15,6 +15,7 @@ from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
     RangeNotFoundError,
+    RangeOpenError,
     SbpError,
     StatusCode,
     StatusError,
@@ -284,7 +285,7 @@ def create_range(
     index, start = 0, 0
     if last is not None:
         if last.end_offset is None:
-            raise StatusError(
+            raise RangeOpenError(
                 StatusCode.CREATE_RANGE_BEFORE_SEAL,
                 f"range {last.range_index} of stream {stream_id} is open; seal it first",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient
-from sbp_core.errors import SbpError, StatusCode, StatusError
+from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusError
 from sbp_core.pd import operations
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.store_thread import StoreThread
@@ -78,7 +78,7 @@ class Sealer:
             (result,) = response.seal_responses
             check_status(result.status)
         except (SbpError, ValueError) as error:
-            raise StatusError(
+            raise SealUnansweredError(
                 StatusCode.SEAL_NO_SERVER_ANSWERED,
                 f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"
                 f" its server at {address or 'an unknown address'} does not answer as expected"

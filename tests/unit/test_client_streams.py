@@ -23,8 +23,10 @@ from sbp_core.errors import (
     AlreadyExistsError,
     ConnectionLostError,
     NotFoundError,
+    Outcome,
     ProtocolError,
     StatusCode,
+    StatusError,
 )
 from sbp_core.wire.headers import (
     CreateStreamResult,
@@ -35,6 +37,8 @@ from sbp_core.wire.headers import (
     DescribeRangesResponse,
     DescribeStreamResult,
     DescribeStreamsResponse,
+    SealRangesResponse,
+    SealRangesResult,
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -120,6 +124,28 @@ def test_delete_tells_the_range_servers_too_and_bears_their_absence(make, peers)
     make(driver_peer.endpoint).do("delete_streams", [1])
     assert len(driver_peer.seen(Opcode.DELETE_STREAMS)) == 1
     assert [each.stream_id for each in server.seen(Opcode.DELETE_STREAMS)[0].header.streams] == [1]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (StatusCode.PD_NO_AVAILABLE_RS, Outcome.UNKNOWN),
+        (StatusCode.SEAL_NO_SERVER_ANSWERED, Outcome.UNKNOWN),
+        (StatusCode.RANGE_NOT_FOUND, Outcome.NOT_APPLIED),
+    ],
+    ids=lambda value: value.name,
+)
+def test_a_seal_that_fails_half_way_may_have_been_applied(make, peer, code, outcome) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, "a:1")))
+    peer.script(
+        Opcode.SEAL_RANGE,
+        lambda each: each.answer(
+            SealRangesResponse(seal_responses=(SealRangesResult(None, status(code), 1),))
+        ),
+    )
+    with pytest.raises(StatusError, match="sealing stream 1: scripted") as caught:
+        make(peer.endpoint).do("seal_streams", [1])
+    assert caught.value.outcome is outcome
 
 
 def test_list_ranges_names_all_missing(make, peer) -> None:
