@@ -11,12 +11,13 @@ from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd import changes, operations
 from sbp_core.pd.membership import Membership
-from sbp_core.pd.model import RangeServerRecord, ServerLoad, shown
+from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
 from sbp_core.pd.trimming import Trimmer
 from sbp_core.server.clock import Clock
+from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (
     ClientRole,
@@ -97,7 +98,7 @@ class PlacementDriverHandlers:
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
         try:
-            self._check_cluster(request)
+            check_cluster(request.cluster_id, self._store.cluster_id)
             if request.client_role == ClientRole.RANGE_SERVER:
                 await self._refresh(request.range_server)
         except (InvalidRequestError, ConfigurationError) as error:
@@ -111,14 +112,6 @@ class PlacementDriverHandlers:
                 cluster_id=self._store.cluster_id,
             )
         )
-
-    def _check_cluster(self, request: HeartbeatRequest) -> None:
-        if request.cluster_id and request.cluster_id != self._store.cluster_id:
-            raise _invalid(
-                f"this is cluster {self._store.cluster_id}, not {shown(request.cluster_id)} to"
-                " which you belong; connect to the placement driver of that one, or bring its"
-                " data directory back. Your data was not touched"
-            )
 
     async def _refresh(self, announced: RangeServer | None) -> None:
         if announced is None:

@@ -26,7 +26,6 @@ from sbp_core.pd.model import (
     ServerLoad,
     StreamRecord,
     check_stream_name,
-    shown,
 )
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.store import MetadataStore
@@ -41,7 +40,7 @@ from sbp_core.wire.headers import (
     Stream,
     StreamRange,
 )
-from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.status import SUCCESS, shown, status_for
 
 _UNSET = -1
 """An id that a peer did not set, by the schema's default."""

@@ -9,6 +9,7 @@ from sbp_core.errors import InvalidRequestError, SbpError, StatusCode
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput
+from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (
     DeleteStreamResult,
@@ -58,14 +59,22 @@ class RangeOperations:
         }
 
     async def heartbeat(self, call: ServerCall) -> None:
-        """SPEC "HEARTBEAT": keep the connection alive."""
+        """SPEC "HEARTBEAT": keep the connection alive, tell the cluster's id once it is known."""
         request = call.decode(HeartbeatRequest)
+        cluster_id = self._membership.maybe_cluster_id
+        status = SUCCESS
+        try:
+            if cluster_id is not None:
+                check_cluster(request.cluster_id, cluster_id)
+        except InvalidRequestError as error:
+            status = status_for(error)
         await call.respond(
             HeartbeatResponse(
                 client_id=request.client_id,
                 client_role=request.client_role,
                 range_server=request.range_server,
-                status=SUCCESS,
+                status=status,
+                cluster_id=cluster_id,
             )
         )
 

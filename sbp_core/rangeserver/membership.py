@@ -66,6 +66,11 @@ class Membership:
         """The id that the placement driver gave this server, -1 before `join`."""
         return self._identity.server_id if self._identity is not None else -1
 
+    @property
+    def maybe_cluster_id(self) -> str | None:
+        """The cluster that this server belongs to, None before `join`."""
+        return (self._identity.cluster_id or None) if self._identity is not None else None
+
     def self_table(self) -> RangeServer:
         """Return how this server appears in frames."""
         return RangeServer(self.server_id, self._advertise_addr)

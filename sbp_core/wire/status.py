@@ -51,3 +51,8 @@ def status_for(error: SbpError) -> Status:
     if isinstance(error, LogError):
         return Status(code=StatusCode.RS_INTERNAL, message=str(error))
     return Status(code=StatusCode.UNKNOWN, message=str(error))
+
+
+def shown(text: str) -> str:
+    """Return a peer's text for a message: on one line, quoted, and never long."""
+    return ascii(text if len(text) <= 80 else text[:77] + "...")
