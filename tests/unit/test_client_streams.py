@@ -37,6 +37,9 @@ from sbp_core.wire.headers import (
     DescribeRangesResponse,
     DescribeStreamResult,
     DescribeStreamsResponse,
+    ListRangesResponse,
+    ListRangesResult,
+    RangeCriteria,
     SealRangesResponse,
     SealRangesResult,
     Stream,
@@ -158,6 +161,24 @@ def test_list_ranges_names_all_missing(make, peer) -> None:
     ]
     with pytest.raises(NotFoundError, match=r"stream 2.*stream 3"):
         driver.do("list_ranges", [1, 2, 3])
+
+
+def test_the_ranges_of_a_stream_may_come_in_several_results_and_frames(make, peer) -> None:
+    def part(stream_id: int, *pieces: Any) -> ListRangesResult:
+        owner = RangeCriteria(stream_id=stream_id)
+        return ListRangesResult(owner, pieces, status(StatusCode.NONE), stream_id)
+
+    def listed(exchange: Exchange) -> None:
+        first = part(1, placed(1, 0, 0, 2, "a:1"), placed(1, 1, 2, 3, "a:1"))
+        exchange.answer(ListRangesResponse(list_responses=(first,)), is_end=False)
+        rest = part(1, placed(1, 2, 3, -1, "a:1"))
+        other = part(2, placed(2, 0, 0, -1, "b:1"))
+        exchange.answer(ListRangesResponse(list_responses=(rest, part(1), other)))
+
+    peer.script(Opcode.LIST_RANGES, listed)
+    found = make(peer.endpoint).do("list_ranges", [1, 2])
+    assert [each.range_index for each in found[1]] == [0, 1, 2]
+    assert [each.range_index for each in found[2]] == [0]
 
 
 def describe_tail(*pieces: Any) -> Handler:
