@@ -71,7 +71,9 @@ def test_after_a_failed_sync_nothing_is_acknowledged(tmp_path):
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path):
     async def body(committer, disk, durable):
-        committer.submit([entry(0)])
+        waiting = entry(0)
+        committer.submit([waiting])
+        assert committer.pending_bytes == waiting.length
         with pytest.raises(ThrottledError):
             committer.check_room(limits.PENDING_APPEND_BYTES_MAX)
         committer.check_room(1000)
