@@ -101,7 +101,7 @@ ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000
 RESULTS_PER_FRAME: Final = 1_000
-"""Streams or ranges in one response frame of the placement driver."""
+"""Results of a batch of requests in one response frame."""
 DRAIN_TIMEOUT_MS: Final = 10_000
 CLUSTER_RANGE_SERVERS_MAX: Final = 64
 """Range servers that one process runs."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient, RetryPolicy
+from sbp_core.client.placement import chunks
 from sbp_core.errors import InvalidRequestError, NotFoundError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
@@ -109,18 +110,18 @@ class Membership:
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES)."""
         me = self.self_table()
-        request = ListRangesRequest(
-            timeout_ms=limits.REQUEST_TIMEOUT_MS,
-            range_owners=tuple(RangeCriteria(me, stream_id) for stream_id in stream_ids),
-        )
+        answers: list[ListRangesResponse] = []
+        for chunk in chunks(stream_ids):
+            owners = tuple(RangeCriteria(me, stream_id) for stream_id in chunk)
+            request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
+            answers += await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse)
         placed: list[StreamRange] = []
-        for response in await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse):
-            for result in response.list_responses:
-                error = maybe_error(result.status)
-                if error is None:
-                    placed.extend(result.ranges)
-                elif not isinstance(error, NotFoundError):
-                    raise error
+        for result in (each for answer in answers for each in answer.list_responses):
+            error = maybe_error(result.status)
+            if error is None:
+                placed.extend(result.ranges)
+            elif not isinstance(error, NotFoundError):
+                raise error
         return placed
 
     async def _allocate_identity(self) -> Identity:

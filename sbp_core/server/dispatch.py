@@ -6,7 +6,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-from sbp_core.errors import SbpError, StatusCode, StatusError, UnsupportedError
+from sbp_core.errors import (
+    FrameError,
+    HeaderError,
+    SbpError,
+    StatusCode,
+    StatusError,
+    UnsupportedError,
+)
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import decode_header, encode_header
@@ -46,10 +53,15 @@ class ServerCall:
     async def respond(
         self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
     ) -> None:
-        """Send one response frame, as soon as the peer's socket takes it."""
-        await self._responder.send_response(
-            self._frame, encode_header(header), payload, is_end=is_end
-        )
+        """Send one response frame, as soon as the peer's socket takes it.
+
+        Raises StatusError when it is too large: the request was not at fault, and had its effect.
+        """
+        try:
+            octets = encode_header(header)
+            await self._responder.send_response(self._frame, octets, payload, is_end=is_end)
+        except (FrameError, HeaderError) as error:
+            raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
 
 
 Handler = Callable[[ServerCall], Awaitable[None]]
