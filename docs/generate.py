@@ -57,10 +57,19 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " or the one that knows a stream's tail does not answer",
     StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
     StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to be sealed"
-    " does not answer",
-    StatusCode.RS_INTERNAL: "a range server whose log cannot be written; it is about to exit",
+    " does not answer; nothing is recorded, but the range may be sealed there",
+    StatusCode.RS_INTERNAL: "a range server whose log cannot be read, or cannot be written: then it"
+    " is about to exit",
     StatusCode.RS_DATA_CORRUPTED: ALSO_ACCEPTED,
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
+}
+
+OF_ITS_OWN: Final[Mapping[type[SbpError], str]] = {
+    errors.NotLeaderError: "asks the leader that `detail` names, or the next placement driver that"
+    " it knows, after a backoff",
+    errors.NoRangeServerError: "raises it, the caller may try again; an APPEND or a FETCH tries"
+    " again after a backoff",
+    errors.SealUnansweredError: "raises it, the caller may try again",
 }
 
 REFUSALS: Final[Mapping[str, str]] = {
@@ -127,11 +136,13 @@ def what_the_client_does(error: SbpError) -> str:
     """Return what sbp_core.client makes of an error, by the error's own attributes."""
     if not error.retriable:
         return "raises it"
+    if type(error) in OF_ITS_OWN:
+        return OF_ITS_OWN[type(error)]
     again = "tries again"
     if isinstance(error, StatusError):
         again += " after a backoff, or `throttle_time_ms` if that is longer"
     if error.outcome is not errors.Outcome.NOT_APPLIED:
-        again += " what only reads, and an APPEND whose caller accepts duplicates"
+        again += " what does no harm twice, and an APPEND whose caller accepts duplicates"
     return f"looks the placement up, {again}" if error.refreshes_placement else again
 
 

@@ -21,7 +21,9 @@ SbpError
 |   +-- ThrottledError
 |   +-- RequestTimeoutError
 |   +-- NotLeaderError
+|   +-- RangeOpenError
 |   +-- NoRangeServerError
+|   +-- SealUnansweredError
 |   +-- ShuttingDownError
 |   +-- StorageError
 +-- LogError                    the durable log on this machine
@@ -243,20 +245,36 @@ class RequestTimeoutError(StatusError):
 
 
 class NotLeaderError(StatusError):
-    """The placement driver is not the leader; `detail` describes the cluster."""
+    """The placement driver is not the leader; `detail` describes the cluster.
+
+    Where the ranges are has nothing to do with it: the same call is for another one to answer.
+    """
 
     codes = (StatusCode.PD_NOT_LEADER, StatusCode.ES_PD_NOT_LEADER)
     retriable = True
-    refreshes_placement = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class RangeOpenError(StatusError):
+    """The stream's last range is open: seal it before another one can be created."""
+
+    codes = (StatusCode.CREATE_RANGE_BEFORE_SEAL,)
     outcome = Outcome.NOT_APPLIED
 
 
 class NoRangeServerError(StatusError):
     """Too few range servers are alive, or the one that is needed does not answer."""
 
-    codes = (StatusCode.PD_NO_AVAILABLE_RS, StatusCode.SEAL_NO_SERVER_ANSWERED)
+    codes = (StatusCode.PD_NO_AVAILABLE_RS,)
     retriable = True
     outcome = Outcome.NOT_APPLIED
+
+
+class SealUnansweredError(StatusError):
+    """The server of a range did not answer a seal, which it may have carried out."""
+
+    codes = (StatusCode.SEAL_NO_SERVER_ANSWERED,)
+    retriable = True
 
 
 class ShuttingDownError(StatusError):

@@ -53,6 +53,8 @@ HEARTBEAT_TIMEOUT_MS: Final = 15_000
 HEARTBEAT_TIMEOUT_MS_MIN: Final = 100
 HEARTBEAT_TIMEOUT_MS_MAX: Final = 3_600_000
 IDLE_CONNECTION_MS: Final = 60_000
+GOAWAY_GRACE_MS: Final = 1_000
+"""For a peer to close a connection after GOAWAY, once its open calls are answered."""
 
 # Peers that keep a server waiting are cut off.
 FIRST_FRAME_MS: Final = 10_000
@@ -111,7 +113,7 @@ ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000
 RESULTS_PER_FRAME: Final = 1_000
-"""Streams or ranges in one response frame of the placement driver."""
+"""Results of a batch of requests in one response frame."""
 DRAIN_TIMEOUT_MS: Final = 10_000
 CLUSTER_RANGE_SERVERS_MAX: Final = 64
 """Range servers that one process runs."""
@@ -119,6 +121,8 @@ RETRY_BACKOFF_MS: Final = 50
 RETRY_BACKOFF_MS_MAX: Final = 2_000
 RETRY_BUDGET_MS: Final = 60_000
 """How long an operation is tried again while it makes no progress."""
+PLACEMENT_DRIVERS_MAX: Final = 16
+"""Nodes of a placement driver's cluster that a client takes note of."""
 STREAMS_PER_CALL: Final = 2_000
 """Streams that the client names in one metadata frame, so that the answer stays decodable."""
 
@@ -133,5 +137,6 @@ assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
+assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from sbp_core.client.aio_connection import AsyncConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -47,6 +49,7 @@ from sbp_core.client.types import (
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import RangeServer
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
@@ -238,7 +241,11 @@ class AsyncClient:
     ) -> None:
         parse_endpoint(endpoint)
         self._context = Context(
-            endpoint, Router(), retry or RetryPolicy(), random or SystemRandom(), timeout_ms
+            PlacementDrivers(endpoint),
+            Router(),
+            retry or RetryPolicy(),
+            random or SystemRandom(),
+            timeout_ms,
         )
         self._pool = AsyncPool(connecting or Connecting())
 
@@ -259,6 +266,23 @@ class AsyncClient:
         deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
         one = Call(endpoint, opcode, header, deadline_ms, tuple(payload))
         return await self._run(calls.exchange(one))
+
+    async def ask(
+        self, opcode: Opcode, header: object, table: type[T], *, timeout_ms: int | None = None
+    ) -> list[T]:
+        """Ask the placement driver that leads; return the headers of its answer.
+
+        `header` is the opcode's request table, `table` its response table. Tried again as `retry`
+        says, so for what may be repeated. Raises SbpError, also for the status of the answer.
+        """
+        context = self._context
+        if timeout_ms is not None:
+            context = replace(context, timeout_ms=timeout_ms)
+        return await self._run(calls.ask(context, opcode, header, table))
+
+    async def find_followers(self, asker: RangeServer) -> list[str]:
+        """Return where the placement drivers are that do not lead; remember them."""
+        return await self._run(calls.find_followers(self._context, asker))
 
     async def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

@@ -94,7 +94,7 @@ class _Append:
         self.failures: dict[int, SbpError] = {}
         self._items = items
         self._context = context
-        self._errors: dict[int, tuple[str, SbpError]] = {}
+        self._errors: dict[int, tuple[str | None, SbpError]] = {}
         self._uncertain: set[int] = set()
 
     def build_frames(self, errors: dict[int, SbpError]) -> list[_Frame]:
@@ -112,7 +112,7 @@ class _Append:
                 self._context.router.forget(item.stream_id)
             if error is not None or piece is None:
                 assert error is not None
-                self._errors[index] = (self._context.endpoint, error)
+                self._errors[index] = (None, error)
                 blocked.add(item.stream_id)
                 continue
             frame = frames.setdefault(piece.servers[0], _Frame(piece.servers[0], [], []))

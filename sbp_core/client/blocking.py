@@ -20,6 +20,7 @@ from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -248,7 +249,11 @@ class Client:
     ) -> None:
         parse_endpoint(endpoint)
         self._context = Context(
-            endpoint, Router(), retry or RetryPolicy(), random or SystemRandom(), timeout_ms
+            PlacementDrivers(endpoint),
+            Router(),
+            retry or RetryPolicy(),
+            random or SystemRandom(),
+            timeout_ms,
         )
         self._pool = ConnectionPool(connecting or Connecting())
 

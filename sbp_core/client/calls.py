@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
+from sbp_core.client.leader import PlacementDrivers, reachable_nodes
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
 from sbp_core.errors import (
     DeadlineExceededError,
+    NotLeaderError,
     Outcome,
     ProtocolError,
     SbpError,
@@ -18,7 +20,14 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import decode_header, decode_system_error
+from sbp_core.wire.headers import (
+    DescribePlacementDriverClusterRequest,
+    DescribePlacementDriverClusterResponse,
+    PlacementDriverCluster,
+    RangeServer,
+    decode_header,
+    decode_system_error,
+)
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
@@ -29,7 +38,7 @@ T = TypeVar("T")
 class Context:
     """What the operations of one client share. `timeout_ms` bounds each call."""
 
-    endpoint: str
+    drivers: PlacementDrivers
     router: Router
     policy: RetryPolicy
     random: Random
@@ -65,15 +74,20 @@ class Attempts:
             random=self._context.random,
         )
 
-    def explain(self, error: SbpError, operation: str, endpoint: str) -> SbpError:
-        """Return `error` with what was tried and what to do in its message."""
+    def explain(self, error: SbpError, operation: str, endpoint: str | None) -> SbpError:
+        """Return `error` with what was tried and what to do in its message.
+
+        `endpoint` is the one that was asked, None when `error` says so itself or nobody was asked.
+        """
         tries = f" (given up after {self._count} tries)" if self._count > 1 else ""
+        where = "" if endpoint is None else f" at {endpoint}"
         remedy = ""
-        if isinstance(error, TransportError | DeadlineExceededError):
+        if endpoint is not None and isinstance(error, TransportError | DeadlineExceededError):
             remedy = f"; is `sbp serve` running at {endpoint}, and reachable from here?"
-        if remedy in str(error):
-            remedy = ""
-        return with_message(error, f"{operation} at {endpoint}{tries}: ", remedy)
+        elif endpoint is not None and isinstance(error, NotLeaderError):
+            known = ", ".join(self._context.drivers.known)
+            remedy = f"; the placement drivers that are known: {known}"
+        return with_message(error, f"{operation}{where}{tries}: ", remedy)
 
 
 def with_message(error: SbpError, before: str, after: str = "") -> SbpError:
@@ -138,20 +152,38 @@ def ask(
     *,
     is_repeatable: bool = True,
 ) -> Program[list[T]]:
-    """Ask the placement driver, again where that may help; return the headers of the answer."""
+    """Ask the placement driver, again where that may help; return the headers of the answer.
+
+    One that does not lead names the one that does: that one is asked then, and from then on.
+    """
     attempts = Attempts(context, (yield Now()))
     while True:
-        call = Call(context.endpoint, opcode, header, context.timeout_ms)
-        (reply,) = yield from gather([call])
+        asked = context.drivers.endpoint
+        (reply,) = yield from gather([Call(asked, opcode, header, context.timeout_ms)])
         try:
             return decode_reply(reply, table)
         except SbpError as error:
+            context.drivers.on_error(asked, error)
             now_ms = yield Now()
             attempts.on_failure()
             wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=is_repeatable)
             if wait_ms is None:
-                raise attempts.explain(error, opcode.name, context.endpoint) from error
+                raise attempts.explain(error, opcode.name, asked) from error
         yield from pause(wait_ms)
+
+
+def find_followers(context: Context, asker: RangeServer) -> Program[list[str]]:
+    """Return where the placement drivers are that do not lead (SPEC "DESCRIBE_PD_CLUSTER").
+
+    They are remembered, and asked when the leader is gone.
+    """
+    header = DescribePlacementDriverClusterRequest(asker, context.timeout_ms)
+    answers = yield from ask(
+        context, Opcode.DESCRIBE_PD_CLUSTER, header, DescribePlacementDriverClusterResponse
+    )
+    cluster = answers[-1].cluster or PlacementDriverCluster()
+    context.drivers.learn(cluster)
+    return [endpoint for endpoint, is_leader in reachable_nodes(cluster) if not is_leader]
 
 
 def exchange(call: Call) -> Program[list[Frame]]:
@@ -167,9 +199,11 @@ def exchange(call: Call) -> Program[list[Frame]]:
 def ping(context: Context) -> Program[float]:
     """Measure a round trip to the placement driver in ms (SPEC "PING"). Not tried again."""
     begin_ms: float = yield Now()
+    asked = context.drivers.endpoint
     try:
-        yield from exchange(Call(context.endpoint, Opcode.PING, None, context.timeout_ms))
+        yield from exchange(Call(asked, Opcode.PING, None, context.timeout_ms))
     except SbpError as error:
-        raise Attempts(context, begin_ms).explain(error, "PING", context.endpoint) from error
+        context.drivers.on_error(asked, error)
+        raise Attempts(context, begin_ms).explain(error, "PING", asked) from error
     end_ms: float = yield Now()
     return end_ms - begin_ms

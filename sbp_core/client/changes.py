@@ -9,7 +9,14 @@ from sbp_core.client.metadata import check_spec, describe_streams, stream_info
 from sbp_core.client.placement import chunks, list_ranges, range_info
 from sbp_core.client.program import Call, Program, gather
 from sbp_core.client.types import RangeInfo, StreamInfo, StreamSpec, StreamUpdate
-from sbp_core.errors import ConfigurationError, NotFoundError, RangeNotFoundError, SbpError
+from sbp_core.errors import (
+    ConfigurationError,
+    NoRangeServerError,
+    NotFoundError,
+    Outcome,
+    RangeNotFoundError,
+    SbpError,
+)
 from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,
@@ -178,6 +185,8 @@ def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[in
             context.router.forget(asked.stream_id)
             error = maybe_error(result.status)
             if error is not None:
+                if isinstance(error, NoRangeServerError):
+                    error.outcome = Outcome.UNKNOWN  # sealed, perhaps, and without a successor
                 failures.append(with_message(error, f"sealing stream {asked.stream_id}: "))
             elif result.stream_range is None:
                 failures.append(unanswered(f"stream {asked.stream_id}"))

@@ -127,7 +127,7 @@ class _Fetch:
                 assert error is not None
                 task.piece = None
                 self._context.router.forget(task.item.stream_id)
-                yield from self._on_error(task, error, self._context.endpoint, now_ms)
+                yield from self._on_error(task, error, None, now_ms)
                 continue
             task.piece, task.asked_ms, task.asked_wait_ms = piece, now_ms, wait_ms
             server = piece.servers[task.replica_turn % len(piece.servers)]
@@ -206,7 +206,7 @@ class _Fetch:
         return offset
 
     def _on_error(
-        self, task: _Task, error: SbpError, endpoint: str, now_ms: float
+        self, task: _Task, error: SbpError, endpoint: str | None, now_ms: float
     ) -> Program[None]:
         """Let a task wait for another try, or answer it with the error."""
         task.attempts.on_failure()

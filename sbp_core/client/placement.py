@@ -74,17 +74,32 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
         except SbpError as error:
             errors.update(dict.fromkeys(chunk, error))
             continue
-        results = {_owner(entry): entry for each in answers for entry in each.list_responses}
         revision = answers[-1].revision
-        for stream_id in chunk:
-            result = results.get(stream_id)
-            failure = maybe_error(result.status) if result else unanswered(f"stream {stream_id}")
-            if failure is not None:
+        for stream_id, found in _ranges_by_stream(chunk, answers).items():
+            if isinstance(found, SbpError):
                 context.router.forget(stream_id)
-                errors[stream_id] = failure
-            elif result is not None:
-                context.router.learn(stream_id, map(range_info, result.ranges), revision)
+                errors[stream_id] = found
+            else:
+                context.router.learn(stream_id, found, revision)
     return errors
+
+
+def _ranges_by_stream(
+    stream_ids: Sequence[int], answers: Sequence[ListRangesResponse]
+) -> dict[int, list[RangeInfo] | SbpError]:
+    """Return the ranges of each stream, which may come in several results, or what failed."""
+    found: dict[int, list[RangeInfo] | SbpError] = {
+        each: unanswered(f"stream {each}") for each in stream_ids
+    }
+    for result in (entry for answer in answers for entry in answer.list_responses):
+        stream_id = _owner(result)
+        if stream_id not in found:
+            continue
+        known = found[stream_id]
+        earlier = known if isinstance(known, list) else []
+        failure = maybe_error(result.status)
+        found[stream_id] = failure or [*earlier, *map(range_info, result.ranges)]
+    return found
 
 
 def locate(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
@@ -176,7 +191,7 @@ class _Bounds:
 
     def __init__(self, router: Router) -> None:
         self.found: dict[int, StreamBounds] = {}
-        self.failure: tuple[str, SbpError] | None = None
+        self.failure: tuple[str | None, SbpError] | None = None
         self._router = router
         self._sealed: dict[int, RangeInfo] = {}
 
@@ -201,7 +216,7 @@ class _Bounds:
             elif last.servers:
                 groups.setdefault(last.servers[0], []).append(last)
             else:
-                self._on_error(stream_id, "the placement driver", no_server(last))
+                self._on_error(stream_id, None, no_server(last))
         return [(server, piece) for server, whole in groups.items() for piece in chunks(whole)]
 
     def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
@@ -218,7 +233,7 @@ class _Bounds:
                 self._sealed[stream_id] = tail
                 self._router.forget(stream_id)
 
-    def _on_error(self, stream_id: int, endpoint: str, error: SbpError) -> None:
+    def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
         self.failure = (endpoint, error)
         self._router.forget(stream_id)
 

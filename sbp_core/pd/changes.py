@@ -15,7 +15,7 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_core.pd.model import ChangeRefusal, StreamChange, StreamRecord, shown
+from sbp_core.pd.model import ChangeRefusal, StreamChange, StreamRecord
 from sbp_core.pd.operations import check_stream_fields, no_stream
 from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.tables import range_table, stream_table
@@ -26,7 +26,7 @@ from sbp_core.wire.headers import (
     TrimStreamResult,
     UpdateStreamResult,
 )
-from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.status import SUCCESS, shown, status_for
 
 
 def update_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[UpdateStreamResult]:

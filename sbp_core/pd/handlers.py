@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
-from sbp_core.pd import changes, operations
+from sbp_core.pd import changes, operations, ranges
 from sbp_core.pd.membership import Membership
-from sbp_core.pd.model import RangeServerRecord, ServerLoad, shown
+from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
 from sbp_core.pd.trimming import Trimmer
+from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.clock import Clock
+from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (
     ClientRole,
@@ -51,8 +52,6 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
-
-T = TypeVar("T")
 
 _NODE_NAME: Final = "placement-driver"
 
@@ -97,7 +96,7 @@ class PlacementDriverHandlers:
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
         try:
-            self._check_cluster(request)
+            check_cluster(request.cluster_id, self._store.cluster_id)
             if request.client_role == ClientRole.RANGE_SERVER:
                 await self._refresh(request.range_server)
         except (InvalidRequestError, ConfigurationError) as error:
@@ -112,14 +111,6 @@ class PlacementDriverHandlers:
                 cluster_id=self._store.cluster_id,
             ),
         )
-
-    def _check_cluster(self, request: HeartbeatRequest) -> None:
-        if request.cluster_id and request.cluster_id != self._store.cluster_id:
-            raise _invalid(
-                f"this is cluster {self._store.cluster_id}, not {shown(request.cluster_id)} to"
-                " which you belong; connect to the placement driver of that one, or bring its"
-                " data directory back. Your data was not touched"
-            )
 
     async def _refresh(self, announced: RangeServer | None) -> None:
         if announced is None:
@@ -177,9 +168,9 @@ class PlacementDriverHandlers:
         self._announcer.announce(
             result.stream_range for result in results if result.stream_range is not None
         )
-        await _respond_all(
+        await respond_all(
             call,
-            _batches(results),
+            results,
             lambda part: CreateStreamsResponse(create_responses=part, status=SUCCESS),
         )
 
@@ -188,9 +179,9 @@ class PlacementDriverHandlers:
         request = call.decode(DeleteStreamsRequest)
         _check_count(len(request.streams))
         results = await self._store.run(operations.delete_streams, request.streams)
-        await _respond_all(
+        await respond_all(
             call,
-            _batches(results),
+            results,
             lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
         )
 
@@ -199,9 +190,9 @@ class PlacementDriverHandlers:
         request = call.decode(UpdateStreamsRequest)
         _check_count(len(request.streams))
         results = await self._store.run(changes.update_streams, request.streams)
-        await _respond_all(
+        await respond_all(
             call,
-            _batches(results),
+            results,
             lambda part: UpdateStreamsResponse(update_responses=part, status=SUCCESS),
         )
 
@@ -210,9 +201,9 @@ class PlacementDriverHandlers:
         request = call.decode(TrimStreamsRequest)
         _check_count(len(request.trimmed_streams))
         results = await self._trimmer.trim(request.trimmed_streams)
-        await _respond_all(
+        await respond_all(
             call,
-            _batches(results),
+            results,
             lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
         )
 
@@ -223,7 +214,7 @@ class PlacementDriverHandlers:
         _check_count(asked)
         if request.all_streams and asked:
             raise _invalid("ask for all streams, or for some by id and name, not for both")
-        await _respond_all(
+        await respond_in_parts(
             call,
             self._all_streams() if request.all_streams else self._some_streams(request),
             lambda part: DescribeStreamsResponse(describe_responses=part, status=SUCCESS),
@@ -232,9 +223,9 @@ class PlacementDriverHandlers:
     async def _some_streams(
         self, request: DescribeStreamsRequest
     ) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
-        for ids in _cut(request.stream_ids):
+        for ids in cut(request.stream_ids):
             yield tuple(await self._store.run(operations.describe_by_id, ids))
-        for names in _cut(request.names):
+        for names in cut(request.names):
             yield tuple(await self._store.run(operations.describe_by_name, names))
 
     async def _all_streams(self) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
@@ -262,7 +253,7 @@ class PlacementDriverHandlers:
                 results, cursor = await self._store.run(operations.list_ranges, owners, cursor)
                 yield tuple(results)
 
-        await _respond_all(
+        await respond_in_parts(
             call,
             parts(),
             lambda part: ListRangesResponse(list_responses=part, status=SUCCESS, revision=revision),
@@ -272,10 +263,10 @@ class PlacementDriverHandlers:
         """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
         request = call.decode(SealRangesRequest)
         _check_count(len(request.ranges))
-        results = await asyncio.gather(*map(self._sealer.seal, request.ranges))
-        await _respond_all(
+        results = await self._sealer.seal(request.ranges)
+        await respond_all(
             call,
-            _batches(results),
+            results,
             lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
         )
 
@@ -284,7 +275,7 @@ class PlacementDriverHandlers:
         request = call.decode(CreateRangeRequest)
         try:
             opened = await self._store.run(
-                operations.create_range, request.stream_range, self._membership.live_servers()
+                ranges.create_range, request.stream_range, self._membership.live_servers()
             )
         except StatusError as error:
             await call.respond(CreateRangeResponse(status=status_for(error)))
@@ -300,31 +291,6 @@ class PlacementDriverHandlers:
                 status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))
             )
         )
-
-
-async def _respond_all(
-    call: ServerCall,
-    parts: AsyncIterator[tuple[T, ...]],
-    make: Callable[[tuple[T, ...]], object],
-) -> None:
-    """Send one frame per part, the last one with the end flag; without parts an empty one."""
-    pending: tuple[T, ...] | None = None
-    async for part in parts:
-        if pending is not None:
-            await call.respond(make(pending), is_end=False)
-            await asyncio.sleep(0)
-        pending = part
-    await call.respond(make(pending or ()))
-
-
-async def _batches(results: Sequence[T]) -> AsyncIterator[tuple[T, ...]]:
-    for part in _cut(results):
-        yield tuple(part)
-
-
-def _cut(items: Sequence[T]) -> list[Sequence[T]]:
-    starts = range(0, len(items), limits.RESULTS_PER_FRAME)
-    return [items[start : start + limits.RESULTS_PER_FRAME] for start in starts]
 
 
 def _check_count(count: int) -> None:

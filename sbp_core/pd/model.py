@@ -9,6 +9,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.wire.status import shown
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 
@@ -93,8 +94,3 @@ def check_stream_name(name: str) -> None:
         f"{shown(name)} cannot name a stream: use 1 to {limits.STREAM_NAME_LENGTH_MAX} of"
         " A-Z a-z 0-9 . _ - (not digits only, not '.' or '..')",
     )
-
-
-def shown(text: str) -> str:
-    """Return a peer's text for a message: on one line, quoted, and never long."""
-    return ascii(text if len(text) <= 80 else text[:77] + "...")

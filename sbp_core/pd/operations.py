@@ -14,7 +14,6 @@ from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     NotFoundError,
-    RangeNotFoundError,
     SbpError,
     StatusCode,
     StatusError,
@@ -25,7 +24,6 @@ from sbp_core.pd.model import (
     ServerLoad,
     StreamRecord,
     check_stream_name,
-    shown,
 )
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.store import MetadataStore
@@ -36,11 +34,9 @@ from sbp_core.wire.headers import (
     DescribeStreamResult,
     ListRangesResult,
     RangeCriteria,
-    RangeId,
     Stream,
-    StreamRange,
 )
-from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.status import SUCCESS, shown, status_for
 
 _UNSET = -1
 """An id that a peer did not set, by the schema's default."""
@@ -185,7 +181,7 @@ def list_ranges(
             and server_table(owner.range_server.server_id, addresses),
         )
         try:
-            found = _ranges_of(store, owner, after, room)
+            found = _ranges_of(store, owner, after, room + 1)
         except StatusError as error:
             found = []
             result = ListRangesResult(
@@ -194,13 +190,14 @@ def list_ranges(
         else:
             result = ListRangesResult(
                 range_owner=echo,
-                ranges=tuple(range_table(each, addresses) for each in found),
+                ranges=tuple(range_table(each, addresses) for each in found[:room]),
                 status=SUCCESS,
                 stream_id=owner.stream_id,
             )
         results.append(result)
-        if len(found) == room:
-            return results, ListCursor(owner_index, (found[-1].stream_id, found[-1].range_index))
+        if len(found) > room:
+            last = found[room - 1]
+            return results, ListCursor(owner_index, (last.stream_id, last.range_index))
         room -= len(found) + 1
         owner_index, after = owner_index + 1, _FIRST
     return results, ListCursor(owner_index) if owner_index < len(owners) else None
@@ -217,91 +214,6 @@ def _ranges_of(
     if stream_id is not None and store.streams_by_id([stream_id]) == [None]:
         raise no_stream(stream_id)
     return store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
-
-
-@dataclass(frozen=True, slots=True)
-class SealPlan:
-    """What SEAL_RANGE has to do: `sealing` is to be sealed where it is hosted, if given.
-
-    Otherwise `answer` is the writable range already.
-    """
-
-    answer: StreamRange
-    sealing: StreamRange | None = None
-
-
-def plan_seal(store: MetadataStore, wanted: RangeId) -> SealPlan | None:
-    """Look at what SEAL_RANGE asks for; None when the range is sealed and lacks a successor only.
-
-    Sealing a range that is not the last one any more is a repeat: it has its answer already.
-    Raises NotFoundError for an unknown stream, RangeNotFoundError for a range it does not have.
-    """
-    (stream,) = store.streams_by_id([wanted.stream_id])
-    if stream is None:
-        raise no_stream(wanted.stream_id)
-    last = store.maybe_last_range(wanted.stream_id)
-    if last is None or wanted.range_index > last.range_index:
-        raise RangeNotFoundError(
-            StatusCode.RANGE_NOT_FOUND,
-            f"stream {wanted.stream_id} has no range {wanted.range_index}; list its ranges again",
-        )
-    if last.end_offset is not None:
-        return None
-    table = range_table(last, store.server_addresses())
-    is_repeat = 0 <= wanted.range_index < last.range_index
-    return SealPlan(table) if is_repeat else SealPlan(table, sealing=table)
-
-
-def open_next_range(
-    store: MetadataStore, stream_id: int, sealed: RangeId | None, servers: Sequence[ServerLoad]
-) -> StreamRange:
-    """Record where a range was sealed, if it still looks open, and open the next one.
-
-    Raises StatusError as `create_range` does; the seal is recorded nevertheless.
-    """
-    if sealed is not None:
-        store.seal_range(stream_id, sealed.range_index, sealed.end_offset)
-    last = store.maybe_last_range(stream_id)
-    if last is not None and last.end_offset is None:
-        return range_table(last, store.server_addresses())
-    return create_range(store, StreamRange(stream_id=stream_id), servers)
-
-
-def create_range(
-    store: MetadataStore, wanted: StreamRange | None, servers: Sequence[ServerLoad]
-) -> StreamRange:
-    """Open the next range of a stream (SPEC "Frame Definitions", 0x2004).
-
-    Raises StatusError when the stream is unknown, its last range open, or no server alive.
-    """
-    if wanted is None:
-        raise _invalid("CREATE_RANGE names no stream; set stream_range.stream_id")
-    stream_id = wanted.stream_id
-    (stream,) = store.streams_by_id([stream_id])
-    if stream is None:
-        raise no_stream(stream_id)
-    last = store.maybe_last_range(stream_id)
-    index, start = 0, 0
-    if last is not None:
-        if last.end_offset is None:
-            raise StatusError(
-                StatusCode.CREATE_RANGE_BEFORE_SEAL,
-                f"range {last.range_index} of stream {stream_id} is open; seal it first",
-            )
-        index, start = last.range_index + 1, last.end_offset
-    if wanted.range_index not in {-1, index}:
-        raise _invalid(
-            f"the next range of stream {stream_id} has index {index}, not {wanted.range_index};"
-            " list its ranges again"
-        )
-    server_id = Placement(servers, store.open_range_counts()).next_server()
-    new = RangeRecord(stream_id, index, start, None, stream.ack_count, (server_id,))
-    if not store.create_range(new):
-        raise StatusError(
-            StatusCode.PD_INTERNAL,
-            f"range {index} of stream {stream_id} was made by somebody else; list its ranges again",
-        )
-    return range_table(new, store.server_addresses())
 
 
 def _invalid(message: str) -> InvalidRequestError:

@@ -1,4 +1,4 @@
-"""Sealing a stream's open range and opening the next one.
+"""Sealing the open ranges of streams and opening the next ones.
 
 Safety comes from the range server: it seals durably and answers where the range ends; only then is
 the end recorded and a new range opened there. Each step may be repeated, so a seal that was cut
@@ -7,11 +7,15 @@ short is finished by the next one.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Sequence
+
 from sbp_core import limits
 from sbp_core.client import AsyncClient
-from sbp_core.errors import SbpError, StatusCode, StatusError
-from sbp_core.pd import operations
+from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusError
+from sbp_core.pd import ranges
 from sbp_core.pd.membership import Membership
+from sbp_core.pd.ranges import SealPlan
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
 from sbp_core.pd.tables import primary_address
@@ -24,7 +28,10 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS, check_status, status_for
+from sbp_core.wire.status import SUCCESS, check_status, maybe_error, status_for
+
+_Ends = dict[int, RangeId | SbpError]
+"""By stream id: the range that was sealed, with its end, or why it was not."""
 
 
 class Sealer:
@@ -37,57 +44,103 @@ class Sealer:
         self._membership = membership
         self._announcer = announcer
 
-    async def seal(self, wanted: RangeId) -> SealRangesResult:
-        """Seal a range; return the stream's new writable range, or why there is none.
+    async def seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
+        """Seal ranges; return each stream's new writable range, or why there is none.
 
-        The server of that range is told of it in the background.
+        In the order of `items`. The servers of new ranges are told of them in the background.
         """
-        try:
-            opened = await self._seal(wanted)
-        except SbpError as error:
-            return SealRangesResult(None, status_for(error), wanted.stream_id)
-        self._announcer.announce([opened])
-        return SealRangesResult(opened, SUCCESS, wanted.stream_id)
-
-    async def _seal(self, wanted: RangeId) -> StreamRange:
-        plan = await self._store.run(operations.plan_seal, wanted)
-        if plan is not None and plan.sealing is None:
-            return plan.answer
-        sealed = None
-        if plan is not None and plan.sealing is not None:
-            sealed = await self._seal_at_server(plan.sealing)
-        return await self._store.run(
-            operations.open_next_range,
-            wanted.stream_id,
+        plans = await self._store.run(ranges.plan_seals, items)
+        ends = await _seal_at_servers(
+            plan.maybe_open for plan in plans if plan.maybe_open is not None
+        )
+        sealed = [end for end in ends.values() if isinstance(end, RangeId)]
+        opened = await self._store.run(
+            ranges.open_next_ranges,
+            [plan.item.stream_id for plan in plans if _lacks_successor(plan, ends)],
             sealed,
             self._membership.live_servers(),
         )
+        self._announcer.announce(each for each in opened.values() if isinstance(each, StreamRange))
+        return [_result(plan, ends, opened) for plan in plans]
 
-    async def _seal_at_server(self, sealing: StreamRange) -> RangeId:
-        """Return the range with its end. Raises StatusError when its server does not answer."""
-        address = primary_address(sealing)
-        asked = RangeId(sealing.stream_id, sealing.range_index)
-        request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, (asked,))
-        try:
-            async with AsyncClient(address) as client:
+
+def _lacks_successor(plan: SealPlan, ends: _Ends) -> bool:
+    return not plan.is_settled and not isinstance(ends.get(plan.item.stream_id), SbpError)
+
+
+def _result(
+    plan: SealPlan, ends: _Ends, opened: dict[int, StreamRange | SbpError]
+) -> SealRangesResult:
+    stream_id = plan.item.stream_id
+    answer = plan.maybe_error or plan.maybe_answer
+    if answer is None:
+        end = ends.get(stream_id)
+        answer = end if isinstance(end, SbpError) else opened[stream_id]
+    if isinstance(answer, SbpError):
+        return SealRangesResult(None, status_for(answer), stream_id)
+    return SealRangesResult(answer, SUCCESS, stream_id)
+
+
+async def _seal_at_servers(open_ranges: Iterable[StreamRange]) -> _Ends:
+    """Seal ranges where they are hosted: one connection and few frames for each server."""
+    by_address: dict[str, dict[int, StreamRange]] = {}
+    for each in open_ranges:
+        by_address.setdefault(primary_address(each), {})[each.stream_id] = each
+    ends: _Ends = {}
+    for part in await asyncio.gather(
+        *(_seal_at(address, list(hosted.values())) for address, hosted in by_address.items())
+    ):
+        ends |= part
+    return ends
+
+
+async def _seal_at(address: str, hosted: Sequence[StreamRange]) -> _Ends:
+    ends: _Ends = {}
+    try:
+        async with AsyncClient(address) as client:
+            for start in range(0, len(hosted), limits.STREAMS_PER_CALL):
+                chunk = hosted[start : start + limits.STREAMS_PER_CALL]
+                asked = tuple(RangeId(each.stream_id, each.range_index) for each in chunk)
                 frames = await client.call(
-                    address, Opcode.SEAL_RANGE, request, timeout_ms=limits.SEAL_TIMEOUT_MS
+                    address,
+                    Opcode.SEAL_RANGE,
+                    SealRangesRequest(limits.SEAL_TIMEOUT_MS, asked),
+                    timeout_ms=limits.SEAL_TIMEOUT_MS,
                 )
-            response = decode_header(SealRangesResponse, frames[-1].header)
-            check_status(response.status)
-            (result,) = response.seal_responses
-            check_status(result.status)
-        except (SbpError, ValueError) as error:
-            raise StatusError(
-                StatusCode.SEAL_NO_SERVER_ANSWERED,
-                f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"
-                f" its server at {address or 'an unknown address'} does not answer as expected"
-                f" ({error}); try again when it is back",
-            ) from error
-        if result.stream_range is None or result.stream_range.end_offset < sealing.start_offset:
-            raise StatusError(
-                StatusCode.PD_INTERNAL,
-                f"the server at {address} sealed range {sealing.range_index} of stream"
-                f" {sealing.stream_id} at an impossible end: {result.stream_range}",
-            )
-        return RangeId(asked.stream_id, asked.range_index, result.stream_range.end_offset)
+                known = {each.stream_id: each for each in chunk}
+                for frame in frames:
+                    response = decode_header(SealRangesResponse, frame.header)
+                    check_status(response.status)
+                    for result in response.seal_responses:
+                        if result.stream_id in known:
+                            ends[result.stream_id] = _end(result, known[result.stream_id], address)
+    except SbpError as error:
+        reason: object = error
+    else:
+        reason = "its answer leaves the range out"
+    for each in hosted:
+        ends.setdefault(each.stream_id, _unanswered(each, address, reason))
+    return ends
+
+
+def _end(result: SealRangesResult, sealing: StreamRange, address: str) -> RangeId | SbpError:
+    error = maybe_error(result.status)
+    if error is not None:
+        return _unanswered(sealing, address, error)
+    sealed = result.stream_range
+    if sealed is None or sealed.end_offset < sealing.start_offset:
+        return StatusError(
+            StatusCode.PD_INTERNAL,
+            f"the server at {address} sealed range {sealing.range_index} of stream"
+            f" {sealing.stream_id} at an impossible end: {sealed}",
+        )
+    return RangeId(sealing.stream_id, sealing.range_index, sealed.end_offset)
+
+
+def _unanswered(sealing: StreamRange, address: str, reason: object) -> SealUnansweredError:
+    return SealUnansweredError(
+        StatusCode.SEAL_NO_SERVER_ANSWERED,
+        f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"
+        f" its server at {address or 'an unknown address'} does not answer as expected"
+        f" ({reason}); try again when it is back",
+    )

@@ -288,30 +288,21 @@ class SqliteStore:
         )
         return found[0] if found else None
 
-    def create_range(self, new: RangeRecord) -> bool:
-        """Add a range; False when the stream has one of that index already, or is gone."""
+    def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
+        """Add ranges; False where the stream has one of that index already, or is gone."""
         with self._transaction():
-            key = (new.stream_id, new.range_index)
-            taken = "SELECT 1 FROM ranges WHERE stream_id = ? AND range_index = ?"
-            if self._maybe_stream("stream_id", new.stream_id) is None or self._query(taken, *key):
-                return False
-            self._insert_range(new)
-            self._bump_revision()
-            return True
-
-    def seal_range(self, stream_id: int, range_index: int, end_offset: int) -> bool:
-        """Record where a range ends; False when it is sealed already, or gone."""
-        with self._transaction():
-            sealed = self._query(
-                "UPDATE ranges SET end_offset = ? WHERE stream_id = ? AND range_index = ?"
-                " AND end_offset IS NULL RETURNING 1",
-                end_offset,
-                stream_id,
-                range_index,
-            )
-            if sealed:
+            made = [self._create_range(new) for new in news]
+            if any(made):
                 self._bump_revision()
-            return bool(sealed)
+            return made
+
+    def seal_ranges(self, ends: Sequence[tuple[int, int, int]]) -> list[bool]:
+        """Record where ranges end; False where it is sealed already, or gone."""
+        with self._transaction():
+            sealed = [self._seal_range(*end) for end in ends]
+            if any(sealed):
+                self._bump_revision()
+            return sealed
 
     def close(self) -> None:
         """Close the file and release the directory."""
@@ -347,6 +338,24 @@ class SqliteStore:
         first = RangeRecord(stream.stream_id, 0, 0, None, new.ack_count, new.server_ids)
         self._insert_range(first)
         return stream, first
+
+    def _create_range(self, new: RangeRecord) -> bool:
+        key = (new.stream_id, new.range_index)
+        taken = "SELECT 1 FROM ranges WHERE stream_id = ? AND range_index = ?"
+        if self._maybe_stream("stream_id", new.stream_id) is None or self._query(taken, *key):
+            return False
+        self._insert_range(new)
+        return True
+
+    def _seal_range(self, stream_id: int, range_index: int, end_offset: int) -> bool:
+        sealed = self._query(
+            "UPDATE ranges SET end_offset = ? WHERE stream_id = ? AND range_index = ?"
+            " AND end_offset IS NULL RETURNING 1",
+            end_offset,
+            stream_id,
+            range_index,
+        )
+        return bool(sealed)
 
     def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
         if self._maybe_stream("stream_id", change.stream_id) is None:

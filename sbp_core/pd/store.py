@@ -90,11 +90,14 @@ class MetadataStore(Protocol):
     def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
         """Return the range with the highest index of a stream."""
 
-    def create_range(self, new: RangeRecord) -> bool:
-        """Add a range; False when the stream has one of that index already, or is gone."""
+    def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
+        """Add ranges; False where the stream has one of that index already, or is gone."""
 
-    def seal_range(self, stream_id: int, range_index: int, end_offset: int) -> bool:
-        """Record where a range ends; False when it is sealed already, or gone."""
+    def seal_ranges(self, ends: Sequence[tuple[int, int, int]]) -> list[bool]:
+        """Record where ranges end: (stream id, range index, end offset) of each.
+
+        False where it is sealed already, or gone.
+        """
 
     def close(self) -> None:
         """Release the store."""

@@ -24,6 +24,7 @@ from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.records import peek_batch, write_base_offset
+from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import AppendInfo, AppendRequest, AppendResponse, AppendResult
@@ -117,14 +118,10 @@ class AppendHandler:
         self, call: ServerCall, results: Iterable[AppendResult], *, throttle_time_ms: int = 0
     ) -> None:
         now_ms = self._clock.wall_ms()
-        await call.respond(
-            AppendResponse(
-                throttle_time_ms=throttle_time_ms,
-                append_responses=tuple(
-                    replace(result, stream_append_time_ms=now_ms) for result in results
-                ),
-                status=SUCCESS,
-            )
+        await respond_all(
+            call,
+            [replace(result, stream_append_time_ms=now_ms) for result in results],
+            lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
         )
 
 

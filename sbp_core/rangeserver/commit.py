@@ -46,6 +46,11 @@ class GroupCommitter:
         """Begin to commit; call `on_durable` for each entry, in order, once it is on disk."""
         self._task = asyncio.create_task(self._run(on_durable))
 
+    @property
+    def pending_bytes(self) -> int:
+        """Octets that wait for the disk, and are in no index yet."""
+        return self._pending_bytes
+
     def check_room(self, length: int) -> None:
         """Raise ThrottledError when `length` more octets would wait for the disk than allowed."""
         if self._pending_bytes + length > limits.PENDING_APPEND_BYTES_MAX:

@@ -135,7 +135,7 @@ class FetchHandler:
                 continue
             frame.append(answer)
             frame_bytes += answer.length_bytes
-            if frame_bytes >= limits.FETCH_FRAME_BYTES:
+            if frame_bytes >= limits.FETCH_FRAME_BYTES or len(frame) >= limits.RESULTS_PER_FRAME:
                 is_end = not unready and item is waiting[-1]
                 await self._send(answering, frame, is_end=is_end)
                 frame, frame_bytes = [], 0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from sbp_core.errors import InvalidRequestError, SbpError, StatusCode
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput
+from sbp_core.server.answers import respond_all
+from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (
     DeleteStreamResult,
@@ -38,6 +41,8 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
 
+_FIRST_EPOCH: Final = 0
+
 
 class RangeOperations:
     """What a range server serves but for APPEND and FETCH."""
@@ -58,15 +63,23 @@ class RangeOperations:
         }
 
     async def heartbeat(self, call: ServerCall) -> None:
-        """SPEC "HEARTBEAT": keep the connection alive."""
+        """SPEC "HEARTBEAT": keep the connection alive, tell the cluster's id once it is known."""
         request = call.decode(HeartbeatRequest)
+        cluster_id = self._membership.maybe_cluster_id
+        status = SUCCESS
+        try:
+            if cluster_id is not None:
+                check_cluster(request.cluster_id, cluster_id)
+        except InvalidRequestError as error:
+            status = status_for(error)
         await call.greet(
             request,
             HeartbeatResponse(
                 client_id=request.client_id,
                 client_role=request.client_role,
                 range_server=request.range_server,
-                status=SUCCESS,
+                status=status,
+                cluster_id=cluster_id,
             ),
         )
 
@@ -74,11 +87,10 @@ class RangeOperations:
         """SPEC "DESCRIBE_RANGES": bounds of ranges, `next_offset` is what is durable now."""
         request = call.decode(DescribeRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
-        await call.respond(
-            DescribeRangesResponse(
-                describe_responses=tuple(self._describe(wanted) for wanted in request.ranges),
-                status=SUCCESS,
-            )
+        await respond_all(
+            call,
+            [self._describe(wanted) for wanted in request.ranges],
+            lambda part: DescribeRangesResponse(describe_responses=part, status=SUCCESS),
         )
 
     def _describe(self, wanted: RangeId) -> DescribeRangeResult:
@@ -92,21 +104,28 @@ class RangeOperations:
     async def seal(self, call: ServerCall) -> None:
         """SPEC "SEAL_RANGES" at a range server: seal for ever, answer the sealed range."""
         request = call.decode(SealRangesRequest)
-        results = []
-        for wanted in request.ranges:
-            try:
-                hosted = await self._host.seal(wanted.stream_id, wanted.range_index)
-                sealed, status = self._table_of(hosted), SUCCESS
-            except SbpError as error:
-                sealed, status = None, status_for(error)
-            results.append(SealRangesResult(sealed, status, wanted.stream_id))
-        await call.respond(SealRangesResponse(seal_responses=tuple(results), status=SUCCESS))
+        await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
+        await respond_all(
+            call,
+            await asyncio.gather(*map(self._seal_one, request.ranges)),
+            lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
+        )
+
+    async def _seal_one(self, wanted: RangeId) -> SealRangesResult:
+        try:
+            hosted = await self._host.seal(wanted.stream_id, wanted.range_index)
+        except SbpError as error:
+            return SealRangesResult(None, status_for(error), wanted.stream_id)
+        return SealRangesResult(self._table_of(hosted), SUCCESS, wanted.stream_id)
 
     async def sync(self, call: ServerCall) -> None:
         """SPEC "SYNC_RANGES": host the open ranges that are placed on this server."""
         request = call.decode(SyncRangesRequest)
-        results = await asyncio.gather(*map(self._sync_one, request.stream_ranges))
-        await call.respond(SyncRangesResponse(sync_responses=tuple(results), status=SUCCESS))
+        await respond_all(
+            call,
+            await asyncio.gather(*map(self._sync_one, request.stream_ranges)),
+            lambda part: SyncRangesResponse(sync_responses=part, status=SUCCESS),
+        )
 
     async def _sync_one(self, item: StreamRanges) -> SyncRangesResult:
         """Take all ranges of a stream, or none."""
@@ -138,8 +157,11 @@ class RangeOperations:
         """SPEC "TRIM_STREAMS" at a range server: no longer serve what lies below the offsets."""
         request = call.decode(TrimStreamsRequest)
         await self._host.learn((item.stream_id, -1) for item in request.trimmed_streams)
-        results = await asyncio.gather(*map(self._trim_one, request.trimmed_streams))
-        await call.respond(TrimStreamsResponse(streams=tuple(results), status=SUCCESS))
+        await respond_all(
+            call,
+            await asyncio.gather(*map(self._trim_one, request.trimmed_streams)),
+            lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
+        )
 
     async def _trim_one(self, item: TrimmedStream) -> TrimStreamResult:
         stream = Stream(stream_id=item.stream_id)
@@ -154,15 +176,19 @@ class RangeOperations:
     async def delete(self, call: ServerCall) -> None:
         """SPEC "DELETE_STREAMS" at a range server: refuse the streams from now on."""
         request = call.decode(DeleteStreamsRequest)
-        results = []
-        for stream in request.streams:
-            status = SUCCESS
-            try:
-                await self._host.delete(stream.stream_id)
-            except SbpError as error:
-                status = status_for(error)
-            results.append(DeleteStreamResult(stream, status))
-        await call.respond(DeleteStreamsResponse(delete_responses=tuple(results), status=SUCCESS))
+        await self._host.learn((stream.stream_id, -1) for stream in request.streams)
+        await respond_all(
+            call,
+            await asyncio.gather(*map(self._delete_one, request.streams)),
+            lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
+        )
+
+    async def _delete_one(self, stream: Stream) -> DeleteStreamResult:
+        try:
+            await self._host.delete(stream.stream_id)
+        except SbpError as error:
+            return DeleteStreamResult(stream, status_for(error))
+        return DeleteStreamResult(stream, SUCCESS)
 
     def _table_of(self, hosted: HostedRange) -> StreamRange:
         end_offset = hosted.maybe_end_offset
@@ -173,6 +199,7 @@ class RangeOperations:
             end_offset=-1 if end_offset is None else end_offset,
             next_offset=hosted.next_offset,
             servers=(ReplicaServer(self._membership.self_table(), is_primary=True),),
+            epoch=_FIRST_EPOCH,
             replica_count=1,
             ack_count=1,
         )

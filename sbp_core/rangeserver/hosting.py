@@ -86,11 +86,10 @@ class RangeHost:
                 pending = {task for task in pending if task not in done}
 
     async def seal(self, stream_id: int, range_index: int) -> HostedRange:
-        """Seal a range for ever; return it once that is durable.
+        """Seal a range that was learned for ever; return it once that is durable.
 
         Raises RangeNotFoundError, NotFoundError, StatusError when the log cannot be written.
         """
-        await self.learn([(stream_id, range_index)])
         hosted = self.table.range_at(stream_id, range_index)
         hosted.receive(RangeInput.SEAL)
         await self._write(
@@ -108,11 +107,10 @@ class RangeHost:
     async def trim(self, stream_id: int, offset: int) -> HostedRange:
         """Refuse to serve what lies below `offset`, durably; return the smallest range with data.
 
-        Of all ranges of the stream here; batches stay where they are. Raises RangeNotFoundError,
-        NotFoundError, OffsetOutOfRangeError for an offset beyond the tail of the open range, and
-        StatusError when the log cannot be written.
+        Of all ranges of the stream that were learned; batches stay where they are. Raises
+        RangeNotFoundError, NotFoundError, OffsetOutOfRangeError for an offset beyond the tail of
+        the open range, and StatusError when the log cannot be written.
         """
-        await self.learn([(stream_id, -1)])
         ranges = self.table.ranges_of(stream_id)
         last = ranges[-1]
         last.receive(RangeInput.TRIM)

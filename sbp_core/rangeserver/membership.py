@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient
+from sbp_core.client import AsyncClient, RetryPolicy
+from sbp_core.client.placement import chunks
 from sbp_core.errors import InvalidRequestError, NotFoundError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
@@ -26,16 +27,15 @@ from sbp_core.wire.headers import (
     ReportMetricsRequest,
     ReportMetricsResponse,
     StreamRange,
-    decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import check_status, maybe_error
+from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Membership:
-    """Keeps this server known to the placement driver.
+    """Keeps this server known to the placement drivers: to the one that leads, and to the others.
 
     `refused` ends with the error when the placement driver says that this server is not of its
     cluster: then it must stop, and keep its data.
@@ -49,21 +49,28 @@ class Membership:
         heartbeat_interval_ms: int,
         measure: Callable[[RangeServer], Awaitable[ReportMetricsRequest]],
     ) -> None:
-        self._placement_driver = placement_driver
         self._data_dir = data_dir
         self._disk = disk
         self._interval_ms = heartbeat_interval_ms
         self._measure = measure
-        self._client = AsyncClient(placement_driver)
+        self._client = AsyncClient(
+            placement_driver, retry=RetryPolicy(budget_ms=heartbeat_interval_ms)
+        )
         self._identity: Identity | None = None
         self._advertise_addr = ""
-        self._task: asyncio.Task[None] | None = None
+        self._load: ReportMetricsRequest | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.refused: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     @property
     def server_id(self) -> int:
         """The id that the placement driver gave this server, -1 before `join`."""
         return self._identity.server_id if self._identity is not None else -1
+
+    @property
+    def maybe_cluster_id(self) -> str | None:
+        """The cluster that this server belongs to, None before `join`."""
+        return (self._identity.cluster_id or None) if self._identity is not None else None
 
     def self_table(self) -> RangeServer:
         """Return how this server appears in frames."""
@@ -81,80 +88,73 @@ class Membership:
             try:
                 if self._identity is None:
                     self._identity = await self._allocate_identity()
-                await self._beat()
+                await self._call_heartbeat(self._heartbeat())
                 break
             except InvalidRequestError:
                 raise
             except SbpError as error:
                 _LOG.warning("waiting for the placement driver: %s", error)
                 await asyncio.sleep(self._interval_ms / 1000)
-        self._task = asyncio.create_task(self._keep_beating())
+        self._tasks = (
+            asyncio.create_task(self._keep_beating()),
+            asyncio.create_task(self._keep_telling_followers()),
+        )
 
     async def leave(self) -> None:
         """Stop the heartbeats and close the connections."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES)."""
         me = self.self_table()
-        request = ListRangesRequest(
-            timeout_ms=limits.REQUEST_TIMEOUT_MS,
-            range_owners=tuple(RangeCriteria(me, stream_id) for stream_id in stream_ids),
-        )
-        frames = await self._client.call(self._placement_driver, Opcode.LIST_RANGES, request)
+        answers: list[ListRangesResponse] = []
+        for chunk in chunks(stream_ids):
+            owners = tuple(RangeCriteria(me, stream_id) for stream_id in chunk)
+            request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
+            answers += await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse)
         placed: list[StreamRange] = []
-        for frame in frames:
-            response = decode_header(ListRangesResponse, frame.header)
-            check_status(response.status)
-            for result in response.list_responses:
-                error = maybe_error(result.status)
-                if error is None:
-                    placed.extend(result.ranges)
-                elif not isinstance(error, NotFoundError):
-                    raise error
+        for result in (each for answer in answers for each in answer.list_responses):
+            error = maybe_error(result.status)
+            if error is None:
+                placed.extend(result.ranges)
+            elif not isinstance(error, NotFoundError):
+                raise error
         return placed
 
     async def _allocate_identity(self) -> Identity:
-        beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)
-        frames = await self._client.call(self._placement_driver, Opcode.ALLOCATE_ID, request)
-        response = decode_header(IdAllocationResponse, frames[-1].header)
-        check_status(response.status)
-        identity = Identity(response.id, beat.cluster_id or "")
+        answers = await self._client.ask(Opcode.ALLOCATE_ID, request, IdAllocationResponse)
+        # Asked in this order, it is the one that leads, and gave the id, that names the cluster.
+        beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
+        identity = Identity(answers[-1].id, beat.cluster_id or "")
         store_identity(self._data_dir, identity, self._disk)
         return identity
 
-    async def _beat(self) -> None:
-        assert self._identity is not None
-        await self._call_heartbeat(
-            HeartbeatRequest(
-                client_id=f"range-server-{self.server_id}",
-                client_role=ClientRole.RANGE_SERVER,
-                range_server=self.self_table(),
-                cluster_id=self._identity.cluster_id,
-            )
-        )
-
     async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
-        frames = await self._client.call(self._placement_driver, Opcode.HEARTBEAT, request)
-        response = decode_header(HeartbeatResponse, frames[-1].header)
-        check_status(response.status)
-        return response
+        return (await self._client.ask(Opcode.HEARTBEAT, request, HeartbeatResponse))[-1]
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        assert self._identity is not None
+        return HeartbeatRequest(
+            client_id=f"range-server-{self.server_id}",
+            client_role=ClientRole.RANGE_SERVER,
+            range_server=self.self_table(),
+            cluster_id=self._identity.cluster_id,
+        )
 
     async def _report_load(self) -> None:
         """SPEC "REPORT_METRICS". Placement does without it when it fails."""
         try:
-            request = await self._measure(self.self_table())
-            frames = await self._client.call(
-                self._placement_driver,
+            self._load = await self._measure(self.self_table())
+            await self._client.ask(
                 Opcode.REPORT_METRICS,
-                request,
+                self._load,
+                ReportMetricsResponse,
                 timeout_ms=limits.CONNECT_TIMEOUT_MS,
             )
-            check_status(decode_header(ReportMetricsResponse, frames[-1].header).status)
         except (SbpError, OSError) as error:
             _LOG.debug("the load was not reported: %s", error)
 
@@ -164,7 +164,7 @@ class Membership:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             try:
-                await self._beat()
+                await self._call_heartbeat(self._heartbeat())
                 if not is_known:
                     _LOG.info("the placement driver answers again")
                 is_known = True
@@ -176,3 +176,27 @@ class Membership:
                 if is_known:
                     _LOG.warning("the placement driver does not answer: %s", error)
                 is_known = False
+
+    async def _keep_telling_followers(self) -> None:
+        """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too."""
+        while True:
+            try:
+                followers = await self._client.find_followers(self.self_table())
+            except SbpError as error:
+                _LOG.debug("the other placement drivers are not known: %s", error)
+            else:
+                await asyncio.gather(*map(self._tell, followers))
+            await asyncio.sleep(self._interval_ms / 1000)
+
+    async def _tell(self, follower: str) -> None:
+        """Best effort: what a follower answers decides nothing."""
+        told: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
+        if self._load is not None:
+            told.append((Opcode.REPORT_METRICS, self._load))
+        try:
+            for opcode, header in told:
+                await self._client.call(
+                    follower, opcode, header, timeout_ms=limits.CONNECT_TIMEOUT_MS
+                )
+        except SbpError as error:
+            _LOG.debug("the placement driver at %s was not told: %s", follower, error)

@@ -64,7 +64,12 @@ class Metrics:
             self._active[each] = now
 
     def report(
-        self, server: RangeServer, *, disk_free_bytes: int, memory_used_bytes: int
+        self,
+        server: RangeServer,
+        *,
+        disk_free_bytes: int,
+        memory_used_bytes: int,
+        unindexed_bytes: int,
     ) -> ReportMetricsRequest:
         """Return the figures since the last report, and begin anew."""
         now = self._clock.monotonic()
@@ -81,6 +86,7 @@ class Metrics:
             disk_in_rate=_clamp(appends.octets / seconds, _INT64_MAX),
             disk_out_rate=_clamp(fetches.octets / seconds, _INT64_MAX),
             disk_free_space=_clamp(disk_free_bytes, _INT64_MAX),
+            disk_unindexed_data_size=_clamp(unindexed_bytes, _INT64_MAX),
             memory_used=_clamp(memory_used_bytes, _INT64_MAX),
             network_append_rate=_clamp(appends.requests / seconds),
             network_fetch_rate=_clamp(fetches.requests / seconds),

@@ -135,7 +135,12 @@ class RangeServer:
         folder = self._settings.data_dir
         free = await loop.run_in_executor(self._readers, self._probe.disk_free_bytes, folder)
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
-        return self._metrics.report(server, disk_free_bytes=free, memory_used_bytes=used)
+        return self._metrics.report(
+            server,
+            disk_free_bytes=free,
+            memory_used_bytes=used,
+            unindexed_bytes=0 if self._committer is None else self._committer.pending_bytes,
+        )
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from sbp_core.errors import (
+    FrameError,
+    HeaderError,
     RequestTimeoutError,
     SbpError,
     StatusCode,
@@ -86,12 +88,17 @@ class ServerCall:
     async def respond(
         self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
     ) -> None:
-        """Send one response frame, as soon as the peer's socket takes it."""
+        """Send one response frame, as soon as the peer's socket takes it.
+
+        Raises StatusError when it is too large: the request was not at fault, and had its effect.
+        """
         if is_end and self.agreement.has_handler_duration:
             header = self._with_duration(header)
-        await self._responder.send_response(
-            self._frame, encode_header(header), payload, is_end=is_end
-        )
+        try:
+            octets = encode_header(header)
+            await self._responder.send_response(self._frame, octets, payload, is_end=is_end)
+        except (FrameError, HeaderError) as error:
+            raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
 
     async def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
         """Answer a HEARTBEAT, and agree on the features that it offers."""

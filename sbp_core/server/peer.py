@@ -9,6 +9,7 @@ to read what was sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -21,7 +22,13 @@ from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
 from sbp_core.server.intake import Intake
 from sbp_core.session.connection import Connection, Payload
-from sbp_core.session.events import ConnectionBroken, Event, RequestReceived, RequestRefused
+from sbp_core.session.events import (
+    ConnectionBroken,
+    Event,
+    GoawayReceived,
+    RequestReceived,
+    RequestRefused,
+)
 from sbp_core.session.negotiation import NOTHING, Agreement, accept
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
@@ -64,6 +71,8 @@ class Peer(asyncio.BufferedProtocol):
         self._last_active = clock.monotonic()
         self._frame_since: float | None = self._last_active
         self._unread_since: float | None = None
+        self._leave_at: float | None = None
+        """After GOAWAY of either side: when to close, once nothing is being served."""
 
     # asyncio.BufferedProtocol
 
@@ -177,19 +186,29 @@ class Peer(asyncio.BufferedProtocol):
                 )
             )
             self.close()
+        elif self._leave_at is not None:
+            self._close_if_left()
         elif not self._tasks and now - self._last_active > idle_seconds_max:
-            _LOG.debug("%s: idle, closing", self.name)
+            _LOG.debug("%s: idle, sending it away", self.name)
             self.go_away()
-            self.close()
 
     def go_away(self) -> None:
-        """Announce that no new requests are taken."""
+        """Announce that no new requests are taken, and let the peer close the connection.
+
+        A request that is under way already is refused, so the peer knows that it had no effect. A
+        peer that does not close is left to wait for GOAWAY_GRACE_MS.
+        """
         self._write(self._session.send_goaway())
+        if self._leave_at is None:
+            self._leave_at = self._clock.monotonic() + limits.GOAWAY_GRACE_MS / 1000
 
     async def finish(self) -> None:
-        """Answer all that is being served, let it leave, and close."""
+        """After `go_away`: answer all that is being served, let it leave, and close."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.GOAWAY_GRACE_MS / 1000):
+                await self._closed.wait()
         self.close()
         await self._closed.wait()
 
@@ -242,6 +261,9 @@ class Peer(asyncio.BufferedProtocol):
                 self._start(frame)
             case RequestRefused(frame, error):
                 self._write(self._session.send_system_error(frame, error))
+            case GoawayReceived():
+                self._leave_at = self._clock.monotonic()
+                self._close_if_left()
             case ConnectionBroken(error):
                 _LOG.warning("%s: closing: %s", self.name, error)
                 self._write(self._session.send_farewell(error))
@@ -260,8 +282,14 @@ class Peer(asyncio.BufferedProtocol):
         self._tasks.discard(task)
         self._intake.end(size)
         self._last_active = self._clock.monotonic()
+        self._close_if_left()
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("%s: an answer could not be sent: %s", self.name, error)
+            self.close()
+
+    def _close_if_left(self) -> None:
+        is_due = self._leave_at is not None and self._leave_at <= self._clock.monotonic()
+        if is_due and not self._tasks:
             self.close()
 
     def _update_reading(self) -> None:

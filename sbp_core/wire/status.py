@@ -8,6 +8,7 @@ from sbp_core.errors import (
     ConfigurationError,
     FrameError,
     HeaderError,
+    LogError,
     RecordBatchError,
     SbpError,
     StatusCode,
@@ -47,4 +48,11 @@ def status_for(error: SbpError) -> Status:
         return Status(code=error.code, message=error.message, detail=error.detail)
     if isinstance(error, FrameError | HeaderError | RecordBatchError | ConfigurationError):
         return Status(code=StatusCode.INVALID_REQUEST, message=str(error))
+    if isinstance(error, LogError):
+        return Status(code=StatusCode.RS_INTERNAL, message=str(error))
     return Status(code=StatusCode.UNKNOWN, message=str(error))
+
+
+def shown(text: str) -> str:
+    """Return a peer's text for a message: on one line, quoted, and never long."""
+    return ascii(text if len(text) <= 80 else text[:77] + "...")

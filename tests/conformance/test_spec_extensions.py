@@ -11,6 +11,7 @@ from spec_target import Target, append, append_request, batch, fetch_request
 from sbp_core.errors import OffsetOutOfRangeError, StatusCode
 from sbp_core.wire.headers import (
     AppendRequest,
+    ClientRole,
     CreateRangeRequest,
     CreateStreamsRequest,
     DeleteStreamsRequest,
@@ -250,16 +251,25 @@ def test_a_placement_driver_says_what_is_wrong_by_code(target):
 
 
 def test_a_member_of_another_cluster_is_refused(target):
-    """`cluster_id` of HEARTBEAT."""
+    """`cluster_id` of HEARTBEAT, at both servers, whoever sends it."""
 
     async def body(target):
-        async with target.pd() as client:
-            (answer,) = await client.ask(Opcode.HEARTBEAT, HeartbeatRequest(client_id="c"))
-            assert answer.status.code == 0
-            for cluster_id, code in ((answer.cluster_id, 0), ("x", StatusCode.INVALID_REQUEST)):
-                beat = HeartbeatRequest(client_id="c", cluster_id=cluster_id)
-                (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
-                assert answer.status.code == code
+        async with target.streams() as (placed,), target.pd() as pd:
+            (answer,) = await pd.ask(Opcode.HEARTBEAT, HeartbeatRequest(client_id="c"))
+            own = answer.cluster_id
+            assert own
+            for endpoint in (target.endpoint, placed.server.advertise_addr):
+                async with Target(endpoint).pd() as client:
+                    for role in (ClientRole.UNSPECIFIED, ClientRole.PD, ClientRole.CLIENT):
+                        for cluster_id, code in (
+                            (None, 0),
+                            (own, 0),
+                            ("x", StatusCode.INVALID_REQUEST),
+                        ):
+                            beat = HeartbeatRequest("c", role, cluster_id=cluster_id)
+                            (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
+                            assert (answer.status.code, answer.cluster_id) == (code, own)
+                            assert (answer.client_id, answer.client_role) == ("c", role)
 
     target.run(body)
 

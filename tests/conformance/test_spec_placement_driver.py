@@ -55,6 +55,7 @@ async def delete(client, *stream_ids):
     [
         HeartbeatRequest(client_id="größe", client_role=ClientRole.CLIENT),
         HeartbeatRequest(client_id="", client_role=ClientRole.UNSPECIFIED),
+        HeartbeatRequest(client_id="a placement driver", client_role=ClientRole.PD),
         HeartbeatRequest("c", ClientRole.CLIENT, RangeServer(7, "somewhere:1")),
     ],
     ids=lambda beat: repr(beat.client_id),

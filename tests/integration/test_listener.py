@@ -13,6 +13,8 @@ from sbp_core.server.listener import Listener
 from sbp_core.wire.headers import (
     IdAllocationRequest,
     IdAllocationResponse,
+    Status,
+    TrimStreamsResponse,
     decode_system_error,
     encode_header,
 )
@@ -29,7 +31,11 @@ class Service:
         self.started_count = 0
 
     def handlers(self):
-        return {Opcode.ALLOCATE_ID: self.allocate, Opcode.DESCRIBE_STREAMS: self.fail}
+        return {
+            Opcode.ALLOCATE_ID: self.allocate,
+            Opcode.DESCRIBE_STREAMS: self.fail,
+            Opcode.TRIM_STREAMS: self.say_too_much,
+        }
 
     async def allocate(self, call):
         call.decode(IdAllocationRequest)
@@ -40,6 +46,10 @@ class Service:
 
     async def fail(self, call):
         raise RuntimeError("a bug")
+
+    async def say_too_much(self, call):
+        detail = bytes(limits.HEADER_BYTES_MAX)
+        await call.respond(TrimStreamsResponse(status=Status(detail=detail)))
 
 
 def run(body, **options):
@@ -93,6 +103,16 @@ def test_a_failing_handler_is_answered_logged_and_survived(caplog):
             service.gate.set()
             (answer,) = await client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest())
             assert answer.id == 7
+
+    run(body)
+
+
+def test_an_answer_that_is_too_large_does_not_count_as_a_bad_request():
+    async def body(service, listener, port):
+        async with RawClient("127.0.0.1", port) as client:
+            (frame,) = await client.call(Opcode.TRIM_STREAMS)
+            assert status_of(frame).code == StatusCode.UNKNOWN
+            assert "the answer cannot be sent" in status_of(frame).message
 
     run(body)
 

@@ -258,9 +258,10 @@ def test_ten_thousand_requests_fit_in_one_frame(tmp_path):
         batches = [(stream_ids[n % 100], rows_batch([b"%d" % n])) for n in range(10_000)]
         request, payload = append_request(*batches)
         async with RawClient.at(cluster.server.endpoint) as client:
-            (answer,) = await client.ask(Opcode.APPEND, request, payload)
-            assert {result.status.code for result in answer.append_responses} == {0}
-            assert len({result.request_index for result in answer.append_responses}) == 10_000
+            answers = await client.ask(Opcode.APPEND, request, payload)
+            results = [result for answer in answers for result in answer.append_responses]
+            assert {result.status.code for result in results} == {0}
+            assert sorted(result.request_index for result in results) == list(range(10_000))
             items = [(stream_ids[n % 100], n // 100) for n in range(10_000)]
             answers = await client.ask(Opcode.FETCH, fetch_request(*items, max_bytes=1))
         results = [result for answer in answers for result in answer.fetch_responses]
@@ -352,6 +353,22 @@ def test_a_deleted_stream_refuses_appends_and_fetches_at_once_and_after_a_restar
 
     run(delete_then_check, tmp_path)
     run(check, tmp_path)
+
+
+def test_a_stream_that_the_server_never_heard_of_is_deleted_all_the_same(tmp_path):
+    async def body(cluster):
+        cluster.pd._handlers._announcer.announce = lambda opened: None
+        (stream_id,) = await create(cluster, "unused")
+        async with RawClient.at(cluster.server.endpoint) as client:
+            request = DeleteStreamsRequest(streams=(Stream(stream_id), Stream(404)))
+            (answer,) = await client.ask(Opcode.DELETE_STREAMS, request)
+            codes = [result.status.code for result in answer.delete_responses]
+            assert codes == [StatusCode.NONE, StatusCode.RANGE_NOT_FOUND]
+            request, payload = append_request((stream_id, rows_batch([b"late"])))
+            (answer,) = await client.ask(Opcode.APPEND, request, payload)
+            assert isinstance(maybe_error(answer.append_responses[0].status), NotFoundError)
+
+    run(body, tmp_path)
 
 
 def test_garbage_ends_its_own_connection_only(tmp_path):

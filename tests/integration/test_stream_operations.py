@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
+from held_disk import HeldDisk
 from raw_client import RawClient
 
+from sbp_core import limits
 from sbp_core.client import (
     EARLIEST,
     AppendItem,
@@ -257,6 +259,28 @@ def test_the_blocking_client_does_the_same(tmp_path):
     run(tmp_path, body)
 
 
+def test_streams_of_many_ranges_are_listed_and_read_in_full(tmp_path, monkeypatch):
+    async def body(cluster):
+        client = cluster.client
+        specs = [StreamSpec(f"s{number}") for number in range(4)]
+        stream_ids = [info.stream_id for info in await client.create_streams(specs)]
+        for count, stream_id in enumerate(stream_ids):
+            for number in range(count):
+                assert await append(client, stream_id, b"%d" % number) == number
+                await client.seal_streams([stream_id])
+        for per_frame in range(1, 12):
+            monkeypatch.setattr(limits, "RESULTS_PER_FRAME", per_frame)
+            async with AsyncClient(cluster.pd.endpoint) as fresh:
+                listed = await fresh.list_ranges(stream_ids)
+                assert [len(listed[each]) for each in stream_ids] == [1, 2, 3, 4]
+                held = await fresh.stream_bounds(stream_ids)
+                assert [each.next_offset for each in held] == [0, 1, 2, 3]
+                outcome = await fetch(fresh, stream_ids[3], 1)
+                assert values_of(outcome.payload) == [(1, b"1")]
+
+    run(tmp_path, body)
+
+
 # SYNC_RANGES
 
 
@@ -328,6 +352,33 @@ def test_a_server_takes_only_what_is_placed_on_it(tmp_path):
 
 
 # REPORT_METRICS
+
+
+def test_data_that_has_not_yet_been_indexed_is_reported(tmp_path):
+    disk = HeldDisk()
+    disk.gate.set()
+
+    async def body(cluster):
+        (stream,) = await cluster.client.create_streams([StreamSpec("s")])
+        await append(cluster.client, stream.stream_id, b"first")
+        server = cluster.server
+
+        async def unindexed():
+            made = await server._report(server._membership.self_table())
+            return made.disk_unindexed_data_size
+
+        assert await unindexed() == 0
+        disk.gate.clear()
+        value = b"x" * 10_000
+        appending = asyncio.create_task(append(cluster.client, stream.stream_id, value))
+        async with asyncio.timeout(20):
+            while await unindexed() < len(value):
+                assert not appending.done()
+        disk.gate.set()
+        await appending
+        assert await unindexed() == 0
+
+    run(tmp_path, body, disk=disk)
 
 
 class Probe:

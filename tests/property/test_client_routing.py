@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.append import append
 from sbp_core.client.calls import Context
+from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import Arrival, Now, Receive, Start
 from sbp_core.client.router import Router
 from sbp_core.errors import (
@@ -138,7 +139,7 @@ def test_appends_are_never_reordered_and_duplicated_only_on_request(
     for stream_id in (1, 2):
         router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, ("h:1",))])
     router.forget = lambda stream_id: None  # type: ignore[method-assign]
-    context = Context("pd:1", router, RetryPolicy(500, 10, 100), Random(0), 1000)
+    context = Context(PlacementDrivers("pd:1"), router, RetryPolicy(500, 10, 100), Random(0), 1000)
     items = [AppendItem(each, bytes([each, index])) for index, each in enumerate(stream_ids)]
     server = MoodyServer(data.draw, is_orderly=is_orderly)
     outcomes = []

@@ -79,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
         start = 10 * index
         end = None if length is None else start + length
         new = RangeRecord(stream_id, index, start, end, 1, tuple(server_ids))
-        is_made = self.store.create_range(new)
+        (is_made,) = self.store.create_ranges([new])
         assert is_made == (stream_id in self.streams)
         if is_made:
             self.ranges[stream_id, index] = new

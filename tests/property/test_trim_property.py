@@ -47,9 +47,9 @@ def test_the_store_trims_by_the_definition(lengths, is_open, offsets):
             other, stream_id = stream_id_of(store), stream_id_of(store)
             for index, start, end in expected:
                 if index:
-                    store.create_range(RangeRecord(stream_id, index, start, None, 1, (1, 2)))
+                    store.create_ranges([RangeRecord(stream_id, index, start, None, 1, (1, 2))])
                 if end is not None:
-                    store.seal_range(stream_id, index, end)
+                    store.seal_ranges([(stream_id, index, end)])
             for offset in offsets:
                 before, revision = expected, store.revision()
                 expected = remaining(before, offset)

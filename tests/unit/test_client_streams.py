@@ -23,8 +23,10 @@ from sbp_core.errors import (
     AlreadyExistsError,
     ConnectionLostError,
     NotFoundError,
+    Outcome,
     ProtocolError,
     StatusCode,
+    StatusError,
 )
 from sbp_core.wire.headers import (
     CreateStreamResult,
@@ -35,6 +37,11 @@ from sbp_core.wire.headers import (
     DescribeRangesResponse,
     DescribeStreamResult,
     DescribeStreamsResponse,
+    ListRangesResponse,
+    ListRangesResult,
+    RangeCriteria,
+    SealRangesResponse,
+    SealRangesResult,
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -122,6 +129,28 @@ def test_delete_tells_the_range_servers_too_and_bears_their_absence(make, peers)
     assert [each.stream_id for each in server.seen(Opcode.DELETE_STREAMS)[0].header.streams] == [1]
 
 
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (StatusCode.PD_NO_AVAILABLE_RS, Outcome.UNKNOWN),
+        (StatusCode.SEAL_NO_SERVER_ANSWERED, Outcome.UNKNOWN),
+        (StatusCode.RANGE_NOT_FOUND, Outcome.NOT_APPLIED),
+    ],
+    ids=lambda value: value.name,
+)
+def test_a_seal_that_fails_half_way_may_have_been_applied(make, peer, code, outcome) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, "a:1")))
+    peer.script(
+        Opcode.SEAL_RANGE,
+        lambda each: each.answer(
+            SealRangesResponse(seal_responses=(SealRangesResult(None, status(code), 1),))
+        ),
+    )
+    with pytest.raises(StatusError, match="sealing stream 1: scripted") as caught:
+        make(peer.endpoint).do("seal_streams", [1])
+    assert caught.value.outcome is outcome
+
+
 def test_list_ranges_names_all_missing(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, 8, "a:1"), placed(1, 1, 8, -1, "b:1")))
     driver = make(peer.endpoint)
@@ -132,6 +161,24 @@ def test_list_ranges_names_all_missing(make, peer) -> None:
     ]
     with pytest.raises(NotFoundError, match=r"stream 2.*stream 3"):
         driver.do("list_ranges", [1, 2, 3])
+
+
+def test_the_ranges_of_a_stream_may_come_in_several_results_and_frames(make, peer) -> None:
+    def part(stream_id: int, *pieces: Any) -> ListRangesResult:
+        owner = RangeCriteria(stream_id=stream_id)
+        return ListRangesResult(owner, pieces, status(StatusCode.NONE), stream_id)
+
+    def listed(exchange: Exchange) -> None:
+        first = part(1, placed(1, 0, 0, 2, "a:1"), placed(1, 1, 2, 3, "a:1"))
+        exchange.answer(ListRangesResponse(list_responses=(first,)), is_end=False)
+        rest = part(1, placed(1, 2, 3, -1, "a:1"))
+        other = part(2, placed(2, 0, 0, -1, "b:1"))
+        exchange.answer(ListRangesResponse(list_responses=(rest, part(1), other)))
+
+    peer.script(Opcode.LIST_RANGES, listed)
+    found = make(peer.endpoint).do("list_ranges", [1, 2])
+    assert [each.range_index for each in found[1]] == [0, 1, 2]
+    assert [each.range_index for each in found[2]] == [0]
 
 
 def describe_tail(*pieces: Any) -> Handler:

@@ -59,9 +59,11 @@ def store_sealed_ranges(cluster, stream_id, *ends):
     """Seal the stream's ranges at these ends, behind the back of range servers; all sealed."""
 
     def work(store):
-        store.seal_range(stream_id, 0, ends[0])
+        store.seal_ranges([(stream_id, 0, ends[0])])
         for index, (start, end) in enumerate(itertools.pairwise(ends), 1):
-            assert store.create_range(RangeRecord(stream_id, index, start, end, 1, (1,)))
+            assert store.create_ranges([RangeRecord(stream_id, index, start, end, 1, (1,))]) == [
+                True
+            ]
 
     return cluster.driver._store.run(work)
 

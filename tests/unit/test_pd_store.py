@@ -171,9 +171,9 @@ def test_the_revision_grows_with_each_change_and_only_then(store):
     assert changed()
     store.create_streams([new("a")], 0)
     assert not changed()
-    store.create_range(RangeRecord(a, 1, 5, None, 1, (1,)))
+    store.create_ranges([RangeRecord(a, 1, 5, None, 1, (1,))])
     assert changed()
-    store.create_range(RangeRecord(a, 1, 5, None, 1, (1,)))
+    store.create_ranges([RangeRecord(a, 1, 5, None, 1, (1,))])
     assert not changed()
     store.delete_streams([99])
     assert not changed()
@@ -183,8 +183,8 @@ def test_the_revision_grows_with_each_change_and_only_then(store):
 
 def test_ranges_are_listed_by_stream_by_server_and_by_both(store):
     a, b, c = create(store, "a", "b", "c")
-    store.create_range(RangeRecord(a, 1, 9, None, 1, (2,)))
-    store.create_range(RangeRecord(b, 1, 9, None, 1, (2, 1)))
+    store.create_ranges([RangeRecord(a, 1, 9, None, 1, (2,))])
+    store.create_ranges([RangeRecord(b, 1, 9, None, 1, (2, 1))])
     assert ranges(store) == [(a, 0), (a, 1), (b, 0), (b, 1), (c, 0)]
     assert ranges(store, stream_id=b) == [(b, 0), (b, 1)]
     assert ranges(store, server_id=2) == [(a, 1), (b, 1)]
@@ -197,7 +197,7 @@ def test_ranges_are_listed_by_stream_by_server_and_by_both(store):
 
 def test_servers_of_a_range_keep_their_order(store):
     (a,) = create(store, "a")
-    store.create_range(RangeRecord(a, 1, 9, None, 2, (5, 2, 9)))
+    store.create_ranges([RangeRecord(a, 1, 9, None, 2, (5, 2, 9))])
     assert store.maybe_last_range(a) == RangeRecord(a, 1, 9, None, 2, (5, 2, 9))
     (found,) = store.ranges_after(FIRST, 9, stream_id=a, server_id=9)
     assert found.server_ids == (5, 2, 9)
@@ -205,16 +205,16 @@ def test_servers_of_a_range_keep_their_order(store):
 
 def test_sealed_ranges_are_not_counted_as_load(store):
     (a,) = create(store, "a")
-    store.create_range(RangeRecord(a, 1, 0, 7, 1, (1, 2)))
-    store.create_range(RangeRecord(a, 2, 7, None, 1, (2, 3)))
+    store.create_ranges([RangeRecord(a, 1, 0, 7, 1, (1, 2))])
+    store.create_ranges([RangeRecord(a, 2, 7, None, 1, (2, 3))])
     assert store.open_range_counts() == {1: 1, 2: 1, 3: 1}
 
 
 def test_a_range_is_created_once_and_only_for_a_stream(store):
     (a,) = create(store, "a")
-    assert not store.create_range(RangeRecord(a, 0, 0, None, 1, (1,)))
-    assert store.create_range(RangeRecord(a, 1, 7, None, 1, (1,)))
-    assert not store.create_range(RangeRecord(a + 1, 0, 0, None, 1, (1,)))
+    assert store.create_ranges([RangeRecord(a, 0, 0, None, 1, (1,))]) == [False]
+    assert store.create_ranges([RangeRecord(a, 1, 7, None, 1, (1,))]) == [True]
+    assert store.create_ranges([RangeRecord(a + 1, 0, 0, None, 1, (1,))]) == [False]
 
 
 def test_a_batch_that_fails_leaves_nothing(store):

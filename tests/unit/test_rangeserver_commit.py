@@ -1,42 +1,15 @@
 """Group commit: sharing, order, and what happens when the disk fails."""
 
 import asyncio
-import threading
 
 import pytest
+from held_disk import HeldDisk
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, ThrottledError
-from sbp_core.log.disk import OsDisk
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.log import Log
 from sbp_core.rangeserver.commit import GroupCommitter
-
-
-class HeldDisk(OsDisk):
-    """A disk whose syncs wait until the test lets them go."""
-
-    def __init__(self):
-        self.gate = threading.Event()
-        self.sync_count = 0
-        self.error = None
-
-    def hold(self, file):
-        sync = file.fdatasync
-
-        def held_sync():
-            assert self.gate.wait(30)
-            self.sync_count += 1
-            if self.error is not None:
-                raise self.error
-            sync()
-
-        file.fdatasync = held_sync
-        return file
-
-    def open(self, path, *, is_writable):
-        file = super().open(path, is_writable=is_writable)
-        return self.hold(file) if is_writable else file
 
 
 def entry(number):
@@ -98,7 +71,9 @@ def test_after_a_failed_sync_nothing_is_acknowledged(tmp_path):
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path):
     async def body(committer, disk, durable):
-        committer.submit([entry(0)])
+        waiting = entry(0)
+        committer.submit([waiting])
+        assert committer.pending_bytes == waiting.length
         with pytest.raises(ThrottledError):
             committer.check_room(limits.PENDING_APPEND_BYTES_MAX)
         committer.check_room(1000)

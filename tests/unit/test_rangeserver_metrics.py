@@ -13,7 +13,7 @@ ME = RangeServer(3, "h:1")
 
 
 def report(metrics, *, free=10, used=20):
-    made = metrics.report(ME, disk_free_bytes=free, memory_used_bytes=used)
+    made = metrics.report(ME, disk_free_bytes=free, memory_used_bytes=used, unindexed_bytes=30)
     assert decode_header(type(made), encode_header(made)) == made
     return made
 
@@ -26,6 +26,7 @@ def test_rates_are_those_since_the_last_report():
     clock.advance(2000)
     made = report(metrics)
     assert (made.range_server, made.disk_free_space, made.memory_used) == (ME, 10, 20)
+    assert made.disk_unindexed_data_size == 30
     assert (made.disk_in_rate, made.disk_out_rate) == (1500, 400)
     assert (made.network_append_rate, made.network_failed_append_rate) == (10, 2)
     assert (made.network_fetch_rate, made.network_failed_fetch_rate) == (3, 1)

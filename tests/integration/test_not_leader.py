@@ -1,0 +1,319 @@
+"""Clients and range servers that were given a placement driver which does not lead."""
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from client_drivers import AsyncDriver, BlockingDriver
+from core_cluster import rows_batch, values_of
+from follower_pd import cluster_of, follower_pd
+
+from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
+from sbp_core.errors import ConnectError, NotLeaderError, StatusCode
+from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.server import RangeServer
+from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.server.clock import SystemClock
+from sbp_core.server.listener import Listener
+from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS
+
+QUICK = RetryPolicy(budget_ms=20_000, backoff_ms=1, backoff_ms_max=20)
+HASTY = RetryPolicy(budget_ms=500, backoff_ms=1, backoff_ms_max=20)
+
+kinds = pytest.mark.parametrize("kind", [BlockingDriver, AsyncDriver], ids=["blocking", "asyncio"])
+
+
+class Servers:
+    """A placement driver that leads, and a range server that was given a follower."""
+
+    def __init__(self, folder, follower):
+        self._folder = folder
+        self._follower = follower
+        self.pd = None
+        self.range_server = None
+
+    async def lead(self):
+        """Start the placement driver, on another port than before, and let the follower know."""
+        self.pd = PlacementDriver(PlacementDriverSettings(data_dir=self._folder / "pd", port=0))
+        self._follower.name(await self.pd.start())
+
+    async def host(self, placement_driver=None):
+        """Start the range server."""
+        self.range_server = RangeServer(
+            RangeServerSettings(
+                data_dir=self._folder / "rs",
+                placement_driver=placement_driver or self._follower.endpoint,
+                port=0,
+                heartbeat_interval_ms=20,
+            )
+        )
+        await self.range_server.start()
+
+    async def stop(self):
+        if self.range_server is not None:
+            await self.range_server.stop()
+        if self.pd is not None:
+            await self.pd.stop()
+
+
+@asynccontextmanager
+async def running(folder, follower):
+    servers = Servers(folder, follower)
+    try:
+        await servers.lead()
+        await servers.host()
+        yield servers
+    finally:
+        await servers.stop()
+
+
+def run(body, **follower_options):
+    async def main():
+        async with follower_pd(**follower_options) as follower:
+            await asyncio.wait_for(body(follower), 60)
+
+    asyncio.run(main())
+
+
+async def with_driver(kind, endpoint, work, **options):
+    """Do blocking work with a client, away from the servers' loop."""
+
+    def call():
+        driver = kind(endpoint, **{"retry": QUICK, **options})
+        try:
+            return work(driver)
+        finally:
+            driver.close()
+
+    return await asyncio.to_thread(call)
+
+
+def use_every_operation(driver):
+    (info,) = driver.do("create_streams", [StreamSpec("s")])
+    stream_id = info.stream_id
+    driver.do("append", [AppendItem(stream_id, rows_batch([b"a", b"b"]))])
+    driver.do("seal_streams", [stream_id])
+    driver.do("append", [AppendItem(stream_id, rows_batch([b"c"]))])
+    driver.do("trim_streams", {stream_id: 1})
+    (bounds,) = driver.do("stream_bounds", [stream_id])
+    assert (bounds.start_offset, bounds.next_offset) == (1, 3)
+    (outcome,) = driver.fetch([FetchItem(stream_id, 2, None, 1 << 20)])
+    assert values_of(outcome.payload) == [(2, b"c")]
+    assert driver.do("list_streams") == [info]
+    assert driver.do("ping") > 0
+    driver.do("delete_streams", ["s"])
+
+
+@kinds
+@pytest.mark.parametrize("code", [StatusCode.PD_NOT_LEADER, StatusCode.ES_PD_NOT_LEADER])
+@pytest.mark.parametrize("is_system_error", [False, True], ids=["status", "system error"])
+def test_the_leader_is_asked_from_then_on(tmp_path, kind, code, is_system_error):
+    async def body(follower):
+        async with running(tmp_path, follower):
+            follower.asked.clear()
+            await with_driver(kind, follower.endpoint, use_every_operation)
+            assert follower.asked[Opcode.CREATE_STREAMS] == 1
+            del follower.asked[Opcode.CREATE_STREAMS]
+            assert follower.asked.keys() <= {Opcode.HEARTBEAT, Opcode.REPORT_METRICS}
+
+    run(body, code=code, is_system_error=is_system_error)
+
+
+def test_threads_that_share_a_client_share_what_it_learned(tmp_path):
+    async def body(follower):
+        async with running(tmp_path, follower):
+
+            def work():
+                with Client(follower.endpoint, retry=QUICK) as client:
+                    client.list_streams()
+                    threads = [threading.Thread(target=client.list_streams) for _ in range(8)]
+                    for thread in threads:
+                        thread.start()
+                    for thread in threads:
+                        thread.join(30)
+
+            await asyncio.to_thread(work)
+            assert follower.asked[Opcode.DESCRIBE_STREAMS] == 1
+
+    run(body)
+
+
+@kinds
+def test_when_the_leader_is_gone_the_given_one_names_the_next(tmp_path, kind):
+    async def body(follower):
+        async with running(tmp_path, follower) as servers:
+            loop = asyncio.get_running_loop()
+
+            def move():
+                async def elsewhere():
+                    await servers.pd.stop()
+                    await servers.lead()
+
+                asyncio.run_coroutine_threadsafe(elsewhere(), loop).result(30)
+
+            def work(driver):
+                driver.do("create_streams", [StreamSpec("gone"), StreamSpec("kept")])
+                move()
+                driver.do("delete_streams", ["gone"])
+                return [info.name for info in driver.do("list_streams")]
+
+            assert await with_driver(kind, follower.endpoint, work) == ["kept"]
+            assert follower.asked[Opcode.CREATE_STREAMS] == 1
+            assert follower.asked[Opcode.DESCRIBE_STREAMS] == 1
+            assert follower.asked[Opcode.DELETE_STREAMS] == 0
+            await until(lambda: servers.pd.live_server_count == 1)
+
+    run(body)
+
+
+@kinds
+def test_when_the_given_one_is_gone_too_the_others_are_asked(tmp_path, kind):
+    async def body(follower):
+        async with AsyncExitStack() as stack, running(tmp_path, follower) as servers:
+            given = await stack.enter_async_context(follower_pd())
+            given.name(servers.pd.endpoint, follower.endpoint)
+            loop = asyncio.get_running_loop()
+
+            async def disaster():
+                await stack.aclose()
+                await servers.pd.stop()
+                await servers.lead()
+
+            def work(driver):
+                driver.do("create_streams", [StreamSpec("before")])
+                asyncio.run_coroutine_threadsafe(disaster(), loop).result(30)
+                return [info.name for info in driver.do("list_streams")]
+
+            assert await with_driver(kind, given.endpoint, work) == ["before"]
+
+    run(body)
+
+
+@kinds
+def test_placement_drivers_that_name_each_other_are_given_up(kind):
+    async def body(follower):
+        async with follower_pd() as other:
+            follower.name(other.endpoint)
+            other.name(follower.endpoint)
+
+            def work(driver):
+                with pytest.raises(NotLeaderError) as caught:
+                    driver.do("list_streams")
+                return str(caught.value)
+
+            text = await with_driver(kind, follower.endpoint, work, retry=HASTY)
+            for part in ("DESCRIBE_STREAMS at 127", "tries", follower.endpoint, other.endpoint):
+                assert part in text
+            counts = [each.asked[Opcode.DESCRIBE_STREAMS] for each in (follower, other)]
+            assert min(counts) >= 1
+            assert max(counts) - min(counts) <= 1
+
+    run(body)
+
+
+@kinds
+@pytest.mark.parametrize("named", [None, "nowhere", "127.0.0.1:0", "x" * 1000])
+def test_a_leader_that_is_no_address_is_not_followed(kind, named):
+    async def body(follower):
+        follower.name(named)
+
+        def work(driver):
+            with pytest.raises(NotLeaderError, match=f"at {follower.endpoint}.*not the leader"):
+                driver.do("list_streams")
+
+        await with_driver(kind, follower.endpoint, work, retry=HASTY)
+        assert follower.asked[Opcode.DESCRIBE_STREAMS] > 1
+
+    run(body)
+
+
+@kinds
+def test_messages_name_the_one_that_was_asked(kind):
+    async def body(follower):
+        async with follower_pd() as gone:
+            leader = gone.endpoint
+        follower.name(leader)
+
+        def work(driver):
+            for operation, error, asked in (
+                ("list_streams", NotLeaderError, follower.endpoint),
+                ("ping", ConnectError, leader),
+                ("ping", None, follower.endpoint),
+            ):
+                if error is None:
+                    driver.do(operation)
+                    continue
+                with pytest.raises(error, match=f" at {asked}"):
+                    driver.do(operation)
+            driver.do("ping")
+            with pytest.raises(
+                NotLeaderError, match=f"APPEND: .*LIST_RANGES at {follower.endpoint}"
+            ):
+                driver.do("append", [AppendItem(1, b"x")])
+            with pytest.raises(ConnectError, match=f"LIST_RANGES at {leader}.*running at {leader}"):
+                driver.do("append", [AppendItem(1, b"x")])
+
+        await with_driver(kind, follower.endpoint, work, retry=RetryPolicy(budget_ms=0))
+
+    run(body)
+
+
+@asynccontextmanager
+async def in_front_of(pd, cluster):
+    """Another door to a placement driver, which says that it is one of `cluster`."""
+
+    async def describe(call):
+        await call.respond(DescribePlacementDriverClusterResponse(status=SUCCESS, cluster=cluster))
+
+    handlers = {**pd._handlers.by_opcode(), Opcode.DESCRIBE_PD_CLUSTER: describe}
+    listener = Listener(handlers, server_name="placement driver", clock=SystemClock())
+    try:
+        yield f"127.0.0.1:{await listener.start('127.0.0.1', 0)}"
+    finally:
+        await listener.drain(timeout_ms=100)
+
+
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_range_servers_send_heartbeats_and_load_metrics_to_all_pd_nodes(tmp_path):
+    """SPEC "DESCRIBE_PD_CLUSTER"; and when the leader is gone they know whom to ask."""
+
+    async def body(follower):
+        servers = Servers(tmp_path, follower)
+        await servers.lead()
+        nodes = cluster_of("said.to.lead.example:1", follower.endpoint, "no address")
+        try:
+            async with AsyncExitStack() as stack:
+                door = await stack.enter_async_context(in_front_of(servers.pd, nodes))
+                await servers.host(door)
+                await until(lambda: follower.asked[Opcode.HEARTBEAT] > 1)
+                await until(lambda: follower.asked[Opcode.REPORT_METRICS] > 1)
+            await servers.pd.stop()
+            await servers.lead()
+            await until(lambda: servers.pd.live_server_count == 1)
+        finally:
+            await servers.stop()
+
+    run(body)
+
+
+def test_a_range_server_joins_and_beats_at_the_leader(tmp_path):
+    async def body(follower):
+        async with running(tmp_path, follower) as servers:
+            assert servers.pd.live_server_count == 1
+            assert follower.asked[Opcode.ALLOCATE_ID] == 1
+            first = servers.pd.endpoint
+            await servers.pd.stop()
+            await servers.lead()
+            assert servers.pd.endpoint != first
+            await until(lambda: servers.pd.live_server_count == 1)
+            assert not servers.range_server.failed.done()
+
+    run(body)

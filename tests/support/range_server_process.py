@@ -1,0 +1,85 @@
+"""A range server as a process of its own, to be killed.
+
+async with RangeServerProcess(folder, pd_endpoint, heartbeat_interval_ms=50) as server:
+    await server.kill()
+    await server.start()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from sbp_core.rangeserver.server import RangeServer
+from sbp_core.rangeserver.settings import RangeServerSettings
+
+START_SECONDS = 30
+
+
+class RangeServerProcess:
+    """Starts and kills the process; it comes back on the same data and port."""
+
+    def __init__(self, folder: Path, placement_driver: str, *, heartbeat_interval_ms: int) -> None:
+        self.endpoint = ""
+        self._words = [str(folder), placement_driver, str(heartbeat_interval_ms)]
+        self._port = "0"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Return once the server is known to the placement driver."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            __file__,
+            *self._words,
+            self._port,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        async with asyncio.timeout(START_SECONDS):
+            self.endpoint = (await self._process.stdout.readline()).decode().strip()
+        assert self.endpoint, "the range server did not start"
+        self._port = self.endpoint.rpartition(":")[2]
+
+    async def kill(self) -> None:
+        """SIGKILL: no GOAWAY, no last words."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+        self._process = None
+
+    async def __aenter__(self) -> RangeServerProcess:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            await self.kill()
+
+
+async def serve(folder: str, placement_driver: str, interval_ms: str, port: str) -> None:
+    """Run until standard input ends, as it does with the test's process."""
+    server = RangeServer(
+        RangeServerSettings(
+            data_dir=Path(folder),
+            placement_driver=placement_driver,
+            port=int(port),
+            heartbeat_interval_ms=int(interval_ms),
+        )
+    )
+    await server.start()
+    print(server.endpoint, flush=True)
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, sys.stdin.read)
+    await server.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(*sys.argv[1:]))
