@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, TypeVar
 
 from sbp_core.errors import SbpError, StatusCode, StatusError, UnsupportedError
+from sbp_core.session.isolation import is_isolation_class
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import decode_header, encode_header
@@ -18,7 +20,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Responder(Protocol):
-    """Where the answers to a request go; both wait while the peer does not read."""
+    """Where the answers to a request go; all but `send_now` wait while the peer does not read."""
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Sequence[Octets], *, is_end: bool
@@ -28,14 +30,27 @@ class Responder(Protocol):
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """Send a system error frame, which ends the call."""
 
+    def reserve(self) -> AbstractAsyncContextManager[None]:
+        """Wait for room for one response frame, and keep it."""
+
+    def send_now(
+        self, request: Frame, header: bytes, payload: Sequence[Octets], *, is_end: bool
+    ) -> None:
+        """Send one response frame for which room is reserved."""
+
 
 class ServerCall:
     """One request being served."""
 
-    def __init__(self, frame: Frame, responder: Responder, peer_name: str) -> None:
+    def __init__(
+        self, frame: Frame, responder: Responder, peer_name: str, isolation: str = ""
+    ) -> None:
+        assert not isolation or is_isolation_class(isolation), "checked when it was agreed on"
         self.opcode = Opcode(frame.opcode)
         self.payload = memoryview(frame.payload)
         self.peer_name = peer_name
+        self.isolation = isolation
+        """The isolation class of the connection, "" for none."""
         self._frame = frame
         self._responder = responder
 
@@ -50,6 +65,18 @@ class ServerCall:
         await self._responder.send_response(
             self._frame, encode_header(header), payload, is_end=is_end
         )
+
+    def reserve(self) -> AbstractAsyncContextManager[None]:
+        """Wait until the peer has room for one response frame; keep it while the body runs.
+
+        For a response whose making holds what others wait for: those must not wait for this peer.
+        A connection makes RESPONSES_RESERVED_MAX such responses at a time.
+        """
+        return self._responder.reserve()
+
+    def respond_now(self, header: object, payload: Sequence[Octets], *, is_end: bool) -> None:
+        """Send one response frame without waiting; once within `reserve`."""
+        self._responder.send_now(self._frame, encode_header(header), payload, is_end=is_end)
 
 
 Handler = Callable[[ServerCall], Awaitable[None]]
