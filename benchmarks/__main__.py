@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from benchmarks import memory, report, sources
+from benchmarks import isolation, memory, report, sources
 from benchmarks.scenarios import SCENARIOS, Scenario, Side, open_bench
 from benchmarks.sources import Shape
 from sbp_spark.java import use_java
@@ -35,6 +37,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive, default=5, help="timed rounds (5)")
     parser.add_argument(
         "--memory", action="store_true", help="also move 1 GiB and watch the memory"
+    )
+    parser.add_argument(
+        "--isolation",
+        action="store_true",
+        help="measure a reader at the tail beside others that catch up, without Spark, and no more",
     )
     parser.add_argument(
         "--only",
@@ -112,6 +119,19 @@ def measure_memory(spark: SparkSession) -> list[report.Memory]:
         return memory.measure(bench, server_pid, tell=tell)
 
 
+def run_isolation(rounds: int) -> int:
+    """Measure the wait at the tail; return the exit code."""
+    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
+        surroundings = report.environment(Path(folder))
+        latencies = isolation.measure(Path(folder) / "data", rounds, tell=tell)
+    print(f"\n{report.latency_table(latencies)}")
+    found = {"environment": surroundings, "latencies": [asdict(each) for each in latencies]}
+    results = RESULTS / "isolation.json"
+    results.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    tell(f"\n{results}")
+    return 0
+
+
 def tell(line: str) -> None:
     """Print a line of progress at once."""
     print(line, file=sys.stderr, flush=True)
@@ -121,6 +141,8 @@ def main(arguments: Sequence[str]) -> int:
     """Measure what was asked for; return the exit code."""
     settings = parse_arguments(arguments)
     RESULTS.mkdir(exist_ok=True)
+    if settings.isolation:
+        return run_isolation(settings.rounds)
     started = time.monotonic()
     shape = Shape(settings.rows, settings.values, STREAMS)
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:

@@ -52,6 +52,45 @@ class Memory:
     end_mib: float
 
 
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long records took to a reader at the tail, and what others read meanwhile.
+
+    `append_*` is the part of it until the writer had its acknowledgement.
+    """
+
+    side: str
+    append_p50_ms: float
+    append_p99_ms: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    catch_up_mb_per_s: float
+
+
+def latency(
+    side: str,
+    *,
+    append_seconds: Sequence[float],
+    seconds: Sequence[float],
+    octets_per_s: Sequence[float],
+) -> Latency:
+    """Sum up one side: the seconds of each record, and what others read in each round."""
+    return Latency(
+        side=side,
+        append_p50_ms=_percentile_ms(append_seconds, 50),
+        append_p99_ms=_percentile_ms(append_seconds, 99),
+        p50_ms=_percentile_ms(seconds, 50),
+        p99_ms=_percentile_ms(seconds, 99),
+        max_ms=max(seconds) * 1000,
+        catch_up_mb_per_s=median(octets_per_s) / 1e6,
+    )
+
+
+def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
+    return sorted(seconds)[len(seconds) * percent // 100] * 1000
+
+
 def rate(
     scenario: str,
     ceiling: str,
@@ -112,6 +151,32 @@ def memory_table(memories: Sequence[Memory]) -> str:
         for each in memories
     ]
     return table(header, lines, text_columns={0, 1})
+
+
+def latency_table(latencies: Sequence[Latency]) -> str:
+    """Return latencies as a table for the terminal."""
+    header = (
+        "reads are served",
+        "append p50 ms",
+        "append p99 ms",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "catch-up MB/s",
+    )
+    lines = [
+        (
+            each.side,
+            f"{each.append_p50_ms:.1f}",
+            f"{each.append_p99_ms:.1f}",
+            f"{each.p50_ms:.1f}",
+            f"{each.p99_ms:.1f}",
+            f"{each.max_ms:.1f}",
+            f"{each.catch_up_mb_per_s:,.0f}",
+        )
+        for each in latencies
+    ]
+    return table(header, lines, text_columns={0})
 
 
 def table(

@@ -88,6 +88,9 @@ SERVER_IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
 HEADER_IN_FLIGHT_FACTOR: Final = 16
 """What an octet of a request's header counts for: decoded, it takes many times as much."""
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
+RESPONSES_RESERVED_MAX: Final = 4
+"""Responses that one connection keeps room for while they are made: so many frames more than
+WRITE_BUFFER_HIGH_BYTES may wait to be read by the peer."""
 FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
@@ -102,6 +105,17 @@ SEGMENT_BYTES_MIN: Final = 17 * MIB
 SEGMENT_BYTES_MAX: Final = 4096 * MIB
 ENTRY_BYTES_MAX: Final = FRAME_BYTES_MAX
 GROUP_COMMIT_BYTES_MAX: Final = 32 * MIB
+READS_AT_WORK_MAX: Final = 4
+"""Reads for FETCH at a time, each from the disk to the socket; so many threads read."""
+READ_QUANTUM_BYTES: Final = FETCH_FRAME_BYTES
+"""What a class of reads may answer in one turn: about a frame, so turns are short."""
+READ_CHARGE_BYTES_MIN: Final = 64 * KIB
+"""What a read counts for at least: a small frame takes the time of so many octets."""
+READ_CLASSES_MAX: Final = 32
+"""Classes of reads that wait at a time, tail and catch-up apart; those beyond share two."""
+TAIL_WINDOW_BYTES: Final = 2 * GROUP_COMMIT_BYTES_MAX
+"""Reads so close to the end of the log are tail reads: the two largest group commits, which were
+just written and lie in the page cache. Who lags by more catches up."""
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
 LOG_SCAN_BYTES: Final = 4 * MIB
@@ -135,6 +149,8 @@ assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <=
 assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX
+assert RESPONSES_RESERVED_MAX >= READS_AT_WORK_MAX, "where one connection reads, it has all places"
+assert 0 < READ_CHARGE_BYTES_MIN <= READ_QUANTUM_BYTES <= TAIL_WINDOW_BYTES
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS

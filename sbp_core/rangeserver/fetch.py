@@ -6,15 +6,16 @@ Every request of a frame is answered exactly once: as soon as `min_bytes` of its
 or its end offset or the end of a sealed range is reached, or `max_wait_ms` passed (then with what
 there is, perhaps nothing). Requests that are ready together share response frames of about
 FETCH_FRAME_BYTES; the next frame is read from disk when the socket has taken the one before it, so
-a slow reader holds one frame of memory, however much it asked for.
+a slow reader holds little memory, however much it asked for. First it waits for room at the peer,
+then for its turn among all reads: no reader waits for a peer that does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sbp_core import limits
@@ -24,9 +25,12 @@ from sbp_core.log.log import Log
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
+from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
+from sbp_core.rangeserver.read_scheduler import ReadScheduler
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
+from sbp_core.session.connection import Payload
 from sbp_core.wire.headers import FetchInfo, FetchRequest, FetchResponse, FetchResult, Status
 from sbp_core.wire.status import SUCCESS, status_for
 
@@ -87,7 +91,7 @@ class FetchHandler:
         host: RangeHost,
         log: Log,
         waiters: StreamWaiters,
-        readers: ThreadPoolExecutor,
+        reads: ReadScheduler,
         *,
         clock: Clock,
         metrics: Metrics,
@@ -95,7 +99,7 @@ class FetchHandler:
         self._host = host
         self._log = log
         self._waiters = waiters
-        self._readers = readers
+        self._reads = reads
         self._clock = clock
         self._metrics = metrics
 
@@ -144,18 +148,27 @@ class FetchHandler:
         return unready
 
     async def _send(self, answering: _Answering, answers: list[_Answer], *, is_end: bool) -> None:
-        loop = asyncio.get_running_loop()
-        payload: list[bytes] = []
-        if any(answer.slots for answer in answers):
-            payload = await loop.run_in_executor(self._readers, self._read, answers)
-        self._count(answering.began_at, answers, sum(map(len, payload)))
-        await answering.call.respond(
-            FetchResponse(
-                fetch_responses=tuple(answer.result() for answer in answers), status=SUCCESS
-            ),
-            payload,
-            is_end=is_end,
+        call = answering.call
+        response = FetchResponse(
+            fetch_responses=tuple(answer.result() for answer in answers), status=SUCCESS
         )
+        found = [answer.slots for answer in answers if answer.slots]
+        if not found:
+            self._count(answering.began_at, answers, 0)
+            await call.respond(response, is_end=is_end)
+            return
+        async with call.reserve():
+            job = self._job(call.agreement.isolation, found)
+            async with self._reads.read(job, partial(self._read, call, found)) as payload:
+                self._count(answering.began_at, answers, job.length_bytes)
+                call.respond_now(response, payload, is_end=is_end)
+
+    def _job(self, isolation: str, found: Sequence[Sequence[Slot]]) -> ReadJob:
+        """Return what the read is to the scheduler: of the tail only if all of it lies there."""
+        first_position = min(slots[0].location.position for slots in found)
+        is_tail = first_position >= self._log.end_position - limits.TAIL_WINDOW_BYTES
+        length_bytes = sum(slot.location.body_length for slots in found for slot in slots)
+        return ReadJob(ReadClass(isolation, is_tail), length_bytes)
 
     def _count(self, began_at: float, answers: Sequence[_Answer], octets: int) -> None:
         failures = sum(answer.status is not SUCCESS for answer in answers)
@@ -215,9 +228,9 @@ class FetchHandler:
             OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
         )
 
-    def _read(self, answers: Sequence[_Answer]) -> list[bytes]:
-        """Read the bodies of the answers' batches; runs on a reader thread."""
-        return [self._read_slots(answer.slots) for answer in answers if answer.slots]
+    def _read(self, call: ServerCall, found: Sequence[Sequence[Slot]]) -> Payload:
+        """Read the bodies of each answer's batches; runs on a reader thread."""
+        return call.pack([self._read_slots(slots) for slots in found])
 
     def _read_slots(self, slots: Sequence[Slot]) -> bytes:
         first, last = slots[0].location, slots[-1].location

@@ -7,6 +7,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.log import Log
@@ -20,6 +21,7 @@ from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
 from sbp_core.rangeserver.ranges import RangeTable
+from sbp_core.rangeserver.read_scheduler import ReadScheduler
 from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.addresses import join_address
@@ -30,8 +32,6 @@ from sbp_core.wire.headers import ReportMetricsRequest
 from sbp_core.wire.opcodes import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
-
-_READER_THREADS: Final = 4
 
 
 class RangeServer:
@@ -54,7 +54,9 @@ class RangeServer:
         self._disk = disk or OsDisk()
         self._probe = probe or LinuxProbe()
         self._metrics = Metrics(self._clock)
-        self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="sbp-log-reader")
+        self._readers = ThreadPoolExecutor(
+            limits.READS_AT_WORK_MAX, thread_name_prefix="sbp-log-reader"
+        )
         self._waiters = StreamWaiters()
         self._log: Log | None = None
         self._committer: GroupCommitter | None = None
@@ -99,7 +101,12 @@ class RangeServer:
         metrics = self._metrics
         append = AppendHandler(host, committer, self._clock, metrics)
         fetch = FetchHandler(
-            host, self._log, self._waiters, self._readers, clock=self._clock, metrics=metrics
+            host,
+            self._log,
+            self._waiters,
+            ReadScheduler(self._readers),
+            clock=self._clock,
+            metrics=metrics,
         )
         operations = RangeOperations(host, membership)
         self._listener = Listener(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.server.clock import Clock
+from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
@@ -37,7 +39,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Responder(Protocol):
-    """The connection of a request. What sends waits while the peer does not read."""
+    """The connection of a request; all but `send_now` wait while the peer does not read."""
 
     @property
     def agreement(self) -> Agreement:
@@ -49,13 +51,22 @@ class Responder(Protocol):
     def adopt(self, agreement: Agreement) -> None:
         """Use what was agreed on, from the next frame on."""
 
+    def pack(self, parts: Sequence[Octets]) -> Payload:
+        """Return a payload as it is to be sent."""
+
     async def send_response(
-        self, request: Frame, header: bytes, payload: Sequence[Octets], *, is_end: bool
+        self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
     ) -> None:
         """Send one response frame."""
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """Send a system error frame, which ends the call."""
+
+    def reserve(self) -> AbstractAsyncContextManager[None]:
+        """Wait for room for one response frame, and keep it."""
+
+    def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
+        """Send one response frame for which room is reserved."""
 
 
 class ServerCall:
@@ -92,11 +103,10 @@ class ServerCall:
 
         Raises StatusError when it is too large: the request was not at fault, and had its effect.
         """
-        if is_end and self.agreement.has_handler_duration:
-            header = self._with_duration(header)
         try:
-            octets = encode_header(header)
-            await self._responder.send_response(self._frame, octets, payload, is_end=is_end)
+            octets = self._encode(header, is_end=is_end)
+            packed = self.pack(payload)
+            await self._responder.send_response(self._frame, octets, packed, is_end=is_end)
         except (FrameError, HeaderError) as error:
             raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
 
@@ -105,6 +115,28 @@ class ServerCall:
         agreement, features = self._responder.negotiate(request.features)
         await self.respond(replace(response, features=features))
         self._responder.adopt(agreement)
+
+    def reserve(self) -> AbstractAsyncContextManager[None]:
+        """Wait until the peer has room for one response frame; keep it while the body runs.
+
+        For a response whose making holds what others wait for: those must not wait for this peer.
+        A connection makes RESPONSES_RESERVED_MAX such responses at a time.
+        """
+        return self._responder.reserve()
+
+    def pack(self, parts: Sequence[Octets]) -> Payload:
+        """Return a payload as it is to be sent; takes a while where it is compressed."""
+        return self._responder.pack(parts)
+
+    def respond_now(self, header: object, payload: Payload, *, is_end: bool) -> None:
+        """Send one response frame without waiting; once within `reserve`."""
+        octets = self._encode(header, is_end=is_end)
+        self._responder.send_now(self._frame, octets, payload, is_end=is_end)
+
+    def _encode(self, header: object, *, is_end: bool) -> bytes:
+        if is_end and self.agreement.has_handler_duration:
+            header = self._with_duration(header)
+        return encode_header(header)
 
     def _with_duration(self, header: Any) -> object:
         """Say in the frame's status how long the call was served; every answer's table has one."""

@@ -1,9 +1,9 @@
 """One accepted connection: octets through the session, requests to the dispatcher, backpressure.
 
 Memory is bounded from both sides: while there is no room for more requests (see intake.py), or the
-peer does not read its answers, the socket is not read; meanwhile handlers wait in `send_response`.
-Time is bounded too: a peer gets so long to send its first frame, to complete one that it began, and
-to read what was sent.
+peer does not read its answers, the socket is not read; meanwhile handlers wait in `send_response`
+or `reserve`. Time is bounded too: a peer gets so long to send its first frame, to complete one that
+it began, and to read what was sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, cast
 
 from sbp_core import limits
@@ -67,6 +68,7 @@ class Peer(asyncio.BufferedProtocol):
         self._is_reading = True
         self._writable = asyncio.Event()
         self._writable.set()
+        self._reservations = asyncio.Semaphore(limits.RESPONSES_RESERVED_MAX)
         self._closed = asyncio.Event()
         self._last_active = clock.monotonic()
         self._frame_since: float | None = self._last_active
@@ -153,20 +155,32 @@ class Peer(asyncio.BufferedProtocol):
         """Use what was agreed on, now that the peer was told."""
         self._session.adopt(agreement, is_client=False)
 
+    def pack(self, parts: Sequence[Octets]) -> Payload:
+        """Return a payload as it is to be sent."""
+        return self._session.pack(parts)
+
     async def send_response(
-        self, request: Frame, header: bytes, payload: Sequence[Octets], *, is_end: bool
+        self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
     ) -> None:
         """Send one response frame once the peer has room for it."""
-        packed = Payload(payload)
-        if payload and self.agreement.has_compression:
-            packed = await asyncio.to_thread(self._session.pack, payload)
         await self._wait_writable()
-        self._write(self._session.send_response(request, header, packed, is_end=is_end))
+        self.send_now(request, header, payload, is_end=is_end)
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""
         await self._wait_writable()
         self._write(self._session.send_system_error(request, error))
+
+    @asynccontextmanager
+    async def reserve(self) -> AsyncIterator[None]:
+        """Wait for room for one response frame, and keep it."""
+        async with self._reservations:
+            await self._wait_writable()
+            yield
+
+    def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
+        """Send one response frame for which room is reserved."""
+        self._write(self._session.send_response(request, header, payload, is_end=is_end))
 
     # The listener's view
 

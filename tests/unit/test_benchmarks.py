@@ -10,9 +10,11 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import report, sources
+from benchmarks.isolation import Side
 from benchmarks.memory import Sampler, summarize
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.sources import ROWS_PER_BATCH, Shape
+from sbp_core import limits
 from sbp_spark.schema import source_arrow_schema
 
 MIB = 1024 * 1024
@@ -97,6 +99,22 @@ class TestRate:
             one_rate(seconds=[1.0, 2.0], ceiling_seconds=[1.0])
 
 
+class TestLatency:
+    def test_percentiles_of_all_records_and_the_median_of_the_rounds(self):
+        seconds = [number / 1000 for number in range(100, 0, -1)]
+        found = report.latency(
+            "alone",
+            append_seconds=[0.5],
+            seconds=seconds,
+            octets_per_s=[9e6, 1e6, 2e6],
+        )
+        assert found == report.Latency("alone", 500, 500, 51, 100, 100, 2)
+
+    def test_what_a_side_replaces_are_limits_of_the_server(self):
+        assert Side.FIRST_COME.bounds.keys() <= vars(limits).keys()
+        assert Side.TURNS.bounds == {}
+
+
 class TestTables:
     def test_rates(self):
         assert report.rate_table([one_rate()]).splitlines() == [
@@ -111,6 +129,14 @@ class TestTables:
             "step   resident memory of  start MiB  peak MiB  growth MiB  end MiB",
             "-----  ------------------  ---------  --------  ----------  -------",
             "write  server                     50     1,234       1,184       60",
+        ]
+
+    def test_latencies(self):
+        latency = report.Latency("by turns", 1, 2, 3, 45.25, 67, 1234)
+        assert report.latency_table([latency]).splitlines() == [
+            "reads are served  append p50 ms  append p99 ms  p50 ms  p99 ms  max ms  catch-up MB/s",
+            "----------------  -------------  -------------  ------  ------  ------  -------------",
+            "by turns                    1.0            2.0     3.0    45.2    67.0          1,234",
         ]
 
 
@@ -145,6 +171,10 @@ class TestArguments:
 
     def test_memory_comes_on_top_and_last(self):
         assert command.parse_arguments(["--memory"]).only == [*SCENARIOS, "memory"]
+
+    def test_isolation_is_asked_for(self):
+        assert command.parse_arguments(["--isolation"]).isolation
+        assert not command.parse_arguments([]).isolation
 
     def test_only_keeps_the_usual_order(self):
         arguments = ["--only", "memory", "--only", "batch-read"]

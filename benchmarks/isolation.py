@@ -1,0 +1,224 @@
+"""How long a reader at the tail waits while others catch up, whichever way the reads are served."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from benchmarks.report import Latency, latency
+from benchmarks.scenarios import BenchmarkError
+from sbp_core import limits
+from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
+from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.records import ROWS_SCHEMA, encode_rows
+
+CLIENTS: Final = 4
+FETCHES_IN_FLIGHT: Final = 8
+BACKLOG_BATCHES: Final = 512
+OLD_BATCHES: Final = BACKLOG_BATCHES * 3 // 4
+"""What the others read over and over lies well before the end of the log."""
+BATCH_BYTES: Final = limits.MIB - 4 * limits.KIB
+RECORD_BYTES: Final = limits.KIB
+RECORDS_PER_ROUND: Final = 100
+PAUSE_S: Final = 0.01
+
+_SPAWN: Final = multiprocessing.get_context("spawn")
+
+
+class Side(Enum):
+    """Nobody else reads; or others do, and reads are served in the order in which they come, as
+    many as a connection asks for; or they take turns."""
+
+    ALONE = "alone"
+    FIRST_COME = "first come, first served"
+    TURNS = "by turns"
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """What the server's limits are replaced by."""
+        if self is not Side.FIRST_COME:
+            return {}
+        return {"TAIL_WINDOW_BYTES": 0, "RESPONSES_RESERVED_MAX": limits.CALLS_IN_FLIGHT_MAX}
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    backlog: int
+    tail: int
+
+
+@dataclass(slots=True)
+class _Round:
+    """The seconds of each record, to its acknowledgement and to the reader; what others read."""
+
+    append_seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    octets_per_s: float = 0.0
+
+
+def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[Latency]:
+    """Run the sides in turn, once unmeasured and then `rounds` times, on one log in `folder`."""
+    with _server(folder, Side.ALONE) as endpoint:
+        streams = _fill(endpoint)
+    found: dict[Side, list[_Round]] = {side: [] for side in Side}
+    for number in range(rounds + 1):
+        for side in Side:
+            found[side].append(_run(folder, side, streams))
+        tell(f"isolation: {f'round {number}' if number else 'warm-up'} done")
+    return [
+        latency(
+            side.value,
+            append_seconds=[each for timed in found[side][1:] for each in timed.append_seconds],
+            seconds=[each for timed in found[side][1:] for each in timed.seconds],
+            octets_per_s=[timed.octets_per_s for timed in found[side][1:]],
+        )
+        for side in Side
+    ]
+
+
+def _fill(endpoint: str) -> _Streams:
+    with Client(endpoint) as client:
+        backlog, tail = client.create_streams([StreamSpec("backlog"), StreamSpec("tail")])
+        item = AppendItem(backlog.stream_id, _batch(BATCH_BYTES))
+        for _ in range(BACKLOG_BATCHES):
+            client.append([item])
+    return _Streams(backlog.stream_id, tail.stream_id)
+
+
+def _batch(value_bytes: int) -> bytes:
+    """Return a batch of one record, so that offsets count batches."""
+    columns: dict[str, list[Any]] = {
+        "key": [None],
+        "value": [os.urandom(value_bytes)],
+        "headers": [None],
+        "timestamp": [0],
+    }
+    rows = pa.record_batch(columns, schema=ROWS_SCHEMA)
+    return encode_rows(rows, stream_id=0, timestamp_ms=0)
+
+
+def _run(folder: Path, side: Side, streams: _Streams) -> _Round:
+    with _server(folder, side) as endpoint:
+        if side is Side.ALONE:
+            return asyncio.run(_follow_tail(endpoint, streams.tail))
+        with _others(endpoint, streams.backlog) as octets:
+            before, started = octets.value, time.perf_counter()
+            timed = asyncio.run(_follow_tail(endpoint, streams.tail))
+            timed.octets_per_s = (octets.value - before) / (time.perf_counter() - started)
+            return timed
+
+
+async def _follow_tail(endpoint: str, stream_id: int) -> _Round:
+    """Append records, one after the other, while a reader polls for each of them."""
+    batch = _batch(RECORD_BYTES)
+    timed = _Round()
+    async with AsyncClient(endpoint) as writer, AsyncClient(endpoint) as reader:
+        (bounds,) = await reader.stream_bounds([stream_id])
+        for offset in range(bounds.next_offset, bounds.next_offset + RECORDS_PER_ROUND):
+            polling = asyncio.create_task(_poll(reader, stream_id, offset))
+            await asyncio.sleep(PAUSE_S)
+            started = time.perf_counter()
+            await writer.append([AppendItem(stream_id, batch)])
+            timed.append_seconds.append(time.perf_counter() - started)
+            timed.seconds.append(await polling - started)
+    return timed
+
+
+async def _poll(reader: AsyncClient, stream_id: int, offset: int) -> float:
+    """Wait for the record at `offset`; return when it came."""
+    item = FetchItem(stream_id, offset, None, limits.FETCH_BATCH_BYTES_DEFAULT)
+    async for outcome in reader.fetch([item], max_wait_ms=limits.FETCH_WAIT_MS_MAX):
+        _check(outcome.error, len(outcome.payload))
+    return time.perf_counter()
+
+
+def _check(error: Exception | None, octets: int) -> None:
+    if error is not None:
+        raise error
+    if not octets:
+        raise BenchmarkError("a fetch was answered with nothing")
+
+
+@contextmanager
+def _child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """Run `target` in a process; give the other end of its last argument, whose end ends it."""
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=target, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.join()
+    if process.exitcode != 0:
+        raise BenchmarkError(f"{target.__name__} ended with exit code {process.exitcode}")
+
+
+@contextmanager
+def _server(folder: Path, side: Side) -> Iterator[str]:
+    """Start a server; give its endpoint."""
+    with _child(_serve, folder, side.bounds) as pipe:
+        yield pipe.recv()
+
+
+@contextmanager
+def _others(endpoint: str, stream_id: int) -> Iterator[Synchronized[int]]:
+    """Let others catch up; give the octets that they have read so far."""
+    octets = _SPAWN.Value("q", 0)
+    with _child(_catch_up, endpoint, stream_id, octets) as pipe:
+        pipe.recv()
+        yield octets
+
+
+def _serve(folder: Path, bounds: dict[str, int], pipe: Connection) -> None:
+    vars(limits).update(bounds)
+
+    async def serve() -> None:
+        settings = ClusterSettings(data_dir=folder, pd_port=0, range_server_port=0)
+        cluster = Cluster(settings)
+        await cluster.start()
+        pipe.send(cluster.endpoints.pd)
+        await asyncio.to_thread(pipe.poll, None)
+        await cluster.stop()
+
+    asyncio.run(serve())
+
+
+def _catch_up(endpoint: str, stream_id: int, octets: Synchronized[int], pipe: Connection) -> None:
+    async def read_for_ever(client: AsyncClient, offset: int) -> None:
+        while True:
+            item = FetchItem(stream_id, offset % OLD_BATCHES, None, limits.MIB)
+            async for outcome in client.fetch([item]):
+                _check(outcome.error, len(outcome.payload))
+                octets.value += len(outcome.payload)
+            offset += 1
+
+    async def catch_up() -> None:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            readers = []
+            for number in range(CLIENTS):
+                client = await stack.enter_async_context(AsyncClient(endpoint))
+                for turn in range(FETCHES_IN_FLIGHT):
+                    offset = OLD_BATCHES * (FETCHES_IN_FLIGHT * number + turn)
+                    offset //= CLIENTS * FETCHES_IN_FLIGHT
+                    readers.append(group.create_task(read_for_ever(client, offset)))
+            await asyncio.sleep(1)  # until all of them are busy
+            pipe.send(None)
+            await asyncio.to_thread(pipe.poll, None)
+            for reader in readers:
+                reader.cancel()
+
+    asyncio.run(catch_up())
