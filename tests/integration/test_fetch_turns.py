@@ -224,11 +224,10 @@ def test_reads_for_a_connection_that_ended_are_not_made(tmp_path, monkeypatch, c
 
 
 def test_an_isolation_class_is_a_class_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "READS_AT_WORK_MAX", 0)  # all reads wait
-
     async def body(cluster):
         stream_id = await filled_stream(cluster, "any", 1, b"x")
         queue = queue_of(cluster)
+        monkeypatch.setattr(limits, "READS_AT_WORK_MAX", 0)  # all reads wait
         async with RawClient.at(cluster.server.endpoint) as client:
             await client.greet(Wishes(isolation="backfill"))
             call = asyncio.create_task(client.call(Opcode.FETCH, fetch(stream_id, 0)))
