@@ -11,6 +11,7 @@ from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.router import Router
 from sbp_core.client.types import RangeInfo, StreamBounds
 from sbp_core.errors import NoRangeServerError, NotFoundError, SbpError, StatusCode
+from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     DescribeRangesRequest,
     DescribeRangesResponse,
@@ -76,9 +77,12 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
             continue
         results = {_owner(entry): entry for each in answers for entry in each.list_responses}
         revision = answers[-1].revision
+        context.router.dialect = dialect_of(answers[-1].status)
         for stream_id in chunk:
             result = results.get(stream_id)
             failure = maybe_error(result.status) if result else unanswered(f"stream {stream_id}")
+            if result is not None and failure is None and not result.ranges:
+                failure = _maybe_absent(stream_id, context.router.dialect)
             if failure is not None:
                 context.router.forget(stream_id)
                 errors[stream_id] = failure
@@ -260,6 +264,13 @@ def _described(reply: Reply, pieces: Sequence[RangeInfo]) -> dict[int, RangeInfo
         elif piece is not None:
             described[stream_id] = range_info(piece)
     return described
+
+
+def _maybe_absent(stream_id: int, dialect: Dialect) -> NotFoundError | None:
+    """Return what it means that a stream has no ranges: to some that there is no such stream."""
+    if dialect is Dialect.SPECIFICATION:
+        return None
+    return NotFoundError(StatusCode.NOT_FOUND, f"stream {stream_id} does not exist")
 
 
 def _owner(result: ListRangesResult) -> int:

@@ -19,7 +19,13 @@ from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, Throttl
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
 from sbp_core.session.connection import Connection, Payload
-from sbp_core.session.events import ConnectionBroken, Event, RequestReceived, RequestRefused
+from sbp_core.session.events import (
+    ConnectionBroken,
+    Event,
+    GoawayReceived,
+    RequestReceived,
+    RequestRefused,
+)
 from sbp_core.session.negotiation import NOTHING, Agreement, accept
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
@@ -47,6 +53,7 @@ class Peer(asyncio.BufferedProtocol):
         self.name = f"connection {connection_id}"
         self._connection_id = connection_id
         self._dispatcher = dispatcher
+        self._speech = dispatcher.speech
         self._clock = clock
         self._on_closed = on_closed
         self._session = Connection()
@@ -75,15 +82,12 @@ class Peer(asyncio.BufferedProtocol):
             self.name = f"{address[0]}:{address[1]}, {self.name}"
         if self._is_full:
             _LOG.warning("%s: refused, %d connections are open", self.name, limits.CONNECTIONS_MAX)
-            self._write(
-                self._session.send_farewell(
-                    ThrottledError(
-                        StatusCode.TOO_MANY_REQUESTS,
-                        f"the server has {limits.CONNECTIONS_MAX} connections open already",
-                    )
+            self._part(
+                ThrottledError(
+                    StatusCode.TOO_MANY_REQUESTS,
+                    f"the server has {limits.CONNECTIONS_MAX} connections open already",
                 )
             )
-            self.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next octets go."""
@@ -152,7 +156,7 @@ class Peer(asyncio.BufferedProtocol):
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""
         await self._wait_writable()
-        self._write(self._session.send_system_error(request, error))
+        self._refuse(request, error)
 
     # The listener's view
 
@@ -166,12 +170,7 @@ class Peer(asyncio.BufferedProtocol):
             return
         elif self._is_reading and _is_overdue(self._frame_since, now, self._frame_ms):
             _LOG.warning("%s: closing, no whole frame within %d ms", self.name, self._frame_ms)
-            self._write(
-                self._session.send_farewell(
-                    DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms")
-                )
-            )
-            self.close()
+            self._part(DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms"))
         elif not self._tasks and now - self._last_active > idle_seconds_max:
             _LOG.debug("%s: idle, closing", self.name)
             self.go_away()
@@ -234,11 +233,12 @@ class Peer(asyncio.BufferedProtocol):
             case RequestReceived(frame):
                 self._start(frame)
             case RequestRefused(frame, error):
-                self._write(self._session.send_system_error(frame, error))
+                self._refuse(frame, error)
+            case GoawayReceived(frame) if self._speech.is_foreign:
+                self._write(self._session.answer_goaway(frame))
             case ConnectionBroken(error):
                 _LOG.warning("%s: closing: %s", self.name, error)
-                self._write(self._session.send_farewell(error))
-                self.close()
+                self._part(error)
             case _:
                 pass
 
@@ -271,6 +271,14 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
+
+    def _refuse(self, request: Frame, error: SbpError) -> None:
+        self._write(self._session.send_system_error(request, self._speech.error(error)))
+
+    def _part(self, reason: SbpError) -> None:
+        """Say why, and close."""
+        self._write(self._session.send_farewell(self._speech.error(reason)))
+        self.close()
 
     def _write(self, buffers: Sequence[Octets]) -> None:
         if not buffers or self._transport is None or self._transport.is_closing():
