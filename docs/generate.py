@@ -24,6 +24,7 @@ DOCS: Final = Path(__file__).parent
 
 OURS_NEVER: Final = "ours never"
 ALSO_ACCEPTED: Final = f"servers of the ElasticStream family; {OURS_NEVER}"
+IN_THE_DIALECT: Final = "servers that speak `elasticstream-2023-04`"
 
 SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.NONE: "both servers: success",
@@ -33,8 +34,10 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.UNSUPPORTED_VERSION: f"servers of another version; {OURS_NEVER}",
     StatusCode.PD_NOT_LEADER: "a placement driver that is not the leader (`detail` is a"
     f" PlacementDriverCluster); {OURS_NEVER}: it is alone, and leads",
-    StatusCode.OK: f"{ALSO_ACCEPTED}. Success",
-    StatusCode.BAD_REQUEST: ALSO_ACCEPTED,
+    StatusCode.OK: f"{IN_THE_DIALECT}: success",
+    StatusCode.NO_NEW_RECORD: f"range {IN_THE_DIALECT}: FETCH finds nothing, or no room in its one"
+    " frame",
+    StatusCode.BAD_REQUEST: f"{IN_THE_DIALECT}. Means INVALID_REQUEST",
     StatusCode.NOT_FOUND: "the placement driver: no such stream; a range server: the stream was"
     " deleted",
     StatusCode.REQUEST_TIMEOUT: "both servers, where deadlines were agreed on: the time that the"
@@ -51,15 +54,16 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.CREATE_RANGE_BEFORE_SEAL: "the placement driver: the stream's last range is open",
     StatusCode.UNSUPPORTED_OPERATION: "both servers: a known opcode that this kind of server does"
     " not serve",
+    StatusCode.UNKNOWN_OPERATION: f"{ALSO_ACCEPTED}. Means UNSUPPORTED_OPERATION",
     StatusCode.PD_INTERNAL: "the placement driver: its metadata changed under the request, cannot"
-    " be written, or a range server contradicts it",
+    " be written, or a range server contradicts it; UNKNOWN in the dialect `elasticstream-2023-04`",
     StatusCode.PD_NO_AVAILABLE_RS: "the placement driver: no range server is alive to take a range,"
     " or the one that knows a stream's tail does not answer",
     StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
     StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to be sealed"
     " does not answer; nothing is recorded, but the range may be sealed there",
     StatusCode.RS_INTERNAL: "a range server whose log cannot be read, or cannot be written: then it"
-    " is about to exit",
+    " is about to exit; UNKNOWN in the dialect `elasticstream-2023-04`",
     StatusCode.RS_DATA_CORRUPTED: ALSO_ACCEPTED,
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
@@ -151,6 +155,9 @@ def code_row(code: StatusCode) -> list[str]:
     first = [str(int(code)), code.name]
     if code in SUCCESS_CODES:
         return [*first, "-", "applied", SENT_BY[code], "-", "goes on"]
+    if code is StatusCode.NO_NEW_RECORD:
+        asks_again = "asks again while its caller waits, then answers that nothing is there"
+        return [*first, "-", "not applied", SENT_BY[code], "-", asks_again]
     error = error_for_code(code, "")
     return [
         *first,

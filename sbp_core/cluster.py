@@ -54,8 +54,8 @@ class ClusterSettings:
     """How a placement driver and range servers run in one process.
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
-    `host`. The range servers take consecutive ports from `range_server_port` on, or free ones when
-    that is 0. Raises ConfigurationError when a value cannot work.
+    `host` and speak `dialect`. The range servers take consecutive ports from `range_server_port`
+    on, or free ones when that is 0. Raises ConfigurationError when a value cannot work.
     """
 
     data_dir: Path = field(
@@ -77,6 +77,7 @@ class ClusterSettings:
             "limit": f"1..{limits.CLUSTER_RANGE_SERVERS_MAX}",
         },
     )
+    dialect: str = _setting_of(PlacementDriverSettings, "dialect")
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
     range_server_port: int = _setting_of(RangeServerSettings, "port")
@@ -118,7 +119,10 @@ class ClusterSettings:
         return RangeServerSettings(
             data_dir=self.data_dir / f"range-server-{index}",
             placement_driver=placement_driver,
-            **{**settings, "host": self.host, "advertise_host": self.advertise_host},
+            host=self.host,
+            advertise_host=self.advertise_host,
+            dialect=self.dialect,
+            **settings,
         )
 
     def _settings_of(self, part: type) -> dict[str, Any]:

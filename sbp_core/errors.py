@@ -46,6 +46,7 @@ class StatusCode(enum.IntEnum):
     UNSUPPORTED_VERSION = 3
     PD_NOT_LEADER = 5
     OK = 1200
+    NO_NEW_RECORD = 1204
     BAD_REQUEST = 1400
     NOT_FOUND = 1404
     REQUEST_TIMEOUT = 1408
@@ -56,6 +57,7 @@ class StatusCode(enum.IntEnum):
     OFFSET_OUT_OF_RANGE = 1463
     CREATE_RANGE_BEFORE_SEAL = 1470
     UNSUPPORTED_OPERATION = 1498
+    UNKNOWN_OPERATION = 1499
     PD_INTERNAL = 1500
     PD_NO_AVAILABLE_RS = 1502
     ES_PD_NOT_LEADER = 1503
@@ -169,7 +171,11 @@ class InvalidRequestError(StatusError):
 class UnsupportedError(StatusError):
     """The peer does not know the operation or a feature that the request needs."""
 
-    codes = (StatusCode.UNSUPPORTED_VERSION, StatusCode.UNSUPPORTED_OPERATION)
+    codes = (
+        StatusCode.UNSUPPORTED_VERSION,
+        StatusCode.UNSUPPORTED_OPERATION,
+        StatusCode.UNKNOWN_OPERATION,
+    )
     outcome = Outcome.NOT_APPLIED
 
 

@@ -154,6 +154,11 @@ def _add_serve(add_parser: _AddParser) -> None:
     add("--data-dir", metavar="DIR", help="folder of all data (default: sbp-data)")
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--advertise-host", metavar="HOST", help="host that clients are told (default: --host)")
+    add(
+        "--dialect",
+        metavar="NAME",
+        help="specification or elasticstream-2023-04 (default: specification)",
+    )
     add("--pd-port", type=int, metavar="PORT", help="0 picks a free one (default: 12378)")
     add(
         "--range-server-port",

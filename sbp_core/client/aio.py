@@ -18,6 +18,7 @@ from sbp_core.client import fetch as fetching
 from sbp_core.client.aio_connection import AsyncConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
+from sbp_core.client.conversation import Ticket
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import (
@@ -75,7 +76,7 @@ class AsyncPool:
 
     def start(
         self, call: Call, sink: Callable[[Frame | SbpError], None]
-    ) -> tuple[AsyncConnection, int]:
+    ) -> tuple[AsyncConnection, Ticket]:
         """Send a call. Raises SbpError when it cannot be sent."""
         if self._connecting.on_timing is not None:
             sink = timed(call, sink, self._connecting.on_timing, self._clock)
@@ -114,7 +115,7 @@ class AsyncRunner:
         self._pool = pool
         self._clock = clock
         self._inbox = Inbox()
-        self._tickets: dict[int, tuple[AsyncConnection, int, Opcode]] = {}
+        self._tickets: dict[int, tuple[AsyncConnection, Ticket, Opcode]] = {}
         self._has_news = asyncio.Event()
 
     async def stream(self, program: Program[Any]) -> AsyncIterator[Any]:
@@ -164,13 +165,13 @@ class AsyncRunner:
     async def _start(self, call: Call) -> int:
         number = self._inbox.open(self._now_ms() + call.timeout_ms)
         try:
-            connection, call_id = self._pool.start(
+            connection, ticket = self._pool.start(
                 call, lambda content: self._deliver(Arrival(number, content))
             )
         except SbpError as error:
             self._inbox.deliver(Arrival(number, error))
         else:
-            self._tickets[number] = (connection, call_id, call.opcode)
+            self._tickets[number] = (connection, ticket, call.opcode)
             try:
                 async with asyncio.timeout(call.timeout_ms / 1000):
                     await connection.drain()
@@ -205,15 +206,15 @@ class AsyncRunner:
         """Give up the calls whose deadline passed; whether there were any."""
         expired = self._inbox.expired(now_ms)
         for number in expired:
-            connection, call_id, opcode = self._tickets.pop(number)
-            self._inbox.deliver(Arrival(number, connection.expire(call_id, opcode)))
+            connection, ticket, opcode = self._tickets.pop(number)
+            self._inbox.deliver(Arrival(number, connection.expire(ticket, opcode)))
         return bool(expired)
 
     def _abandon(self, number: int) -> None:
         self._inbox.abandon(number)
         if number in self._tickets:
-            connection, call_id, _ = self._tickets.pop(number)
-            connection.abandon(call_id)
+            connection, ticket, _ = self._tickets.pop(number)
+            connection.abandon(ticket)
 
     def _close(self) -> None:
         for number in self._inbox.open_numbers:

@@ -8,7 +8,14 @@ from typing import cast
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting
-from sbp_core.client.conversation import Conversation, Phase, Sink, connect_failed, lost
+from sbp_core.client.conversation import (
+    Conversation,
+    Phase,
+    Sink,
+    Ticket,
+    connect_failed,
+    lost,
+)
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
 from sbp_core.errors import SbpError
@@ -40,24 +47,24 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Whether its calls have ended and its socket is closed or closing."""
         return self._conversation.phase is Phase.CLOSED
 
-    def start(self, call: Call, sink: Sink) -> int:
-        """Send a call, return its id. Raises SbpError when nothing was sent."""
-        call_id, buffers = self._conversation.start(call, sink)
+    def start(self, call: Call, sink: Sink) -> Ticket:
+        """Send a call, return its ticket. Raises SbpError when nothing was sent."""
+        ticket, buffers = self._conversation.start(call, sink)
         self._send(buffers)
-        return call_id
+        return ticket
 
     async def drain(self) -> None:
         """Wait until the transport wants more octets, or the connection is over."""
         await self._may_write.wait()
 
-    def abandon(self, call_id: int) -> None:
+    def abandon(self, ticket: Ticket) -> None:
         """Stop listening to a call."""
-        self._conversation.abandon(call_id)
+        self._conversation.abandon(ticket)
         self._close_if_finished()
 
-    def expire(self, call_id: int, opcode: Opcode) -> SbpError:
+    def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
         """Give up a call whose deadline passed, and the connection after its open calls."""
-        error = self._conversation.expire(call_id, opcode)
+        error = self._conversation.expire(ticket, opcode)
         self._close_if_finished()
         return error
 

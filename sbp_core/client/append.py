@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.calls import Attempts, Context, decode_answer, unanswered, with_message
+from sbp_core.client.calls import (
+    Attempts,
+    Context,
+    answered_items,
+    decode_answer,
+    unanswered,
+    with_message,
+)
 from sbp_core.client.placement import locate, no_server
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
@@ -130,7 +137,10 @@ class _Append:
             append_requests=tuple(
                 AppendInfo(
                     stream_range=StreamRange(
-                        stream_id=piece.stream_id, range_index=piece.range_index, end_offset=-1
+                        stream_id=piece.stream_id,
+                        range_index=piece.range_index,
+                        start_offset=piece.start_offset,
+                        end_offset=-1,
                     ),
                     request_index=request_index,
                     batch_length=len(batch),
@@ -150,18 +160,24 @@ class _Append:
         for part in reply.frames:
             try:
                 answer = decode_answer(part, AppendResponse)
+                answered = answered_items(answer, answer.append_responses, missing)
             except SbpError as error:
                 failure = error
                 break
-            for result in answer.append_responses:
-                index = missing.get(result.request_index)
-                if index is None or result.stream_id not in {self._items[index].stream_id, -1}:
+            for request_index, result in answered:
+                index = missing.get(request_index)
+                if index is None or not self._is_about(result, index):
                     continue
-                del missing[result.request_index]
+                del missing[request_index]
                 self._on_result(index, frame.endpoint, result, answer.throttle_time_ms)
         for index in missing.values():
             silence = unanswered(f"the batch for stream {self._items[index].stream_id}")
             self._errors[index] = (frame.endpoint, failure or silence)
+
+    def _is_about(self, result: AppendResult, index: int) -> bool:
+        """Whether a result speaks of an item's stream; ElasticStream's failures name stream 0."""
+        is_named = result.stream_id in {self._items[index].stream_id, -1}
+        return is_named or (result.stream_id == 0 and maybe_error(result.status) is not None)
 
     def _on_result(
         self, index: int, endpoint: str, result: AppendResult, throttle_time_ms: int

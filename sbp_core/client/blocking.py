@@ -19,6 +19,7 @@ from sbp_core.client import fetch as fetching
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
+from sbp_core.client.conversation import Ticket
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import (
@@ -75,7 +76,7 @@ class ConnectionPool:
 
     def start(
         self, call: Call, sink: Callable[[Frame | SbpError], None]
-    ) -> tuple[BlockingConnection, int]:
+    ) -> tuple[BlockingConnection, Ticket]:
         """Send a call. Raises SbpError when it cannot be sent."""
         if self._connecting.on_timing is not None:
             sink = timed(call, sink, self._connecting.on_timing, self._clock)
@@ -135,7 +136,7 @@ class BlockingRunner:
         self._pool = pool
         self._clock = clock
         self._inbox = Inbox()
-        self._tickets: dict[int, tuple[BlockingConnection, int, Opcode]] = {}
+        self._tickets: dict[int, tuple[BlockingConnection, Ticket, Opcode]] = {}
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
 
     def stream(self, program: Program[Any]) -> Iterator[Any]:
@@ -185,13 +186,13 @@ class BlockingRunner:
     def _start(self, call: Call) -> int:
         number = self._inbox.open(self._now_ms() + call.timeout_ms)
         try:
-            connection, call_id = self._pool.start(
+            connection, ticket = self._pool.start(
                 call, lambda content: self._arrivals.put(Arrival(number, content))
             )
         except SbpError as error:
             self._inbox.deliver(Arrival(number, error))
         else:
-            self._tickets[number] = (connection, call_id, call.opcode)
+            self._tickets[number] = (connection, ticket, call.opcode)
         return number
 
     def _receive(self, wanted: Receive) -> Arrival | None:
@@ -203,8 +204,8 @@ class BlockingRunner:
                 return arrival
             now_ms = self._now_ms()
             for number in self._inbox.expired(now_ms):
-                connection, call_id, opcode = self._tickets.pop(number)
-                self._inbox.deliver(Arrival(number, connection.expire(call_id, opcode)))
+                connection, ticket, opcode = self._tickets.pop(number)
+                self._inbox.deliver(Arrival(number, connection.expire(ticket, opcode)))
             arrival = self._inbox.maybe_claim(wanted.numbers)
             if arrival is not None:
                 return arrival
@@ -220,8 +221,8 @@ class BlockingRunner:
     def _abandon(self, number: int) -> None:
         self._inbox.abandon(number)
         if number in self._tickets:
-            connection, call_id, _ = self._tickets.pop(number)
-            connection.abandon(call_id)
+            connection, ticket, _ = self._tickets.pop(number)
+            connection.abandon(ticket)
 
     def _close(self) -> None:
         for number in self._inbox.open_numbers:

@@ -12,7 +12,14 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting
-from sbp_core.client.conversation import Conversation, Phase, Sink, connect_failed, lost
+from sbp_core.client.conversation import (
+    Conversation,
+    Phase,
+    Sink,
+    Ticket,
+    connect_failed,
+    lost,
+)
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
 from sbp_core.errors import SbpError
@@ -58,23 +65,23 @@ class BlockingConnection:
         """Whether its calls have ended and its socket is closed or closing."""
         return self._conversation.phase is Phase.CLOSED
 
-    def start(self, call: Call, sink: Sink) -> int:
-        """Send a call, return its id. Raises SbpError when nothing was sent."""
+    def start(self, call: Call, sink: Sink) -> Ticket:
+        """Send a call, return its ticket. Raises SbpError when nothing was sent."""
         with self._lock:
-            call_id, buffers = self._conversation.start(call, sink)
+            ticket, buffers = self._conversation.start(call, sink)
             self._send(buffers)
-            return call_id
+            return ticket
 
-    def abandon(self, call_id: int) -> None:
+    def abandon(self, ticket: Ticket) -> None:
         """Stop listening to a call."""
         with self._lock:
-            self._conversation.abandon(call_id)
+            self._conversation.abandon(ticket)
             self._close_if_finished()
 
-    def expire(self, call_id: int, opcode: Opcode) -> SbpError:
+    def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
         """Give up a call whose deadline passed, and the connection after its open calls."""
         with self._lock:
-            error = self._conversation.expire(call_id, opcode)
+            error = self._conversation.expire(ticket, opcode)
             self._close_if_finished()
             return error
 

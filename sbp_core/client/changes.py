@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbp_core.client.calls import Context, ask, decode_reply, unanswered, with_message
-from sbp_core.client.metadata import check_spec, describe_streams, stream_info
+from sbp_core.client.metadata import check_named, check_spec, describe_streams, stream_info
 from sbp_core.client.placement import chunks, list_ranges, range_info
 from sbp_core.client.program import Call, Program, gather
 from sbp_core.client.types import RangeInfo, StreamInfo, StreamSpec, StreamUpdate
@@ -58,6 +58,7 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
                 raise with_message(error, f"updating stream {stream.stream_id}: ")
             if result.updated_stream is None:
                 raise unanswered(f"stream {stream.stream_id}")
+            check_named(stream.name, result.updated_stream)
             updated.append(stream_info(result.updated_stream))
     return updated
 

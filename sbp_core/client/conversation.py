@@ -1,6 +1,9 @@
 """One connection of a client, without I/O: the session, and who waits for which answer.
 
 Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
+
+The answer to the greeting tells which dialect the server speaks. The few calls whose opcode depends
+on that are held until then; all others go out at once.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sbp_core.client.program import Call
 from sbp_core.errors import (
@@ -32,6 +36,7 @@ from sbp_core.session.events import (
 from sbp_core.session.negotiation import Agreement, Wishes, offer, settle
 from sbp_core.session.states import ConnectionState
 from sbp_core.wire.checksum import Octets
+from sbp_core.wire.dialect import Dialect, depends_on_dialect, dialect_of, opcode_of
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     ClientRole,
@@ -54,6 +59,14 @@ class Phase(enum.Enum):
     CLOSED = "over; its calls have their errors"
 
 
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A call that somebody waits for; it has no id while it is held."""
+
+    sink: Sink
+    call_id: int | None = None
+
+
 class Conversation:
     """The calls of one connection to `endpoint`. Not safe for threads: the owner locks.
 
@@ -67,7 +80,9 @@ class Conversation:
         self._offer = offer(wishes)
         self._greeting_id = 0
         self._session = Connection()
-        self._sinks: dict[int, Sink] = {}
+        self._maybe_dialect: Dialect | None = None
+        self._held: dict[Ticket, Call] = {}
+        self._tickets: dict[int, Ticket] = {}
         self._reason: SbpError | None = None
 
     @property
@@ -79,7 +94,7 @@ class Conversation:
     @property
     def is_finished(self) -> bool:
         """Whether the connection is of no use to anybody, so that its owner closes it."""
-        return not self.is_usable and not self._sinks
+        return not self.is_usable and not self._tickets and not self._held
 
     @property
     def agreement(self) -> Agreement:
@@ -99,26 +114,29 @@ class Conversation:
         )
         return buffers
 
-    def start(self, call: Call, sink: Sink) -> tuple[int, list[Octets]]:
-        """Open a call; return its id and the octets to send.
+    def start(self, call: Call, sink: Sink) -> tuple[Ticket, list[Octets]]:
+        """Open a call; return its ticket and the octets to send, none while it is held.
 
         Raises SbpError when it cannot be sent; is_usable tells whether the connection is to blame.
         """
         if isinstance(self._reason, ConnectError):
             raise self._reason
-        header = b"" if call.header is None else encode_header(call.header)
-        call_id, buffers = self._session.start_call(call.opcode, header, call.payload)
-        self._sinks[call_id] = sink
-        return call_id, buffers
+        ticket = Ticket(sink)
+        is_early = self._maybe_dialect is None and self._session.state is ConnectionState.OPEN
+        if is_early and depends_on_dialect(call.opcode):
+            self._held[ticket] = call
+            return ticket, []
+        return ticket, self._send(ticket, call)
 
-    def abandon(self, call_id: int) -> None:
+    def abandon(self, ticket: Ticket) -> None:
         """Stop listening to a call."""
-        if self._sinks.pop(call_id, None) is not None:
-            self._session.abandon_call(call_id)
+        self._held.pop(ticket, None)
+        if ticket.call_id is not None and self._tickets.pop(ticket.call_id, None) is not None:
+            self._session.abandon_call(ticket.call_id)
 
-    def expire(self, call_id: int, opcode: Opcode) -> SbpError:
+    def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
         """Give a call up whose deadline passed; return the error that says so."""
-        self.abandon(call_id)
+        self.abandon(ticket)
         if self.phase is Phase.CONNECTING:
             return ConnectError(f"no connection to {self.endpoint} in time; nothing was sent")
         self.retire()
@@ -146,17 +164,25 @@ class Conversation:
         self.phase = Phase.CLOSED
         self._reason = self._reason or error
         self._session.close()
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink(error)
+        tickets = [*self._tickets.values(), *self._held]
+        self._tickets, self._held = {}, {}
+        for ticket in tickets:
+            ticket.sink(error)
+
+    def _send(self, ticket: Ticket, call: Call) -> list[Octets]:
+        header = b"" if call.header is None else encode_header(call.header)
+        opcode = opcode_of(call.opcode, self._maybe_dialect or Dialect.SPECIFICATION)
+        ticket.call_id, buffers = self._session.start_call(opcode, header, call.payload)
+        self._tickets[ticket.call_id] = ticket
+        return buffers
 
     def _on_event(self, event: Event) -> list[Octets]:
         if isinstance(event, ResponseReceived):
-            self._on_response(event)
-        elif isinstance(event, CallFailed):
-            sink = self._sinks.pop(event.call_id, None)
-            if sink is not None:
-                sink(event.error)
+            return self._on_response(event)
+        if isinstance(event, CallFailed):
+            ticket = self._tickets.pop(event.call_id, None)
+            if ticket is not None:
+                ticket.sink(event.error)
         elif isinstance(event, RequestReceived):
             return self._answer(event.frame)
         elif isinstance(event, RequestRefused):
@@ -165,23 +191,35 @@ class Conversation:
             self.end(lost(self.endpoint, str(event.error)))
         return []
 
-    def _on_response(self, event: ResponseReceived) -> None:
+    def _on_response(self, event: ResponseReceived) -> list[Octets]:
         if event.call_id == self._greeting_id:
-            self._on_greeted(event.frame)
-            return
-        sink = self._sinks.get(event.call_id)
+            return self._on_greeted(event.frame)
+        ticket = self._tickets.get(event.call_id)
         if event.is_end:
-            self._sinks.pop(event.call_id, None)
-        if sink is not None:
-            sink(event.frame)
+            self._tickets.pop(event.call_id, None)
+        if ticket is not None:
+            ticket.sink(event.frame)
+        return []
 
-    def _on_greeted(self, frame: Frame) -> None:
-        """Adopt what the server accepts; one that does not even know HEARTBEAT accepts nothing."""
-        if frame.is_system_error:
-            return
-        with contextlib.suppress(HeaderError):
-            answer = decode_header(HeartbeatResponse, frame.header)
-            self._session.adopt(settle(self._offer, answer.features), is_client=True)
+    def _on_greeted(self, frame: Frame) -> list[Octets]:
+        """Adopt the server's dialect and what it accepts; return the octets of what was held.
+
+        One that does not even know HEARTBEAT is taken to speak as the specification does.
+        """
+        self._maybe_dialect = Dialect.SPECIFICATION
+        if not frame.is_system_error:
+            with contextlib.suppress(HeaderError):
+                answer = decode_header(HeartbeatResponse, frame.header)
+                self._maybe_dialect = dialect_of(answer.status)
+                self._session.adopt(settle(self._offer, answer.features), is_client=True)
+        held, self._held = self._held, {}
+        outgoing: list[Octets] = []
+        for ticket, call in held.items():
+            try:
+                outgoing += self._send(ticket, call)
+            except SbpError as error:
+                ticket.sink(error)
+        return outgoing
 
     def _answer(self, request: Frame) -> list[Octets]:
         """Answer what a server may ask its client: PING with its echo, HEARTBEAT in kind."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.calls import Attempts, Context, decode_answer, unanswered
+from sbp_core.client.calls import Attempts, Context, unanswered
+from sbp_core.client.fetch_answer import Found, Question, read_answer
 from sbp_core.client.placement import chunks, locate, no_server, revalidate, stream_bounds
 from sbp_core.client.program import Abandon, Arrival, Call, Emit, Now, Program, Receive, Start
 from sbp_core.client.retry import RetryPolicy
@@ -19,21 +20,13 @@ from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo
 from sbp_core.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
-    ProtocolError,
     SbpError,
     StatusCode,
     TransportError,
 )
-from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import (
-    FetchInfo,
-    FetchRequest,
-    FetchResponse,
-    FetchResult,
-    StreamRange,
-)
+from sbp_core.wire.dialect import Dialect
+from sbp_core.wire.headers import FetchInfo, FetchRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error
 
 
 @dataclass(slots=True)
@@ -49,6 +42,7 @@ class _Task:
     asked_ms: float = 0
     asked_wait_ms: int = 0
     replica_turn: int = 0
+    hasty_count: int = 0
     was_out_of_range: bool = False
 
 
@@ -112,6 +106,9 @@ class _Fetch:
     def _ask(self, tasks: Sequence[_Task]) -> Program[None]:
         """Send tasks to the servers of their ranges, one frame for each server."""
         errors = yield from locate(self._context, [task.item.stream_id for task in tasks])
+        named = [each for each in tasks if each.offset < 0 and each.item.stream_id not in errors]
+        if named and self._context.router.dialect is not Dialect.SPECIFICATION:
+            errors |= yield from self._resolve(named)
         now_ms: float = yield Now()
         wait_ms = max(0, round(self._wait_until_ms - now_ms))
         groups: dict[str, list[_Task]] = {}
@@ -137,6 +134,17 @@ class _Fetch:
                 number: int = yield Start(self._call(server, part, wait_ms))
                 self._open[number] = _OpenFetch(server, dict(enumerate(part)))
 
+    def _resolve(self, tasks: Sequence[_Task]) -> Program[dict[int, SbpError]]:
+        """Replace EARLIEST and LATEST for servers that know neither; return the errors."""
+        stream_ids = [task.item.stream_id for task in tasks]
+        try:
+            bounds = yield from stream_bounds(self._impatient, stream_ids)
+        except SbpError as error:
+            return dict.fromkeys(stream_ids, error)
+        for task, held in zip(tasks, bounds, strict=True):
+            task.offset = held.start_offset if task.offset == EARLIEST else held.next_offset
+        return {}
+
     def _call(self, server: str, tasks: Sequence[_Task], wait_ms: int) -> Call:
         timeout_ms = self._context.timeout_ms + wait_ms
         header = FetchRequest(
@@ -155,22 +163,31 @@ class _Fetch:
         try:
             if isinstance(arrival.content, SbpError):
                 raise arrival.content
-            answers = _slice(arrival.content, asked.tasks)
+            answers = read_answer(
+                arrival.content,
+                {
+                    request_index: Question(task.item.stream_id, task.offset)
+                    for request_index, task in asked.tasks.items()
+                },
+            )
         except SbpError as error:
             del self._open[arrival.number]
             yield Abandon(arrival.number)
             for task in asked.tasks.values():
                 yield from self._on_error(task, error, asked.endpoint, now_ms)
             return
-        empty: list[tuple[_Task, int]] = []
+        is_serving = any(isinstance(each, Found) and each.payload for each in answers.values())
+        empty: list[tuple[_Task, Found]] = []
         for request_index, answer in answers.items():
             task = asked.tasks.pop(request_index)
             if isinstance(answer, SbpError):
                 yield from self._on_error(task, answer, asked.endpoint, now_ms)
+            elif answer.is_hasty and is_serving:
+                self._wait(task, now_ms)  # the frame may have had no room for this one
             elif not answer.payload and _may_go_on(task, answer.next_offset, now_ms):
-                empty.append((task, answer.next_offset))
+                empty.append((task, answer))
             else:
-                yield Emit(answer)
+                yield Emit(_outcome(task, answer))
         if arrival.is_last:
             del self._open[arrival.number]
             for task in asked.tasks.values():
@@ -179,24 +196,34 @@ class _Fetch:
         if empty:
             yield from self._follow(empty, now_ms)
 
-    def _follow(self, empty: Iterable[tuple[_Task, int]], now_ms: float) -> Program[None]:
+    def _follow(self, empty: Iterable[tuple[_Task, Found]], now_ms: float) -> Program[None]:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.
 
         A server answers empty-handed at once at the end of a sealed range, and the range may have
         been sealed after its placement was looked up. While the placement driver is away, what was
-        answered holds.
+        answered holds. A server that does not wait by itself is asked again, ever less often.
         """
         followed = list(empty)
         stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))
         yield from revalidate(self._impatient, stream_ids)
-        for task, answered in followed:
-            next_offset = self._skip_trimmed(task, answered)
+        for task, answer in followed:
+            next_offset = self._skip_trimmed(task, answer.next_offset)
             piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
             if piece and task.piece and piece.range_index > task.piece.range_index:
-                task.offset, task.due_ms = next_offset, now_ms
-                self.waiting.append(task)
+                task.offset = next_offset
+                self._wait(task, now_ms)
+            elif answer.is_hasty and now_ms < self._wait_until_ms:
+                doubled_ms = limits.FETCH_POLL_MS << min(task.hasty_count, 30)
+                pause_ms = min(doubled_ms, limits.FETCH_POLL_MS_MAX)
+                task.hasty_count += 1
+                self._wait(task, min(now_ms + pause_ms, self._wait_until_ms))
             else:
                 yield Emit(_empty(task.index, task.item, next_offset))
+
+    def _wait(self, task: _Task, due_ms: float) -> None:
+        """Let a task be asked for again."""
+        task.due_ms = due_ms
+        self.waiting.append(task)
 
     def _skip_trimmed(self, task: _Task, offset: int) -> int:
         """Return where whoever asks for the earliest record goes on: not before the stream."""
@@ -229,8 +256,7 @@ class _Fetch:
             self._context.router.forget(task.item.stream_id)
         if isinstance(error, TransportError):
             task.replica_turn += 1
-        task.due_ms = now_ms + wait_ms
-        self.waiting.append(task)
+        self._wait(task, now_ms + wait_ms)
 
     def _with_bounds(self, task: _Task, error: SbpError) -> Program[SbpError]:
         """Return the error with the bounds of the whole stream, as far as they can be learned."""
@@ -250,6 +276,7 @@ def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
         stream_range=StreamRange(
             stream_id=task.item.stream_id,
             range_index=task.piece.range_index,
+            start_offset=task.piece.start_offset,
             end_offset=-1 if task.piece.end_offset is None else task.piece.end_offset,
         ),
         request_index=request_index,
@@ -260,60 +287,15 @@ def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
     )
 
 
-def _slice(frame: Frame, tasks: dict[int, _Task]) -> dict[int, FetchOutcome | SbpError]:
-    """Return what one response frame says, by request index; raises SbpError when it is unusable.
-
-    The payload holds the batches of the results in the order of the header.
-    """
-    response = decode_answer(frame, FetchResponse)
-    payload = memoryview(frame.payload)
-    answers: dict[int, FetchOutcome | SbpError] = {}
-    position = 0
-    for result in response.fetch_responses:
-        task = tasks.get(result.request_index)
-        if task is None or result.request_index in answers:
-            raise ProtocolError(
-                f"a FETCH answer for request index {result.request_index}, which was not asked or"
-                " is answered already"
-            )
-        error = maybe_error(result.status)
-        if error is not None:
-            error.throttle_time_ms = max(response.throttle_time_ms, 0)
-            answers[result.request_index] = error
-            position += max(result.batch_length, 0)
-            continue
-        _check_result(result, task, len(payload) - position)
-        end = position + result.batch_length
-        answers[result.request_index] = FetchOutcome(
-            task.index, task.item.stream_id, payload[position:end], result.next_offset, None
-        )
-        position = end
-    return answers
-
-
-def _check_result(result: FetchResult, task: _Task, available_bytes: int) -> None:
-    if result.stream_id not in {task.item.stream_id, -1}:
-        raise ProtocolError(
-            f"request index {result.request_index} asked for stream {task.item.stream_id}, the"
-            f" answer is of stream {result.stream_id}"
-        )
-    if result.batch_length < 0 or result.next_offset < 0:
-        raise ProtocolError(
-            f"the FETCH answer for stream {task.item.stream_id} lacks batch_length or next_offset:"
-            " the server is older than this client supports"
-        )
-    if result.batch_length > available_bytes:
-        raise ProtocolError(
-            f"the FETCH answer for stream {task.item.stream_id} announces {result.batch_length}"
-            f" octets, its frame has {available_bytes} left"
-        )
-
-
 def _may_go_on(task: _Task, next_offset: int, now_ms: float) -> bool:
     """Whether an empty answer may mean the end of a sealed range, with more behind it."""
     is_wanted = task.item.end_offset is None or next_offset < task.item.end_offset
     has_waited = 0 < task.asked_wait_ms <= now_ms - task.asked_ms
     return is_wanted and not has_waited
+
+
+def _outcome(task: _Task, found: Found) -> FetchOutcome:
+    return FetchOutcome(task.index, task.item.stream_id, found.payload, found.next_offset, None)
 
 
 def _empty(

@@ -11,7 +11,15 @@ from sbp_core.client.calls import Context, ask, unanswered, with_message
 from sbp_core.client.placement import chunks, missing, refresh
 from sbp_core.client.program import Call, Program, gather
 from sbp_core.client.types import StreamInfo, StreamSpec
-from sbp_core.errors import ConfigurationError, NotFoundError, SbpError
+from sbp_core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    Outcome,
+    SbpError,
+    StatusCode,
+    UnsupportedError,
+)
+from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     CreateStreamsRequest,
     CreateStreamsResponse,
@@ -33,7 +41,8 @@ _REPLICA_COUNT_MAX: Final = 127
 def describe_streams(context: Context, refs: Sequence[int | str]) -> Program[list[StreamInfo]]:
     """Return the metadata of streams given by id (int) or name (str), in that order.
 
-    SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing.
+    SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing, UnsupportedError when
+    a server does not know names.
     """
     found: dict[int | str, StreamInfo] = {}
     for chunk in chunks(list(dict.fromkeys(refs))):
@@ -91,6 +100,7 @@ def create_streams(context: Context, specs: Sequence[StreamSpec]) -> Program[lis
                 raise with_message(error, f"creating stream {spec.name or '(unnamed)'!r}: ")
             if result.stream is None:
                 raise unanswered(f"stream {spec.name or '(unnamed)'!r}")
+            check_named(spec.name, result.stream)
             created.append(stream_info(result.stream))
     return created
 
@@ -155,6 +165,18 @@ def check_spec(spec: StreamSpec) -> None:
         )
 
 
+def check_named(wanted: str | None, stream: Stream) -> None:
+    """Raise UnsupportedError when a server left out the name that a stream was to have."""
+    if wanted is not None and stream.name is None:
+        error = UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"the server knows no names: stream {stream.stream_id} is there, but not as {wanted!r};"
+            " use its id",
+        )
+        error.outcome = Outcome.APPLIED
+        raise error
+
+
 def stream_info(stream: Stream) -> StreamInfo:
     """Return the caller's view of a stream of the wire."""
     return StreamInfo(
@@ -170,6 +192,13 @@ def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[
     """Ask; leave out what does not exist, raise what else failed."""
     answers = yield from ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
     results = [result for answer in answers for result in answer.describe_responses]
+    is_foreign = dialect_of(answers[-1].status) is not Dialect.SPECIFICATION
+    if is_foreign and header.names and len(results) < len(header.stream_ids + header.names):
+        raise UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"the server at {context.drivers.endpoint} knows streams by id only; give an id instead of"
+            f" {', '.join(map(repr, header.names))}",
+        )
     for result in results:
         error = _maybe_failure(result)
         if error is not None:

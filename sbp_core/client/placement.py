@@ -11,6 +11,7 @@ from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.router import Router
 from sbp_core.client.types import RangeInfo, StreamBounds
 from sbp_core.errors import NoRangeServerError, NotFoundError, SbpError, StatusCode
+from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     DescribeRangesRequest,
     DescribeRangesResponse,
@@ -75,6 +76,7 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
             errors.update(dict.fromkeys(chunk, error))
             continue
         revision = answers[-1].revision
+        context.router.dialect = dialect_of(answers[-1].status)
         for stream_id, found in _ranges_by_stream(chunk, answers).items():
             if isinstance(found, SbpError):
                 context.router.forget(stream_id)
@@ -99,7 +101,9 @@ def _ranges_by_stream(
         earlier = known if isinstance(known, list) else []
         failure = maybe_error(result.status)
         found[stream_id] = failure or [*earlier, *map(range_info, result.ranges)]
-    return found
+    if dialect_of(answers[-1].status) is Dialect.SPECIFICATION:
+        return found
+    return {each: found[each] or _absent(each) for each in found}
 
 
 def locate(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
@@ -275,6 +279,11 @@ def _described(reply: Reply, pieces: Sequence[RangeInfo]) -> dict[int, RangeInfo
         elif piece is not None:
             described[stream_id] = range_info(piece)
     return described
+
+
+def _absent(stream_id: int) -> NotFoundError:
+    """Return what it means in some dialects that a stream has no ranges."""
+    return NotFoundError(StatusCode.NOT_FOUND, f"stream {stream_id} does not exist")
 
 
 def _owner(result: ListRangesResult) -> int:

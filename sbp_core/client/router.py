@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sbp_core.client.types import EARLIEST, LATEST, RangeInfo
+from sbp_core.wire.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,12 @@ class _Placement:
 class Router:
     """What is known of the ranges of streams, and as of which revision of the metadata.
 
-    Entries are immutable and replaced whole, so threads may share a router.
+    Entries are immutable and replaced whole, so threads may share a router. `dialect` is what the
+    servers speak, as far as their placement driver showed it.
     """
 
     def __init__(self) -> None:
+        self.dialect = Dialect.SPECIFICATION
         self._placements: dict[int, _Placement] = {}
 
     def learn(self, stream_id: int, ranges: Iterable[RangeInfo], revision: int = -1) -> None:

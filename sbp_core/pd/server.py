@@ -13,6 +13,7 @@ from sbp_core.pd.store_thread import StoreThread
 from sbp_core.server.addresses import join_address
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 
 
 class PlacementDriver:
@@ -43,7 +44,8 @@ class PlacementDriver:
         handlers = PlacementDriverHandlers(
             store, self._membership, self._clock, lambda: self.endpoint
         )
-        listener = Listener(handlers.by_opcode(), server_name="placement driver", clock=self._clock)
+        speech = Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect))
+        listener = Listener(handlers.by_opcode(), speech=speech, clock=self._clock)
         try:
             port = await listener.start(settings.host, settings.port)
         except BaseException:

@@ -112,7 +112,7 @@ class FetchHandler:
         items = [_item(info) for info in request.fetch_requests]
         await self._host.learn((item.stream_id, item.range_index) for item in items)
         min_bytes = max(request.min_bytes, 1)
-        waiting = [self._resolve_tail(item) for item in items]
+        waiting: Sequence[_Item] = [self._resolve_tail(item) for item in items]
         with self._waiters.watch(item.stream_id for item in items) as changed:
             while True:
                 changed.clear()
@@ -126,8 +126,10 @@ class FetchHandler:
 
     async def _answer_ready(
         self, answering: _Answering, waiting: Sequence[_Item], min_bytes: int
-    ) -> list[_Item]:
+    ) -> Sequence[_Item]:
         """Send what is ready; return the requests that go on waiting."""
+        if answering.call.is_one_frame:
+            return await self._answer_at_once(answering, waiting, min_bytes)
         is_last = answering.is_last
         unready: list[_Item] = []
         frame: list[_Answer] = []
@@ -146,6 +148,28 @@ class FetchHandler:
         if frame or not waiting:
             await self._send(answering, frame, is_end=not unready)
         return unready
+
+    async def _answer_at_once(
+        self, answering: _Answering, waiting: Sequence[_Item], min_bytes: int
+    ) -> Sequence[_Item]:
+        """Answer all requests in one frame as soon as one is ready.
+
+        What the frame has no room for is answered empty, and asked for again.
+        """
+        if not answering.is_last and waiting:
+            ready = (self._maybe_answer(item, min_bytes, is_last=False) for item in waiting)
+            if all(answer is None for answer in ready):
+                return waiting
+        frame: list[_Answer] = []
+        frame_bytes = 0
+        for item in waiting:
+            answer = None
+            if frame_bytes < limits.FETCH_FRAME_BYTES:
+                answer = self._maybe_answer(item, 1, is_last=True)
+            frame.append(answer or _Answer(item, (), item.fetch_offset))
+            frame_bytes += frame[-1].length_bytes
+        await self._send(answering, frame, is_end=True)
+        return ()
 
     async def _send(self, answering: _Answering, answers: list[_Answer], *, is_end: bool) -> None:
         call = answering.call

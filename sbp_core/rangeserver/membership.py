@@ -109,6 +109,12 @@ class Membership:
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES)."""
+        placed: list[StreamRange] = []
+        for start in range(0, len(stream_ids), limits.STREAMS_PER_CALL):
+            placed += await self._list_some(stream_ids[start : start + limits.STREAMS_PER_CALL])
+        return placed
+
+    async def _list_some(self, stream_ids: Sequence[int]) -> list[StreamRange]:
         me = self.self_table()
         answers: list[ListRangesResponse] = []
         for chunk in chunks(stream_ids):

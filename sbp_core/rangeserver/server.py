@@ -27,6 +27,7 @@ from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.addresses import join_address
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.headers import ReportMetricsRequest
 from sbp_core.wire.opcodes import Opcode
@@ -111,7 +112,7 @@ class RangeServer:
         operations = RangeOperations(host, membership)
         self._listener = Listener(
             {Opcode.APPEND: append, Opcode.FETCH: fetch, **operations.handlers()},
-            server_name="range server",
+            speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
         )
         committer.start(host.on_durable)

@@ -22,6 +22,7 @@ from sbp_core.server.clock import Clock
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Octets
+from sbp_core.wire.dialect import Speech, merge_answers
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     Feature,
@@ -70,19 +71,35 @@ class Responder(Protocol):
 
 
 class ServerCall:
-    """One request being served since `began_at`, in seconds of the clock."""
+    """One request being served. Handlers answer it as the specification has it.
+
+    In a dialect of one frame per answer the parts are collected, and sent as one at the end. Who
+    answers with payloads makes one part by itself there: it knows what to leave out.
+    """
 
     def __init__(
-        self, frame: Frame, responder: Responder, clock: Clock, patience: asyncio.Timeout
+        self,
+        frame: Frame,
+        responder: Responder,
+        speech: Speech,
+        clock: Clock,
+        patience: asyncio.Timeout,
     ) -> None:
-        self.opcode = Opcode(frame.opcode)
+        self.opcode = speech.operation_of(frame.opcode)
         self.payload = memoryview(frame.payload)
         self.agreement = responder.agreement
         self._frame = frame
         self._responder = responder
+        self._speech = speech
         self._clock = clock
         self._began_at = clock.monotonic()
         self._patience = patience
+        self._headers: list[object] = []
+
+    @property
+    def is_one_frame(self) -> bool:
+        """Whether the answer has to be one frame, so that it should not become too large."""
+        return self._speech.is_foreign
 
     def decode(self, table: type[T]) -> T:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
@@ -103,6 +120,11 @@ class ServerCall:
 
         Raises StatusError when it is too large: the request was not at fault, and had its effect.
         """
+        if self.is_one_frame:
+            self._headers.append(header)
+            if not is_end:
+                return
+            header = merge_answers(self._headers)
         try:
             octets = self._encode(header, is_end=is_end)
             packed = self.pack(payload)
@@ -111,7 +133,10 @@ class ServerCall:
             raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
 
     async def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
-        """Answer a HEARTBEAT, and agree on the features that it offers."""
+        """Answer a HEARTBEAT, and agree on the features that it offers, if the dialect has any."""
+        if self._speech.is_foreign:
+            await self.respond(response)
+            return
         agreement, features = self._responder.negotiate(request.features)
         await self.respond(replace(response, features=features))
         self._responder.adopt(agreement)
@@ -136,7 +161,7 @@ class ServerCall:
     def _encode(self, header: object, *, is_end: bool) -> bytes:
         if is_end and self.agreement.has_handler_duration:
             header = self._with_duration(header)
-        return encode_header(header)
+        return encode_header(self._speech.answer(header))
 
     def _with_duration(self, header: Any) -> object:
         """Say in the frame's status how long the call was served; every answer's table has one."""
@@ -155,34 +180,33 @@ _LATE: Final = RequestTimeoutError(
 class Dispatcher:
     """Serves requests by opcode. Whatever a handler raises becomes a system error frame."""
 
-    def __init__(
-        self, handlers: Mapping[Opcode, Handler], *, server_name: str, clock: Clock
-    ) -> None:
+    def __init__(self, handlers: Mapping[Opcode, Handler], *, speech: Speech, clock: Clock) -> None:
+        self.speech = speech
         self._handlers = handlers
-        self._server_name = server_name
         self._clock = clock
 
     async def serve(self, frame: Frame, responder: Responder, peer_name: str) -> None:
         """Run the handler of `frame`."""
-        handler = self._handlers.get(Opcode(frame.opcode))
+        operation = self.speech.operation_of(frame.opcode)
+        handler = self._handlers.get(operation)
         patience = asyncio.timeout(None)
         try:
             if handler is None:
                 raise UnsupportedError(
                     StatusCode.UNSUPPORTED_OPERATION,
-                    f"{Opcode(frame.opcode).name} is not served by a {self._server_name}",
+                    f"{operation.name} is not served by a {self.speech.role}",
                 )
             async with patience:
-                await handler(ServerCall(frame, responder, self._clock, patience))
+                await handler(ServerCall(frame, responder, self.speech, self._clock, patience))
         except SbpError as error:
-            _LOG.debug("%s: %s failed: %s", peer_name, Opcode(frame.opcode).name, error)
+            _LOG.debug("%s: %s failed: %s", peer_name, operation.name, error)
             await responder.send_system_error(frame, error)
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
             if isinstance(error, TimeoutError) and patience.expired():
                 await responder.send_system_error(frame, _LATE)
                 return
-            _LOG.exception("%s: %s failed unexpectedly", peer_name, Opcode(frame.opcode).name)
+            _LOG.exception("%s: %s failed unexpectedly", peer_name, operation.name)
             failure = StatusError(
-                StatusCode.UNKNOWN, f"the {self._server_name} failed unexpectedly; see its log"
+                StatusCode.UNKNOWN, f"the {self.speech.role} failed unexpectedly; see its log"
             )
             await responder.send_system_error(frame, failure)

@@ -13,6 +13,7 @@ from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.peer import Peer
+from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode
 
 _SWEEPS_PER_BOUND: Final = 4
@@ -20,18 +21,18 @@ _SWEEPS_PER_BOUND: Final = 4
 
 
 class Listener:
-    """A TCP listener that serves requests with the given handlers."""
+    """A TCP listener that serves requests with the given handlers, as `speech` has it."""
 
     def __init__(
         self,
         handlers: Mapping[Opcode, Handler],
         *,
-        server_name: str,
+        speech: Speech,
         clock: Clock,
         idle_connection_ms: int = limits.IDLE_CONNECTION_MS,
     ) -> None:
-        self._dispatcher = Dispatcher(handlers, server_name=server_name, clock=clock)
-        self._server_name = server_name
+        self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock)
+        self._server_name = speech.role.value
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000
         self._budget = Budget(limits.SERVER_IN_FLIGHT_BYTES_MAX)

@@ -58,6 +58,7 @@ class Peer(asyncio.BufferedProtocol):
         self.name = f"connection {connection_id}"
         self._connection_id = connection_id
         self._dispatcher = dispatcher
+        self._speech = dispatcher.speech
         self._clock = clock
         self._on_closed = on_closed
         self._session = Connection()
@@ -89,15 +90,12 @@ class Peer(asyncio.BufferedProtocol):
             self.name = f"{address[0]}:{address[1]}, {self.name}"
         if self._is_full:
             _LOG.warning("%s: refused, %d connections are open", self.name, limits.CONNECTIONS_MAX)
-            self._write(
-                self._session.send_farewell(
-                    ThrottledError(
-                        StatusCode.TOO_MANY_REQUESTS,
-                        f"the server has {limits.CONNECTIONS_MAX} connections open already",
-                    )
+            self._part(
+                ThrottledError(
+                    StatusCode.TOO_MANY_REQUESTS,
+                    f"the server has {limits.CONNECTIONS_MAX} connections open already",
                 )
             )
-            self.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next octets go."""
@@ -169,7 +167,7 @@ class Peer(asyncio.BufferedProtocol):
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""
         await self._wait_writable()
-        self._write(self._session.send_system_error(request, error))
+        self._refuse(request, error)
 
     @asynccontextmanager
     async def reserve(self) -> AsyncIterator[None]:
@@ -194,12 +192,7 @@ class Peer(asyncio.BufferedProtocol):
             return
         elif self._is_reading and _is_overdue(self._frame_since, now, self._frame_ms):
             _LOG.warning("%s: closing, no whole frame within %d ms", self.name, self._frame_ms)
-            self._write(
-                self._session.send_farewell(
-                    DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms")
-                )
-            )
-            self.close()
+            self._part(DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
         elif not self._tasks and now - self._last_active > idle_seconds_max:
@@ -274,14 +267,15 @@ class Peer(asyncio.BufferedProtocol):
             case RequestReceived(frame):
                 self._start(frame)
             case RequestRefused(frame, error):
-                self._write(self._session.send_system_error(frame, error))
-            case GoawayReceived():
+                self._refuse(frame, error)
+            case GoawayReceived(frame):
+                if self._speech.is_foreign:
+                    self._write(self._session.answer_goaway(frame))
                 self._leave_at = self._clock.monotonic()
                 self._close_if_left()
             case ConnectionBroken(error):
                 _LOG.warning("%s: closing: %s", self.name, error)
-                self._write(self._session.send_farewell(error))
-                self.close()
+                self._part(error)
             case _:
                 pass
 
@@ -317,6 +311,14 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
+
+    def _refuse(self, request: Frame, error: SbpError) -> None:
+        self._write(self._session.send_system_error(request, self._speech.error(error)))
+
+    def _part(self, reason: SbpError) -> None:
+        """Say why, and close."""
+        self._write(self._session.send_farewell(self._speech.error(reason)))
+        self.close()
 
     def _write(self, buffers: Sequence[Octets]) -> None:
         if not buffers or self._transport is None or self._transport.is_closing():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.addresses import check_listening
+from sbp_core.wire.dialect import Dialect, parse_dialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,17 @@ class ListenerSettings:
         },
     )
 
+    dialect: str = field(
+        default=Dialect.SPECIFICATION.value,
+        metadata={
+            "doc": "What the servers speak; clients recognise it by themselves.",
+            "unit": "",
+            "limit": ", ".join(Dialect),
+        },
+    )
+
     def __post_init__(self) -> None:
+        parse_dialect(self.dialect)
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
         check_listening(self.host, self.port, self.advertise_host)

@@ -232,6 +232,10 @@ class Connection:
         self.state = ConnectionState.DRAINING
         return self._encode(Opcode.GOAWAY, Flag.REQUEST, 0)
 
+    def answer_goaway(self, request: Frame) -> list[Octets]:
+        """Return the octets that answer a GOAWAY, for peers that expect it."""
+        return self._encode(Opcode.GOAWAY, Flag.RESPONSE | Flag.END, request.call_id)
+
     # Octets.
 
     def get_buffer(self) -> memoryview:
@@ -293,7 +297,7 @@ class Connection:
     def _on_request(self, frame: Frame) -> Event | None:
         if frame.opcode == Opcode.GOAWAY:
             self.state = CONNECTION.maybe_next(self.state, ConnectionInput.GOAWAY) or self.state
-            return GoawayReceived()
+            return GoawayReceived(frame)
         if frame.call_id > limits.CALL_ID_MAX:
             raise FrameError(f"call id {frame.call_id} is negative as an int32; expected 0 or more")
         if frame.call_id in self._requests:
@@ -314,6 +318,8 @@ class Connection:
         if call is None:
             if frame.opcode == Opcode.GOAWAY and frame.is_system_error:
                 raise ProtocolError(f"the peer closes the connection: {_reason(frame)}")
+            if frame.opcode == Opcode.GOAWAY and self.state is ConnectionState.DRAINING:
+                return None  # an answer to ours, from a peer that gives one
             if 0 < frame.call_id < self._next_call_id:
                 return None
             raise FrameError(f"an answer to call id {frame.call_id}, which was never issued")

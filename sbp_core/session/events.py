@@ -48,6 +48,8 @@ class CallFailed:
 class GoawayReceived:
     """The peer takes no new calls; those that are open will be answered."""
 
+    frame: Frame
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBroken:

@@ -12,12 +12,13 @@ from typing import Final, TypeVar
 from sbp_core.wire._generated import headers as _tables
 from sbp_core.wire._generated.headers import *  # noqa: F403
 from sbp_core.wire._generated.headers import LAYOUTS, SystemErrorResponse
-from sbp_core.wire.flat import Schema
+from sbp_core.wire.flat import Schema, Table, Vector
 from sbp_core.wire.opcodes import Opcode
 
 __all__ = [
     "REQUEST_TABLES",
     "RESPONSE_TABLES",
+    "RESULT_FIELDS",
     "decode_header",
     "decode_system_error",
     "encode_header",
@@ -78,6 +79,14 @@ RESPONSE_TABLES: Final[Mapping[Opcode, type]] = {
     Opcode.COMMIT_TXN: _tables.CommitTxnResponse,
     Opcode.DESCRIBE_TXNS: _tables.DescribeTxnsResponse,
 }
+
+RESULT_FIELDS: Final[Mapping[type, str]] = {
+    table: field.name
+    for table in RESPONSE_TABLES.values()
+    for field in LAYOUTS[table]
+    if isinstance(field.kind, Vector) and isinstance(field.kind.element, Table)
+}
+"""The one field of a response table that has an entry for each item; not every table has one."""
 
 
 def encode_header(header: object) -> bytes:

@@ -5,10 +5,21 @@ import os
 import pytest
 from spec_target import Target
 
-ENDPOINT = "SBP_CONFORMANCE_ENDPOINT"
+from sbp_core.wire.dialect import Dialect
+
+ENDPOINT = os.environ.get("SBP_CONFORMANCE_ENDPOINT")
 """host:port of a placement driver; without it the suite starts servers of this project."""
 
+SPOKEN = ["as it speaks"] if ENDPOINT else [dialect.value for dialect in Dialect]
 
-@pytest.fixture(scope="session")
+
+@pytest.fixture(scope="session", params=SPOKEN)
 def target(request):
-    return Target(os.environ.get(ENDPOINT) or request.getfixturevalue("cluster").endpoint)
+    """The servers under test: those at ENDPOINT, or our own in each dialect."""
+    if ENDPOINT:
+        return Target.at(ENDPOINT)
+    is_foreign = request.param != Dialect.SPECIFICATION
+    running = request.getfixturevalue("foreign_cluster" if is_foreign else "cluster")
+    found = Target.at(running.endpoint)
+    assert found.dialect == request.param
+    return found

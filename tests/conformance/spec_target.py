@@ -13,7 +13,9 @@ from types import TracebackType
 
 from raw_client import RawClient
 
+from sbp_core.errors import StatusCode
 from sbp_core.records.envelope import encode_envelope
+from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -21,11 +23,16 @@ from sbp_core.wire.headers import (
     DeleteStreamsRequest,
     FetchInfo,
     FetchRequest,
+    HeartbeatRequest,
+    HeartbeatResponse,
     ListRangesRequest,
     RangeCriteria,
     RangeServer,
+    Status,
     Stream,
     StreamRange,
+    decode_header,
+    encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import is_success
@@ -44,10 +51,19 @@ class Placed:
 
 
 class Target:
-    """A placement driver, and by it its range servers."""
+    """A placement driver, and by it its range servers; what they speak, if it matters."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, dialect: Dialect = Dialect.SPECIFICATION) -> None:
         self.endpoint = endpoint
+        self.dialect = dialect
+
+    @classmethod
+    def at(cls, endpoint: str) -> Target:
+        """The servers of a placement driver, which is asked what it speaks."""
+        with Wire(endpoint) as wire:
+            greeted = wire.ask(frame(Opcode.HEARTBEAT, 1, encode_header(HeartbeatRequest("c"))))
+        status = decode_header(HeartbeatResponse, greeted.header).status
+        return cls(endpoint, dialect_of(status))
 
     def run(self, body: Callable[[Target], Awaitable[None]]) -> None:
         """Run a test; it is a failure that it takes for ever."""
@@ -99,6 +115,16 @@ async def list_ranges(client: RawClient, *owners: RangeCriteria) -> list[list[St
 def answer_status(result: object) -> object:
     """The status of an answer or an item."""
     return getattr(result, "status", None)
+
+
+def code_of(status: Status) -> int:
+    """A status code as the specification has it, whatever the server speaks."""
+    known = {
+        StatusCode.OK: StatusCode.NONE,
+        StatusCode.NO_NEW_RECORD: StatusCode.NONE,
+        StatusCode.BAD_REQUEST: StatusCode.INVALID_REQUEST,
+    }
+    return known.get(status.code, status.code)
 
 
 def batch(record_count: int = 1, body: bytes = b"body", stream_id: int = 0) -> bytes:

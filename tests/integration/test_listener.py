@@ -10,6 +10,7 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, ConnectionLostError, StatusCode
 from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import (
     IdAllocationRequest,
     IdAllocationResponse,
@@ -56,7 +57,10 @@ def run(body, **options):
     async def main():
         service = Service()
         listener = Listener(
-            service.handlers(), server_name="test server", clock=SystemClock(), **options
+            service.handlers(),
+            speech=Speech(ServerRole.RANGE_SERVER),
+            clock=SystemClock(),
+            **options,
         )
         port = await listener.start("127.0.0.1", 0)
         try:
@@ -87,7 +91,7 @@ def test_an_operation_that_is_not_served_is_refused_by_name():
             (frame,) = await client.call(Opcode.APPEND)
             status = status_of(frame)
             assert status.code == StatusCode.UNSUPPORTED_OPERATION
-            assert status.message == "APPEND is not served by a test server"
+            assert status.message == "APPEND is not served by a range server"
 
     run(body)
 
@@ -205,7 +209,7 @@ def test_requests_beyond_the_bound_are_not_even_read(monkeypatch, padding_bytes,
 
 def test_a_taken_port_is_a_clear_error():
     async def body(service, listener, port):
-        other = Listener({}, server_name="other", clock=SystemClock())
+        other = Listener({}, speech=Speech(ServerRole.RANGE_SERVER), clock=SystemClock())
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
             await other.start("127.0.0.1", port)
 

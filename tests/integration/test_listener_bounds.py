@@ -16,6 +16,7 @@ from raw_client import RawClient
 from sbp_core import limits
 from sbp_core.server.budget import Budget
 from sbp_core.server.listener import Listener
+from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import IdAllocationResponse, decode_system_error
 from sbp_core.wire.opcodes import Flag, Opcode
@@ -34,7 +35,9 @@ class Bench:
         self.clock = ManualClock()
         self.gate = asyncio.Event()
         self.listener = Listener(
-            {Opcode.ALLOCATE_ID: self.serve}, server_name="test server", clock=self.clock
+            {Opcode.ALLOCATE_ID: self.serve},
+            speech=Speech(ServerRole.RANGE_SERVER),
+            clock=self.clock,
         )
         self.port = 0
 

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from sbp_core.errors import SbpError, StatusCode
@@ -37,8 +38,12 @@ class Exchange:
         self.link = link
         self.frame = frame
         self.opcode = Opcode(frame.opcode)
+
+    @cached_property
+    def header(self) -> Any:
+        """The request's table."""
         table = REQUEST_TABLES.get(self.opcode)
-        self.header: Any = decode_header(table, frame.header) if table else None
+        return decode_header(table, self.frame.header) if table else None
 
     def answer(
         self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True

@@ -55,11 +55,18 @@ def test_every_option_reaches_its_setting(tmp_path):
         options(
             *("--data-dir", "d", "--host", "::1", "--advertise-host", "log.example.org"),
             *("--pd-port", "1", "--range-server-port", "2", "--range-servers", "3"),
+            *("--dialect", "elasticstream-2023-04"),
             *("--ready-file", str(tmp_path / "ready"), "--log-level", "debug"),
         )
     )
     cluster = ClusterSettings(
-        Path("d"), "::1", "log.example.org", 3, pd_port=1, range_server_port=2
+        Path("d"),
+        "::1",
+        "log.example.org",
+        3,
+        "elasticstream-2023-04",
+        pd_port=1,
+        range_server_port=2,
     )
     assert settings == ServeSettings(cluster, tmp_path / "ready", "debug")
 
@@ -113,6 +120,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
         (["--host", "0.0.0.0"], "advertise_host"),
         (["--host", "a b"], "a b"),
         (["--log-level", "loud"], "'loud'"),
+        (["--dialect", "elasticstream"], "'elasticstream'"),
         (["--ready-file", "/no/such/folder/ready"], "/no/such/folder"),
     ],
 )

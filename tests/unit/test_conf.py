@@ -18,7 +18,7 @@ SERVER = CONF / "server.toml"
 SPARK = CONF / "spark-defaults.conf"
 
 KEYS = [(section, key) for section, keys in SECTIONS.items() for key in keys]
-SET_BY_THE_CLUSTER = {"data_dir", "host", "advertise_host", "placement_driver"}
+SET_BY_THE_CLUSTER = {"data_dir", "host", "advertise_host", "dialect", "placement_driver"}
 
 
 def with_every_key_set() -> str:
@@ -84,6 +84,7 @@ def test_the_help_of_serve_names_the_defaults(capsys):
     for option, name in [
         ("--data-dir DIR", "data_dir"),
         ("--host HOST", "host"),
+        ("--dialect NAME", "dialect"),
         ("--pd-port PORT", "pd_port"),
         ("--range-server-port PORT", "range_server_port"),
         ("--range-servers N", "range_servers"),

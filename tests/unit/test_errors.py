@@ -51,6 +51,7 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.INVALID_REQUEST: (InvalidRequestError, False, False, NO),
     StatusCode.UNSUPPORTED_VERSION: (UnsupportedError, False, False, NO),
     StatusCode.PD_NOT_LEADER: (NotLeaderError, AGAIN, False, NO),
+    StatusCode.NO_NEW_RECORD: (StatusError, False, False, MAYBE),  # FETCH takes it for an answer
     StatusCode.BAD_REQUEST: (InvalidRequestError, False, False, NO),
     StatusCode.NOT_FOUND: (NotFoundError, False, False, NO),
     StatusCode.REQUEST_TIMEOUT: (RequestTimeoutError, AGAIN, False, MAYBE),
@@ -61,6 +62,7 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.OFFSET_OUT_OF_RANGE: (OffsetOutOfRangeError, False, False, NO),
     StatusCode.CREATE_RANGE_BEFORE_SEAL: (RangeOpenError, False, False, NO),
     StatusCode.UNSUPPORTED_OPERATION: (UnsupportedError, False, False, NO),
+    StatusCode.UNKNOWN_OPERATION: (UnsupportedError, False, False, NO),
     StatusCode.PD_INTERNAL: (StatusError, False, False, MAYBE),
     StatusCode.PD_NO_AVAILABLE_RS: (NoRangeServerError, AGAIN, False, NO),
     StatusCode.ES_PD_NOT_LEADER: (NotLeaderError, AGAIN, False, NO),

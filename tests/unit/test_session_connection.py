@@ -102,8 +102,10 @@ def test_an_answered_call_has_no_deadline_left(client, server):
 
 def test_goaway_lets_open_calls_finish_and_refuses_new_ones(client, server):
     call_id, request = ask(client, server)
-    assert deliver(server.send_goaway(), client) == [GoawayReceived()]
+    (event,) = deliver(server.send_goaway(), client)
+    assert isinstance(event, GoawayReceived)
     assert server.send_goaway() == []
+    assert deliver(client.answer_goaway(event.frame), server) == []
     with pytest.raises(ShuttingDownError) as refused:
         client.start_call(Opcode.FETCH)
     assert refused.value.outcome is Outcome.NOT_APPLIED

@@ -1,0 +1,98 @@
+"""What a FETCH answer says of each item (SPEC "FETCH"), whichever dialect it is in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sbp_core.client.calls import answered_items, decode_answer
+from sbp_core.errors import ProtocolError, SbpError, StatusCode
+from sbp_core.records import decode_envelope
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import FetchResponse, FetchResult
+from sbp_core.wire.status import maybe_error
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an item asked for."""
+
+    stream_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Whole batches, perhaps none, and where the next fetch goes on.
+
+    `is_hasty`: none were there, or had room, when the server answered; it need not have waited.
+    """
+
+    payload: memoryview
+    next_offset: int
+    is_hasty: bool = False
+
+
+def read_answer(frame: Frame, questions: Mapping[int, Question]) -> dict[int, Found | SbpError]:
+    """Return what one response frame says, by request index. Raises SbpError if it is unusable.
+
+    The payload holds the batches of the results in the order of the header. `questions` are those
+    that are not answered yet.
+    """
+    response = decode_answer(frame, FetchResponse)
+    payload = memoryview(frame.payload)
+    answers: dict[int, Found | SbpError] = {}
+    position = 0
+    for index, result in answered_items(response, response.fetch_responses, questions):
+        question = questions.get(index)
+        if question is None or index in answers:
+            raise ProtocolError(
+                f"a FETCH answer for request index {index}, which was not asked or is answered"
+                " already"
+            )
+        error = maybe_error(result.status)
+        if error is None:
+            _check_stream(result, index, question)
+            end, next_offset = _measure(result, payload, position, question)
+            answers[index] = Found(payload[position:end], next_offset)
+            position = end
+            continue
+        position += max(result.batch_length, 0)
+        if error.code == StatusCode.NO_NEW_RECORD:
+            known = result.next_offset if result.next_offset >= 0 else question.offset
+            answers[index] = Found(payload[:0], known, is_hasty=True)
+        else:
+            error.throttle_time_ms = max(response.throttle_time_ms, 0)
+            answers[index] = error
+    return answers
+
+
+def _check_stream(result: FetchResult, index: int, question: Question) -> None:
+    if result.stream_id not in {question.stream_id, -1}:
+        raise ProtocolError(
+            f"request index {index} asked for stream {question.stream_id}, the answer is of stream"
+            f" {result.stream_id}"
+        )
+
+
+def _measure(
+    result: FetchResult, payload: memoryview, position: int, question: Question
+) -> tuple[int, int]:
+    """Return where a result's batches end in the payload, and the offset after them.
+
+    Servers that do not say so say how many batches there are: they are walked.
+    """
+    if result.batch_length >= 0 and result.next_offset >= 0:
+        end = position + result.batch_length
+        if end > len(payload):
+            raise ProtocolError(
+                f"the FETCH answer for stream {question.stream_id} announces {result.batch_length}"
+                f" octets, its frame has {len(payload) - position} left"
+            )
+        return end, result.next_offset
+    next_offset = question.offset
+    for _ in range(result.batch_count):
+        envelope = decode_envelope(payload, position)
+        position += envelope.length_bytes
+        next_offset = envelope.base_offset + envelope.record_count
+    return position, next_offset

@@ -1,0 +1,148 @@
+"""The dialects of servers: what one says otherwise than the specification (docs/PROTOCOL.md).
+
+A server speaks one dialect to everybody. A client recognises it by the success code of the answer
+to its greeting, and adapts. `elasticstream-2023-04` is that of the batched servers of April 2023.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sbp_core.errors import ConfigurationError, SbpError, StatusCode, StatusError
+from sbp_core.wire.headers import RESULT_FIELDS, FetchResult, ListRangesResult, Status
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS, is_success, status_for
+
+
+class Dialect(enum.StrEnum):
+    """What a server speaks, by the name that settings have for it."""
+
+    SPECIFICATION = "specification"
+    ELASTICSTREAM_2023_04 = "elasticstream-2023-04"
+
+
+class ServerRole(enum.StrEnum):
+    """The two kinds of servers."""
+
+    PLACEMENT_DRIVER = "placement driver"
+    RANGE_SERVER = "range server"
+
+
+def parse_dialect(text: str) -> Dialect:
+    """Return the dialect of that name. Raises ConfigurationError when there is none."""
+    try:
+        return Dialect(text)
+    except ValueError:
+        raise ConfigurationError(f"dialect {text!r} is none of {', '.join(Dialect)}") from None
+
+
+# A client's side.
+
+
+def dialect_of(status: Status | None) -> Dialect:
+    """Return the dialect in which an answer says success."""
+    is_1200 = status is not None and status.code == StatusCode.OK
+    return Dialect.ELASTICSTREAM_2023_04 if is_1200 else Dialect.SPECIFICATION
+
+
+def opcode_of(operation: Opcode, dialect: Dialect) -> Opcode:
+    """Return the opcode by which servers of a dialect know an operation.
+
+    The batched servers described ranges with 0x2004, which is CREATE_RANGE to a placement driver.
+    """
+    if dialect is Dialect.ELASTICSTREAM_2023_04 and operation is Opcode.DESCRIBE_RANGE:
+        return Opcode.CREATE_RANGE
+    return operation
+
+
+def depends_on_dialect(operation: Opcode) -> bool:
+    """Whether a client has to know the dialect before it can ask for an operation."""
+    return len({opcode_of(operation, dialect) for dialect in Dialect}) > 1
+
+
+# A server's side.
+
+_CODES: Final[Mapping[int, int]] = {
+    StatusCode.NONE: StatusCode.OK,
+    StatusCode.INVALID_REQUEST: StatusCode.BAD_REQUEST,
+    StatusCode.UNSUPPORTED_VERSION: StatusCode.UNSUPPORTED_OPERATION,
+    StatusCode.PD_NOT_LEADER: StatusCode.ES_PD_NOT_LEADER,
+}
+"""The specification's codes in the other dialect, but for UNKNOWN, which depends on the server."""
+
+_FAILURE: Final[Mapping[ServerRole, StatusCode]] = {
+    ServerRole.PLACEMENT_DRIVER: StatusCode.PD_INTERNAL,
+    ServerRole.RANGE_SERVER: StatusCode.RS_INTERNAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How a server talks: handlers speak the specification, this says it in the dialect."""
+
+    role: ServerRole
+    dialect: Dialect = Dialect.SPECIFICATION
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is another dialect than the specification's.
+
+        Its peers know one frame per answer and no features, and expect an answer to GOAWAY.
+        """
+        return self.dialect is not Dialect.SPECIFICATION
+
+    def operation_of(self, opcode: int) -> Opcode:
+        """Return what a request with this opcode asks for. Raises ValueError for an unknown one."""
+        operation = Opcode(opcode)
+        is_at_range_server = self.is_foreign and self.role is ServerRole.RANGE_SERVER
+        if is_at_range_server and operation is Opcode.CREATE_RANGE:
+            return Opcode.DESCRIBE_RANGE
+        return operation
+
+    def answer(self, header: Any) -> Any:
+        """Return the header of an answer as it is said in the dialect."""
+        if not self.is_foreign:
+            return header
+        changes: dict[str, Any] = {"status": self._status(header.status)}
+        results = RESULT_FIELDS.get(type(header))
+        if results is not None:
+            changes[results] = tuple(map(self._result, getattr(header, results)))
+        return replace(header, **changes)
+
+    def error(self, error: SbpError) -> SbpError:
+        """Return an error that is told in a system error frame, with the dialect's code."""
+        if not self.is_foreign:
+            return error
+        status = self._status(status_for(error))
+        return StatusError(status.code, status.message or "", status.detail)
+
+    def _result(self, result: Any) -> Any:
+        """Peers need a status everywhere, and have their own for nothing to read or to list."""
+        if not hasattr(result, "status"):
+            return result
+        status = result.status or SUCCESS
+        if isinstance(result, FetchResult) and is_success(status) and not result.batch_count:
+            status = Status(code=StatusCode.NO_NEW_RECORD)
+        elif isinstance(result, ListRangesResult) and status.code == StatusCode.NOT_FOUND:
+            status = SUCCESS
+        return replace(result, status=self._status(status))
+
+    def _status(self, status: Status | None) -> Status:
+        status = status or SUCCESS
+        code = _CODES.get(status.code, status.code)
+        if code == StatusCode.UNKNOWN:
+            code = _FAILURE[self.role]
+        return replace(status, code=code)
+
+
+def merge_answers(parts: list[Any]) -> Any:
+    """Return one header with the results of all; its other fields are those of the last."""
+    last = parts[-1]
+    results = RESULT_FIELDS.get(type(last))
+    if results is None or len(parts) == 1:
+        return last
+    merged = tuple(result for part in parts for result in getattr(part, results))
+    return replace(last, **{results: merged})

@@ -1,0 +1,115 @@
+"""Every frame of the other dialect: read in all sorts of pieces, and written so that it is read."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from vector_json import feedings, from_json, to_json
+
+from sbp_core.client.fetch_answer import Question, read_answer
+from sbp_core.records import decode_batch, split_envelopes
+from sbp_core.wire.frame import FrameDecoder, encode_frame
+from sbp_core.wire.headers import decode_header, encode_header
+from sbp_core.wire.opcodes import Flag
+
+HERE = Path(__file__).parent
+SCHEMA = HERE / "elasticstream-2023-04.fbs"
+VALID = json.loads((HERE / "vectors" / "elasticstream-2023-04.json").read_text("utf-8"))["valid"]
+BY_NAME = {"ids": lambda vector: vector["name"]}
+WITH_TABLE = [vector for vector in VALID if vector["table"]]
+
+
+def frames_of(pieces):
+    decoder, found = FrameDecoder(), []
+    for piece in pieces:
+        decoder.receive_data(piece)
+        found += list(decoder.frames())
+    return found
+
+
+def check(vector, frame):
+    assert (frame.opcode, frame.flags, frame.call_id) == (
+        vector["opcode"],
+        vector["flags"],
+        vector["call_id"],
+    )
+    if vector["table"] is None:
+        assert not frame.header
+    else:
+        expected = from_json(vector["table"], vector["value"])
+        assert to_json(expected) == vector["value"]
+        for octets in (frame.header, bytes(frame.header) + bytes(8)):
+            assert decode_header(type(expected), octets) == expected
+    found = [
+        {
+            "base_offset": envelope.base_offset,
+            "bodies": [body.hex() for body in decode_batch(envelope).column("value").to_pylist()],
+        }
+        for envelope in split_envelopes(frame.payload)
+    ]
+    assert found == vector["batches"]
+
+
+@pytest.mark.parametrize("vector", VALID, **BY_NAME)
+def test_frames_are_read_in_whatever_pieces_they_come(vector):
+    for pieces in feedings(bytes.fromhex(vector["hex"])):
+        (frame,) = frames_of(pieces)
+        check(vector, frame)
+
+
+@pytest.mark.parametrize("vector", VALID, **BY_NAME)
+def test_trailing_octets_wait_for_the_rest(vector):
+    octets = bytes.fromhex(vector["hex"])
+    frames = frames_of([octets + octets[:7], octets[7:]])
+    assert len(frames) == 2
+    for frame in frames:
+        check(vector, frame)
+
+
+@pytest.mark.parametrize("vector", WITH_TABLE, **BY_NAME)
+def test_what_is_written_is_read_by_the_tables_of_the_dialect(vector, tmp_path):
+    assert shutil.which("flatc"), "flatc is missing: install it, e.g. flatbuffers-compiler"
+    value = from_json(vector["table"], vector["value"])
+    (tmp_path / "ours.bin").write_bytes(encode_header(value))
+    options = ["--json", "--strict-json", "--natural-utf8", "--raw-binary"]
+    root = ["--root-type", f"sbp.{vector['table']}"]
+    words = ["flatc", "-o", tmp_path, *options, *root, SCHEMA, "--", "ours.bin"]
+    subprocess.run(words, check=True, cwd=tmp_path, capture_output=True)
+    assert json.loads((tmp_path / "ours.json").read_text("utf-8")) == vector["value"]
+
+
+def payload_of(frame):
+    """The octets of a frame's payload, by the framing alone."""
+    octets = bytes.fromhex(frame["hex"])
+    return octets[16 + int.from_bytes(octets[13:16], "big") : -4]
+
+
+@pytest.mark.parametrize("vector", VALID, **BY_NAME)
+def test_frames_are_written_to_the_same_octets(vector):
+    octets = bytes.fromhex(vector["hex"])
+    header = octets[16 : 16 + int.from_bytes(octets[13:16], "big")]
+    written = encode_frame(
+        vector["opcode"], Flag(vector["flags"]), vector["call_id"], header, [payload_of(vector)]
+    )
+    assert b"".join(written) == octets
+
+
+def answered(name, *questions):
+    (vector,) = (each for each in VALID if each["name"].startswith(name))
+    (frame,) = frames_of([bytes.fromhex(vector["hex"])])
+    return read_answer(frame, dict(enumerate(questions)))
+
+
+def test_batches_that_are_counted_are_cut_and_the_next_offset_is_behind_the_last():
+    first, second = answered("FETCH answer: every", Question(7, 0), Question(7, 4)).values()
+    assert [each.base_offset for each in split_envelopes(first.payload)] == [0, 3]
+    assert [each.base_offset for each in split_envelopes(second.payload)] == [3]
+    assert (first.next_offset, second.next_offset) == (5, 5)
+
+
+def test_nothing_new_is_an_answer_and_another_code_an_error():
+    nothing, unknown = answered("FETCH answer without", Question(7, 4), Question(8, 0)).values()
+    assert (bytes(nothing.payload), nothing.next_offset, nothing.is_hasty) == (b"", 4, True)
+    assert unknown.code == 1462

@@ -1,0 +1,142 @@
+"""What a client's connection does before and after its greeting is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbp_core.client import Wishes
+from sbp_core.client.conversation import Conversation, Phase, lost
+from sbp_core.client.program import Call
+from sbp_core.errors import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    ShuttingDownError,
+    StatusCode,
+)
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import RequestReceived
+from sbp_core.session.negotiation import NOTHING
+from sbp_core.wire.headers import (
+    DescribeRangesRequest,
+    Feature,
+    HeartbeatResponse,
+    RangeId,
+    Status,
+    encode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+
+HEADER = DescribeRangesRequest(0, (RangeId(1, 0),))
+DESCRIBE = Call("h:1", Opcode.DESCRIBE_RANGE, HEADER, 5)
+PING = Call("h:1", Opcode.PING, None, 5)
+FOREIGN = HeartbeatResponse(status=Status(1200))
+
+
+class Duet:
+    """A connected client and the server's end of its connection."""
+
+    def __init__(self) -> None:
+        self.client = Conversation("h:1", "me", Wishes())
+        self.client.phase = Phase.OPEN
+        self.server = Connection()
+        (self.greeting,) = self.served(self.client.greeting())
+
+    def served(self, buffers) -> list:
+        """The requests that the server receives."""
+        self.server.receive_data(b"".join(buffers))
+        return [each.frame for each in self.server.events() if isinstance(each, RequestReceived)]
+
+    def told(self, buffers) -> list:
+        """The requests that the client sends when it receives something."""
+        data = b"".join(buffers)
+        self.client.get_buffer()[: len(data)] = data
+        return self.served(self.client.receive(len(data)))
+
+    def greet(self, answer) -> list:
+        """The requests that the client sends when its greeting is answered."""
+        return self.told(self.server.send_response(self.greeting, encode_header(answer)))
+
+
+@pytest.fixture
+def duet() -> Duet:
+    return Duet()
+
+
+def test_only_calls_that_depend_on_the_dialect_wait_for_the_greeting(duet) -> None:
+    got: list = []
+    _, held = duet.client.start(DESCRIBE, got.append)
+    assert held == []
+    (ping,) = duet.served(duet.client.start(PING, got.append)[1])
+    duet.told(duet.server.send_response(ping))
+    assert len(got) == 1
+    (asked,) = duet.greet(FOREIGN)
+    duet.told(duet.server.send_response(asked))
+    assert len(got) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "opcode"), [(FOREIGN, 0x2004), (HeartbeatResponse(), 0x2005)], ids=["1200", "none"]
+)
+def test_the_answer_to_the_greeting_chooses_the_opcode(duet, answer, opcode) -> None:
+    duet.client.start(DESCRIBE, lambda _: None)
+    (held,) = duet.greet(answer)
+    (later,) = duet.served(duet.client.start(DESCRIBE, lambda _: None)[1])
+    assert [held.opcode, later.opcode] == [opcode, opcode]
+    assert held.header == later.header == encode_header(HEADER)
+
+
+def test_who_does_not_know_the_greeting_speaks_as_the_specification(duet) -> None:
+    duet.client.start(DESCRIBE, lambda _: None)
+    error = InvalidRequestError(StatusCode.BAD_REQUEST, "what?")
+    (held,) = duet.told(duet.server.send_system_error(duet.greeting, error))
+    assert held.opcode == 0x2005
+
+
+def test_features_that_a_foreign_server_did_not_answer_are_declined(duet) -> None:
+    duet.greet(FOREIGN)
+    assert duet.client.agreement == NOTHING
+    other = Duet()
+    other.greet(HeartbeatResponse(features=(Feature("deadline"),)))
+    assert other.client.agreement.has_deadline
+
+
+def test_a_call_that_is_given_up_while_it_is_held_is_never_sent(duet) -> None:
+    got: list = []
+    abandoned, _ = duet.client.start(DESCRIBE, got.append)
+    late, _ = duet.client.start(DESCRIBE, got.append)
+    duet.client.abandon(abandoned)
+    assert isinstance(duet.client.expire(late, Opcode.DESCRIBE_RANGE), DeadlineExceededError)
+    assert duet.client.is_finished
+    assert duet.greet(FOREIGN) == got == []
+
+
+def test_held_calls_keep_a_retired_connection_until_they_are_answered(duet) -> None:
+    got: list = []
+    duet.client.start(DESCRIBE, got.append)
+    duet.client.retire()
+    assert not duet.client.is_finished
+    (held,) = duet.greet(FOREIGN)
+    assert not duet.client.is_finished
+    duet.told(duet.server.send_response(held))
+    assert duet.client.is_finished
+    assert len(got) == 1
+
+
+def test_held_calls_end_with_the_connection(duet) -> None:
+    got: list = []
+    duet.client.start(DESCRIBE, got.append)
+    duet.client.end(lost("h:1", "gone"))
+    assert [type(each) for each in got] == [ConnectionLostError]
+    assert duet.client.is_finished
+
+
+def test_held_calls_are_refused_after_goaway(duet) -> None:
+    got: list = []
+    duet.client.start(DESCRIBE, got.append)
+    duet.told(duet.server.send_goaway())
+    assert duet.greet(FOREIGN) == []
+    assert [type(each) for each in got] == [ShuttingDownError]
+    assert duet.client.is_finished
+    with pytest.raises(ShuttingDownError):
+        duet.client.start(DESCRIBE, got.append)
