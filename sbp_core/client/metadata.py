@@ -196,8 +196,8 @@ def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[
     if is_foreign and header.names and len(results) < len(header.stream_ids + header.names):
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
-            f"the server at {context.drivers.endpoint} knows streams by id only; give an id instead of"
-            f" {', '.join(map(repr, header.names))}",
+            f"the server at {context.drivers.endpoint} knows streams by id only; give an id instead"
+            f" of {', '.join(map(repr, header.names))}",
         )
     for result in results:
         error = _maybe_failure(result)
