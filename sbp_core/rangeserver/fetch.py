@@ -12,7 +12,7 @@ a slow reader holds one frame of memory, however much it asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +24,7 @@ from sbp_core.log.log import Log
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
+from sbp_core.rangeserver.reading import read_slots, take_slots
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
@@ -32,9 +33,6 @@ from sbp_core.wire.status import SUCCESS, status_for
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
-
-_SPAN_WASTE_MAX: Final = 2
-"""Read a run of batches in one go while at most half of the octets belong to other streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +182,9 @@ class FetchHandler:
             hosted, offset = self._locate(item)
         except SbpError as error:
             return _Answer(item, (), item.fetch_offset, status=status_for(error))
-        slots = tuple(_take_slots(hosted, offset, item))
+        slots = tuple(
+            take_slots(hosted, offset, end_offset=item.end_offset, max_bytes=item.max_bytes)
+        )
         next_offset = slots[-1].end_offset if slots else offset
         is_complete = (
             next_offset == hosted.maybe_end_offset
@@ -217,26 +217,7 @@ class FetchHandler:
 
     def _read(self, answers: Sequence[_Answer]) -> list[bytes]:
         """Read the bodies of the answers' batches; runs on a reader thread."""
-        return [self._read_slots(answer.slots) for answer in answers if answer.slots]
-
-    def _read_slots(self, slots: Sequence[Slot]) -> bytes:
-        first, last = slots[0].location, slots[-1].location
-        wanted = sum(slot.location.body_length for slot in slots)
-        if len(slots) == 1:
-            return self._log.read(first.body_position, first.body_length)
-        length = last.end - first.body_position
-        if length <= _SPAN_WASTE_MAX * wanted and self._log.is_one_segment(
-            first.position, last.end
-        ):
-            span = memoryview(self._log.read(first.body_position, length))
-            return b"".join(
-                span[start : start + slot.location.body_length]
-                for slot in slots
-                for start in (slot.location.body_position - first.body_position,)
-            )
-        return b"".join(
-            self._log.read(slot.location.body_position, slot.location.body_length) for slot in slots
-        )
+        return [read_slots(self._log, answer.slots) for answer in answers if answer.slots]
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
@@ -262,17 +243,3 @@ def _item(info: FetchInfo) -> _Item:
         end_offset=info.end_offset,
         max_bytes=min(max_bytes, limits.BATCH_BYTES_MAX),
     )
-
-
-def _take_slots(hosted: HostedRange, offset: int, item: _Item) -> Iterator[Slot]:
-    """Yield batches from the one that holds `offset`, up to the request's bounds, at least one."""
-    if offset >= hosted.next_offset or 0 <= item.end_offset <= offset:
-        return
-    taken_bytes = 0
-    for slot in hosted.index.slots_from(hosted.index.find(offset)):
-        is_past_end = 0 <= item.end_offset <= slot.base_offset
-        is_too_much = taken_bytes and taken_bytes + slot.location.body_length > item.max_bytes
-        if is_past_end or is_too_much:
-            return
-        yield slot
-        taken_bytes += slot.location.body_length
