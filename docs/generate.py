@@ -56,8 +56,10 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
     StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to be sealed"
     " does not answer",
-    StatusCode.RS_INTERNAL: "a range server whose log cannot be written; it is about to exit",
-    StatusCode.RS_DATA_CORRUPTED: ALSO_ACCEPTED,
+    StatusCode.RS_INTERNAL: "a range server whose log cannot be written, which is about to exit, or"
+    " whose disk fails to read what a FETCH asks for",
+    StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on its disk."
+    " The message names file, range and offsets; other offsets are served",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 

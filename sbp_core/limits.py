@@ -76,6 +76,8 @@ HEADER_IN_FLIGHT_FACTOR: Final = 16
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
+FETCH_JOIN_BYTES: Final = 64 * KIB
+"""Batches of an answer that are smaller on average are sent in one piece."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 256 * MIB
 """Batches of all connections that wait for a group commit; beyond it appends are throttled."""
@@ -90,6 +92,10 @@ ENTRY_BYTES_MAX: Final = FRAME_BYTES_MAX
 GROUP_COMMIT_BYTES_MAX: Final = 32 * MIB
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
+INDEX_FILES_OPEN_MAX: Final = 128
+"""Indexes of full segments held open (mapped)."""
+SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
+"""Ranges in one SNAPSHOT entry, 29 octets each."""
 LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
 

@@ -14,20 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import OffsetOutOfRangeError, SbpError, StatusCode
-from sbp_core.log.index import Slot
+from sbp_core.errors import LogError, OffsetOutOfRangeError, SbpError, StatusCode
 from sbp_core.log.log import Log
+from sbp_core.log.rows import Slot
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
-from sbp_core.rangeserver.reading import read_slots, take_slots
+from sbp_core.rangeserver.reading import Wanted, find_slots, read_slots
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
+from sbp_core.wire.checksum import Octets
 from sbp_core.wire.headers import FetchInfo, FetchRequest, FetchResponse, FetchResult, Status
 from sbp_core.wire.status import SUCCESS, status_for
 
@@ -127,7 +128,7 @@ class FetchHandler:
         frame: list[_Answer] = []
         frame_bytes = 0
         for item in waiting:
-            answer = self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
+            answer = await self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
             if answer is None:
                 unready.append(item)
                 continue
@@ -143,9 +144,9 @@ class FetchHandler:
 
     async def _send(self, answering: _Answering, answers: list[_Answer], *, is_end: bool) -> None:
         loop = asyncio.get_running_loop()
-        payload: list[bytes] = []
+        payload: list[Octets] = []
         if any(answer.slots for answer in answers):
-            payload = await loop.run_in_executor(self._readers, self._read, answers)
+            answers, payload = await loop.run_in_executor(self._readers, _read, answers)
         self._count(answering.began_at, answers, sum(map(len, payload)))
         await answering.call.respond(
             FetchResponse(
@@ -177,20 +178,20 @@ class FetchHandler:
             item.max_bytes,
         )
 
-    def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
+    async def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
         try:
             hosted, offset = self._locate(item)
+            tail = hosted.next_offset
+            wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+            slots = await find_slots(self._log, wanted, self._readers)
         except SbpError as error:
             return _Answer(item, (), item.fetch_offset, status=status_for(error))
-        slots = tuple(
-            take_slots(hosted, offset, end_offset=item.end_offset, max_bytes=item.max_bytes)
-        )
         next_offset = slots[-1].end_offset if slots else offset
         is_complete = (
             next_offset == hosted.maybe_end_offset
             or 0 <= item.end_offset <= next_offset
             or sum(slot.location.body_length for slot in slots) >= min(min_bytes, item.max_bytes)
-            or next_offset < hosted.next_offset
+            or next_offset < tail
         )
         answer = _Answer(item, slots, next_offset, hosted.range_index)
         return answer if is_complete or is_last else None
@@ -215,9 +216,30 @@ class FetchHandler:
             OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
         )
 
-    def _read(self, answers: Sequence[_Answer]) -> list[bytes]:
-        """Read the bodies of the answers' batches; runs on a reader thread."""
-        return [read_slots(self._log, answer.slots) for answer in answers if answer.slots]
+
+def _read(answers: Sequence[_Answer]) -> tuple[list[_Answer], list[Octets]]:
+    """Read the batches of the answers; return what becomes of these, and the payload.
+
+    Runs on a reader thread. An answer ends before a batch that cannot be read, or says so.
+    """
+    served: list[_Answer] = []
+    payload: list[Octets] = []
+    for answer in answers:
+        if answer.slots:
+            read = read_slots((answer.item.stream_id, answer.range_index), answer.slots)
+            payload += read.buffers
+            served.append(_cut(answer, read.slot_count, read.error) if read.error else answer)
+        else:
+            served.append(answer)
+    return served, payload
+
+
+def _cut(answer: _Answer, slot_count: int, error: LogError) -> _Answer:
+    slots = answer.slots[:slot_count]
+    if slots:
+        return replace(answer, slots=slots, next_offset=slots[-1].end_offset)
+    next_offset = answer.item.fetch_offset
+    return replace(answer, slots=(), next_offset=next_offset, status=status_for(error))
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:

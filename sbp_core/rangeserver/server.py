@@ -75,13 +75,12 @@ class RangeServer:
         address or folder cannot be had, InvalidRequestError when the cluster refuses this server.
         """
         settings = self._settings
-        table = RangeTable()
         self._log = await asyncio.get_running_loop().run_in_executor(
             self._readers,
             lambda: Log.open(
                 settings.data_dir / "log",
-                on_entry=table.apply,
                 disk=self._disk,
+                now_ms=self._clock.wall_ms,
                 segment_bytes=settings.segment_bytes,
             ),
         )
@@ -95,7 +94,7 @@ class RangeServer:
         self._membership = membership
         committer = GroupCommitter(self._log)
         self._committer = committer
-        host = RangeHost(table, committer, self._waiters, membership)
+        host = RangeHost(RangeTable(self._log.ranges()), committer, self._waiters, membership)
         metrics = self._metrics
         append = AppendHandler(host, committer, self._clock, metrics)
         fetch = FetchHandler(
