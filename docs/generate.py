@@ -62,9 +62,11 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
     StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to be sealed"
     " does not answer; nothing is recorded, but the range may be sealed there",
-    StatusCode.RS_INTERNAL: "a range server whose log cannot be read, or cannot be written: then it"
-    " is about to exit; UNKNOWN in the dialect `elasticstream-2023-04`",
-    StatusCode.RS_DATA_CORRUPTED: ALSO_ACCEPTED,
+    StatusCode.RS_INTERNAL: "a range server whose log cannot be written, which is about to exit, or"
+    " whose disk fails to read what a FETCH asks for; UNKNOWN in the dialect"
+    " `elasticstream-2023-04`",
+    StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on its disk."
+    " The message names file, range and offsets; other offsets are served",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 

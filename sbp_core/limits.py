@@ -96,6 +96,8 @@ RESPONSES_RESERVED_MAX: Final = 4
 WRITE_BUFFER_HIGH_BYTES may wait to be read by the peer."""
 FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
+FETCH_JOIN_BYTES: Final = 64 * KIB
+"""Batches of an answer that are smaller on average are sent in one piece."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 256 * MIB
 """Batches of all connections that wait for a group commit; beyond it appends are throttled."""
@@ -121,6 +123,10 @@ TAIL_WINDOW_BYTES: Final = 2 * GROUP_COMMIT_BYTES_MAX
 just written and lie in the page cache. Who lags by more catches up."""
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
+INDEX_FILES_OPEN_MAX: Final = 128
+"""Indexes of full segments held open (mapped)."""
+SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
+"""Ranges in one SNAPSHOT entry, 29 octets each."""
 LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
 

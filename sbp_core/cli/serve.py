@@ -170,6 +170,12 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
                 f"range server {index}    cut {tail.cut_bytes} octets that were never acknowledged"
                 f" off {tail.path}, at log position {tail.position}: {tail.reason}"
             )
+        lines += [
+            f"range server {index}    {damaged.path} is damaged at log position"
+            f" {damaged.position}: offsets [{damaged.base_offset}, {damaged.end_offset}) of range"
+            f" {damaged.range_index} of stream {damaged.stream_id} cannot be served"
+            for damaged in report.damaged_batches
+        ]
     lines.append(f"serving {settings.cluster.data_dir.absolute()}; Ctrl-C or SIGTERM stops")
     with contextlib.suppress(OSError):  # the server outlives whoever reads this
         output.write_line("\n".join(lines))

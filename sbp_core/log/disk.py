@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from sbp_core.errors import LogError
 from sbp_core.wire.checksum import Octets
+
+TEMPORARY_SUFFIX: Final = ".tmp"
+"""Ends the name of a file that is being written; after a crash it is of no use."""
 
 _BUFFERS_PER_CALL_MAX: Final = 1024
 """IOV_MAX of Linux: more buffers in one pwritev are refused with EINVAL."""
@@ -49,6 +53,12 @@ class DiskFile(Protocol):
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` octets."""
+
+    def map(self) -> Octets:
+        """Return the whole file as octets that are read when they are looked at.
+
+        For files that nobody changes; not for empty ones.
+        """
 
     def drop_cache(self) -> None:
         """Forget clean cached pages: the next read shows what is on the disk.
@@ -90,6 +100,12 @@ class Disk(Protocol):
 
     def open(self, path: Path, *, is_writable: bool) -> DiskFile:
         """Open an existing file."""
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Give a file another name in its directory, at once, in place of whoever has it."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file's name; who has it open goes on reading it."""
 
 
 class OsFile:
@@ -151,6 +167,10 @@ class OsFile:
     def truncate(self, size: int) -> None:
         """Cut the file to `size` octets."""
         os.ftruncate(self._descriptor, size)
+
+    def map(self) -> Octets:
+        """Return the whole file as octets that are read when they are looked at."""
+        return memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
 
     def drop_cache(self) -> None:
         """Forget clean cached pages."""
@@ -216,6 +236,14 @@ class OsDisk:
         access = os.O_RDWR if is_writable else os.O_RDONLY
         return OsFile(path, os.open(path, access | os.O_NOFOLLOW))
 
+    def replace(self, source: Path, target: Path) -> None:
+        """Give a file another name, in place of whoever has it."""
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file's name."""
+        path.unlink()
+
 
 def describe_os_error(error: OSError) -> str:
     """Return the system's words and the name of the errno."""
@@ -229,3 +257,27 @@ def translate_os_error(error_type: type[LogError], action: str, path: Path) -> I
         yield
     except OSError as error:
         raise error_type(f"{action} {path} failed: {describe_os_error(error)}") from error
+
+
+def write_file(
+    disk: Disk, path: Path, buffers: Sequence[Octets], *, is_durable: bool = True
+) -> None:
+    """Write a file in place of the one that may be there: who opens it finds either, whole.
+
+    With `is_durable` that holds after a power cut too, and the directory is synced. Without it,
+    a power cut may leave anything: for files that are checked when they are read, and not missed.
+    Raises OSError.
+    """
+    fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
+    with suppress(FileNotFoundError):
+        disk.remove(fresh)
+    file = disk.create(fresh)
+    try:
+        file.pwritev(buffers, 0)
+        if is_durable:
+            file.fsync()
+    finally:
+        file.close()
+    disk.replace(fresh, path)
+    if is_durable:
+        disk.fsync_dir(path.parent)

@@ -3,22 +3,25 @@
 Layout (big-endian):
 
     octets  field        type  meaning
-    0-3     length       u32   octets after the crc field: 25 + body
-    4-7     crc          u32   CRC-32C of position (u64), length, and all that follows this field
-    8       kind         u8    EntryKind
-    9-16    stream_id    i64
-    17-20   range_index  i32
-    21-28   base_offset  i64
-    29-32   count        u32   records
-    33-     body               opaque
+    0-3     length       u32   octets after the checksums: 25 + body
+    4-7     header_crc   u32   CRC-32C of position (u64), length, and octets 12-36
+    8-11    crc          u32   CRC-32C of the same, and the body behind it
+    12      kind         u8    EntryKind
+    13-20   stream_id    i64
+    21-24   range_index  i32
+    25-32   base_offset  i64
+    33-36   count        u32   records
+    37-     body               opaque
 
-`position` is where the entry starts in the log. It is not stored but mixed into the checksum, so
-stale octets of another place never parse as an entry here.
+`position` is where the entry starts in the log. It is not stored but mixed into the checksums, so
+stale octets of another place never parse as an entry here. The header has a checksum of its own,
+so that damage to a body does not hide whose it is, nor where the next entry starts.
 
 A COMMIT entry starts every group commit. Its body:
 
     0-15    marker             fixed octets, to find it behind a damaged entry
     16-23   durable_upto u64   every octet of the log below it was durable before this group
+    24-31   time_ms      u64   when the group was written, ms since the epoch, UTC
 """
 
 from __future__ import annotations
@@ -32,19 +35,20 @@ from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.limits import ENTRY_BYTES_MAX
 from sbp_core.wire.checksum import Octets, crc32c
 
-_PREFIX: Final = struct.Struct(">II")
+_PREFIX: Final = struct.Struct(">III")
 _FIELDS: Final = struct.Struct(">BqiqI")
+_HEADER: Final = struct.Struct(">IIIBqiqI")
 _CRC_SEED: Final = struct.Struct(">QI")
-_COMMIT_BODY: Final = struct.Struct(">16sQ")
+_COMMIT_BODY: Final = struct.Struct(">16sQQ")
 
 ENTRY_PREFIX_BYTES: Final = _PREFIX.size
-ENTRY_HEADER_BYTES: Final = _PREFIX.size + _FIELDS.size
+ENTRY_HEADER_BYTES: Final = _HEADER.size
 COMMIT_BYTES: Final = ENTRY_HEADER_BYTES + _COMMIT_BODY.size
 COMMIT_MARKER: Final = bytes.fromhex("9d4be1f603c85a17b27ec40f6891d5aa")
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry says. The log itself reads and writes COMMIT only."""
+    """What an entry says. COMMIT and SNAPSHOT are the log's own."""
 
     COMMIT = 0
     BATCH = 1
@@ -54,6 +58,10 @@ class EntryKind(enum.IntEnum):
     TRIM = 5
     RANGE_CREATED = 6
     STREAM_DELETED = 7
+    SNAPSHOT = 8
+
+
+_KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,38 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryHeader:
+    """The header of an entry, its checksum verified: all but the body, which `crc` covers too.
+
+    `length` counts the octets of the whole entry.
+    """
+
+    length: int
+    header_crc: int
+    crc: int
+    kind: EntryKind
+    stream_id: int
+    range_index: int
+    base_offset: int
+    count: int
+
+    def check_body(self, body: Octets) -> None:
+        """Raise LogCorruptionError unless this is the body that was written."""
+        crc = crc32c((body,), self.header_crc)
+        if crc != self.crc:
+            raise LogCorruptionError(
+                f"an entry of {self.length} octets has the checksum {crc:08x}, expected"
+                f" {self.crc:08x}"
+            )
+
+    def with_body(self, body: Octets = b"") -> Entry:
+        """Return the entry."""
+        return Entry(
+            self.kind, self.stream_id, self.range_index, self.base_offset, self.count, body
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Location:
     """Where an entry is: octets counted from the start of the log, over all segments."""
 
@@ -84,11 +124,6 @@ class Location:
     def end(self) -> int:
         """Position after the entry."""
         return self.position + self.length
-
-    @property
-    def body_position(self) -> int:
-        """Position of the body."""
-        return self.position + ENTRY_HEADER_BYTES
 
     @property
     def body_length(self) -> int:
@@ -102,72 +137,84 @@ def encode_entry(entry: Entry, position: int) -> list[Octets]:
     fields = _FIELDS.pack(
         entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count
     )
-    crc = crc32c((_CRC_SEED.pack(position, length), fields, entry.body))
-    header = _PREFIX.pack(length, crc) + fields
+    header_crc = crc32c((_CRC_SEED.pack(position, length), fields))
+    header = _PREFIX.pack(length, header_crc, crc32c((entry.body,), header_crc)) + fields
     return [header, entry.body] if entry.body else [header]
 
 
-def decode_entry_length(data: Octets) -> int:
-    """Return the octets of the entry that starts with `data`, checked against the bounds.
+def decode_entry_header(data: Octets, position: int) -> EntryHeader:
+    """Return the header at the start of `data`, which was read at `position`.
 
-    Raises LogCorruptionError.
+    Raises LogCorruptionError for damaged octets, and LogError for an intact header of a kind that
+    this version does not know.
     """
-    if len(data) < ENTRY_PREFIX_BYTES:
+    if len(data) < ENTRY_HEADER_BYTES:
         raise LogCorruptionError(
             f"{len(data)} octets are left, an entry takes at least {ENTRY_HEADER_BYTES}"
         )
-    length = ENTRY_PREFIX_BYTES + int(_PREFIX.unpack_from(data)[0])
-    if not ENTRY_HEADER_BYTES <= length <= ENTRY_BYTES_MAX:
+    length, header_crc, crc, kind, stream_id, range_index, base_offset, count = _HEADER.unpack_from(
+        data
+    )
+    entry_length = length + ENTRY_PREFIX_BYTES
+    if not ENTRY_HEADER_BYTES <= entry_length <= ENTRY_BYTES_MAX:
         raise LogCorruptionError(
-            f"an entry of {length} octets is announced, expected {ENTRY_HEADER_BYTES} to "
-            f"{ENTRY_BYTES_MAX}"
+            f"an entry of {entry_length} octets is announced, expected {ENTRY_HEADER_BYTES} to"
+            f" {ENTRY_BYTES_MAX}"
         )
-    return length
+    seed = _CRC_SEED.pack(position, length)
+    real_crc = crc32c((seed, data[ENTRY_PREFIX_BYTES:ENTRY_HEADER_BYTES]))
+    if real_crc != header_crc:
+        raise LogCorruptionError(
+            f"the header of an entry has the checksum {real_crc:08x}, expected {header_crc:08x}"
+        )
+    known_kind = _KINDS.get(kind)
+    if known_kind is None:
+        raise LogError(
+            f"the entry at position {position} is of kind {kind}, which this version does not"
+            f" know; a newer version wrote it: use that one"
+        )
+    return EntryHeader(
+        entry_length, header_crc, crc, known_kind, stream_id, range_index, base_offset, count
+    )
 
 
 def decode_entry(data: memoryview, position: int) -> Entry:
     """Return the entry at the start of `data`, which was read at `position`.
 
     The body is a view into `data`. Raises LogCorruptionError for damaged octets, and LogError for
-    an intact entry of a kind that this version does not know.
+    an intact header of a kind that this version does not know.
     """
-    length = decode_entry_length(data)
-    if length > len(data):
-        raise LogCorruptionError(f"an entry of {length} octets is cut off after {len(data)}")
-    stored_crc = _PREFIX.unpack_from(data)[1]
-    seed = _CRC_SEED.pack(position, length - ENTRY_PREFIX_BYTES)
-    crc = crc32c((seed, data[ENTRY_PREFIX_BYTES:length]))
-    if crc != stored_crc:
-        raise LogCorruptionError(
-            f"an entry of {length} octets has the checksum {crc:08x}, expected {stored_crc:08x}"
-        )
-    kind, stream_id, range_index, base_offset, count = _FIELDS.unpack_from(data, ENTRY_PREFIX_BYTES)
-    try:
-        known_kind = EntryKind(kind)
-    except ValueError:
-        raise LogError(
-            f"the entry at position {position} is of kind {kind}, which this version does not "
-            f"know; a newer version wrote it: use that one"
-        ) from None
-    body = data[ENTRY_HEADER_BYTES:length]
-    return Entry(known_kind, stream_id, range_index, base_offset, count, body)
+    header = decode_entry_header(data, position)
+    if header.length > len(data):
+        raise LogCorruptionError(f"an entry of {header.length} octets is cut off after {len(data)}")
+    body = data[ENTRY_HEADER_BYTES : header.length]
+    header.check_body(body)
+    return header.with_body(body)
 
 
-def commit_entry(durable_upto: int) -> Entry:
-    """Return the COMMIT entry that says that all below `durable_upto` was durable before it."""
-    return Entry(EntryKind.COMMIT, 0, 0, 0, 0, _COMMIT_BODY.pack(COMMIT_MARKER, durable_upto))
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a COMMIT entry says: what was durable before its group, and when that was written."""
+
+    durable_upto: int
+    time_ms: int
+
+    def to_entry(self) -> Entry:
+        """Return the entry."""
+        body = _COMMIT_BODY.pack(COMMIT_MARKER, self.durable_upto, self.time_ms)
+        return Entry(EntryKind.COMMIT, 0, 0, 0, 0, body)
 
 
-def decode_durable_upto(entry: Entry, position: int) -> int:
-    """Return what the COMMIT `entry` at `position` proves. Raises LogCorruptionError."""
+def decode_commit(entry: Entry, position: int) -> Commit:
+    """Return what the COMMIT `entry` at `position` says. Raises LogCorruptionError."""
     if len(entry.body) != _COMMIT_BODY.size:
         raise LogCorruptionError(
             f"a COMMIT entry has a body of {len(entry.body)} octets, expected {_COMMIT_BODY.size}"
         )
-    marker, durable_upto = _COMMIT_BODY.unpack(entry.body)
+    marker, durable_upto, time_ms = _COMMIT_BODY.unpack(entry.body)
     if marker != COMMIT_MARKER or durable_upto > position:
         raise LogCorruptionError(
             f"a COMMIT entry at position {position} says durable_upto {durable_upto}, marker "
             f"{marker.hex()}"
         )
-    return int(durable_upto)
+    return Commit(durable_upto, time_ms)

@@ -1,28 +1,23 @@
-"""The log: append groups of entries durably, read them back.
+"""The log: append groups of entries durably, find batches by stream, range and offset.
 
-Threads: `append` and `close` belong to one thread, the writer. `read` and `read_entry` may run in
-any number of other threads at the same time: what they share with the writer is one immutable
-value, the extent of what is durable, which the writer replaces when a group is synced. So nothing
-is ever read that could still be lost.
+Threads: `append`, `ranges` and `close` belong to one thread, the writer. `batches_from` and
+`is_recent` may run in any number of other threads at the same time: what they share with the
+writer is one immutable value, the extent of what can be read, which the writer replaces with every
+new segment, and rows that the writer adds when their group is synced. So nothing is ever found that
+could still be lost.
 """
 
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sbp_core.errors import (
-    ConfigurationError,
-    LogError,
-    LogWriteError,
-    Outcome,
-)
+from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX, SEGMENT_BYTES
 from sbp_core.log.disk import (
     DirectoryLock,
@@ -31,21 +26,15 @@ from sbp_core.log.disk import (
     describe_os_error,
     translate_os_error,
 )
-from sbp_core.log.entry import (
-    COMMIT_BYTES,
-    ENTRY_PREFIX_BYTES,
-    Entry,
-    EntryKind,
-    Location,
-    commit_entry,
-    decode_entry,
-    decode_entry_length,
-    encode_entry,
-)
-from sbp_core.log.recovery import OnEntry, RecoveryReport, corruption, naming_damage, recover
+from sbp_core.log.entry import COMMIT_BYTES, Commit, Entry, EntryKind, Location, encode_entry
+from sbp_core.log.lookup import BatchLookup, Extent
+from sbp_core.log.range_states import LoggedRange, RangeKey, encode_snapshot
+from sbp_core.log.recovery import Recovered, RecoveryReport, recover
+from sbp_core.log.rows import SegmentRows, Slot
 from sbp_core.log.segment import (
     SEGMENT_HEADER_BYTES,
-    SegmentReaders,
+    Segment,
+    SegmentView,
     create_segment,
     segment_path,
 )
@@ -61,11 +50,11 @@ class LogState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Extent:
-    """What is durable: the segments by base position, and the end of the last one."""
+class Appended:
+    """A durable group: where each entry is, and the ranges that it changed, as they are now."""
 
-    bases: tuple[int, ...]
-    end: int
+    locations: tuple[Location, ...]
+    ranges: tuple[LoggedRange, ...]
 
 
 class Log:
@@ -77,37 +66,43 @@ class Log:
         *,
         disk: Disk,
         lock: DirectoryLock,
+        now_ms: Callable[[], int],
         segment_bytes: int,
-        recovery: RecoveryReport,
+        recovered: Recovered,
     ) -> None:
-        self.recovery = recovery
+        self.recovery: RecoveryReport = recovered.report
         self._directory = directory
         self._disk = disk
         self._lock = lock
+        self._now_ms = now_ms
         self._segment_bytes = segment_bytes
-        self._readers = SegmentReaders(disk, directory)
-        self._extent = _Extent(recovery.segment_bases, recovery.end_position)
-        self._durable_upto = recovery.durable_upto
+        self._states = recovered.states
+        self._lookup = BatchLookup(disk, directory)
+        self._durable_upto = recovered.report.durable_upto
         self._state = LogState.OPEN
         self._failure = ""
-        path = segment_path(directory, self._active_base)
+        self._base = recovered.report.segment_bases[-1]
+        self._end = recovered.report.end_position
+        path = segment_path(directory, self._base)
         with translate_os_error(LogError, "opening", path):
             self._active: DiskFile = disk.open(path, is_writable=True)
+            view = self._open_view(self._base)
+        self._extent = Extent(recovered.sealed, view, recovered.rows)
+        self._is_active_empty = recovered.report.entry_count == 0
 
     @classmethod
     def open(
         cls,
         directory: Path,
         *,
-        on_entry: OnEntry,
         disk: Disk,
+        now_ms: Callable[[], int],
         segment_bytes: int = SEGMENT_BYTES,
     ) -> Self:
         """Open or create the log in `directory`, exclusively, and recover it.
 
-        `on_entry(entry, location)` is called for every entry in the order of the log. The body is
-        a view that is valid during the call only: copy what is to be kept. What it raises passes
-        through. A segment is closed when the next group would make it longer than `segment_bytes`.
+        `now_ms` tells the wall clock, in milliseconds since the epoch, for the times of groups. A
+        segment is closed when the next group would make it longer than `segment_bytes`.
 
         Raises LogError if another process has the log open or it cannot be read,
         LogCorruptionError if it is damaged, and LogWriteError if a torn tail cannot be cut.
@@ -127,14 +122,20 @@ class Log:
                 f"another directory"
             ) from error
         try:
-            recovery = recover(disk, directory, on_entry)
-            return cls(
+            recovered = recover(disk, directory)
+            log = cls(
                 directory,
                 disk=disk,
                 lock=lock,
+                now_ms=now_ms,
                 segment_bytes=segment_bytes,
-                recovery=recovery,
+                recovered=recovered,
             )
+            if not recovered.has_snapshot:
+                log._write_snapshot()
+            elif recovered.report.torn_tail is not None:
+                log._roll()
+            return log
         except BaseException:
             lock.release()
             raise
@@ -146,84 +147,51 @@ class Log:
 
     @property
     def end_position(self) -> int:
-        """Position after the last durable octet: readable are the positions below it."""
-        return self._extent.end
+        """Position after the last durable octet."""
+        return self._end
 
-    def append(self, entries: Sequence[Entry]) -> list[Location]:
-        """Write `entries` as one group commit; return where they are, once they are durable.
+    def ranges(self) -> list[LoggedRange]:
+        """Return all ranges as they are now, by stream and index."""
+        return list(self._states)
+
+    def append(self, entries: Sequence[Entry]) -> Appended:
+        """Write `entries` as one group commit; return once they are durable.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
-        at most GROUP_COMMIT_BYTES_MAX octets, each at most ENTRY_BYTES_MAX, or LogError is raised
-        and nothing is written.
+        at most GROUP_COMMIT_BYTES_MAX octets, each at most ENTRY_BYTES_MAX, and they must follow
+        from those before them, or LogError is raised and nothing is written.
 
         After any failure of a write or a sync the log is dead: this call and all later ones raise
         LogWriteError. Its outcome is UNKNOWN if the group may have been written.
         """
         self._check_open()
         length = COMMIT_BYTES + _check_group(entries)
-        if self._active_size + length > self._segment_bytes and self._has_entries:
+        changed = self._states.after(entries)
+        if self._end - self._base + length > self._segment_bytes and not self._is_active_empty:
             self._roll()
-        position = self._extent.end
-        buffers: list[Octets] = encode_entry(commit_entry(position), position)
-        locations = []
-        next_position = position + COMMIT_BYTES
-        for entry in entries:
-            buffers += encode_entry(entry, next_position)
-            locations.append(Location(next_position, entry.length))
-            next_position += entry.length
-        with self._dies_of_failure(f"writing {self._active.path}", Outcome.UNKNOWN):
-            self._active.pwritev(buffers, position - self._active_base)
-            self._active.fdatasync()
-        self._durable_upto = position
-        self._extent = _Extent(self._extent.bases, next_position)
-        return locations
+        locations, time_ms = self._write_group(entries, Outcome.UNKNOWN)
+        self._states.update(changed)
+        self._is_active_empty = self._is_active_empty and not entries
+        for entry, location in zip(entries, locations, strict=True):
+            if entry.kind is EntryKind.BATCH:
+                self._extent.rows.append(entry, location, time_ms)
+        return Appended(locations, tuple(changed.values()))
 
-    def read(self, position: int, length: int) -> bytes:
-        """Return `length` octets from `position`, which must lie in one segment; not verified.
+    def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
+        """Yield the durable batches of a range from the one that holds `offset` to the last.
 
-        Meant for bodies, in whole or in part: (location.body_position, location.body_length).
-        Their checksum was verified when the log was opened, or computed when they were appended.
-        Raises LogError for what is not durable, not in one segment, or cannot be read.
+        None is yielded for an offset behind the last one. Raises LogCorruptionError where the next
+        batch is lost, LogError when the log is closed or cannot be read.
         """
         if self._state is LogState.CLOSED:
             raise LogError("the log is closed")
-        base, end = self._segment_at(position)
-        if not base <= position <= position + length <= end:
-            raise LogError(
-                f"{length} octets at position {position} are not in one segment or not durable: "
-                f"the segment is [{base}, {end})"
-            )
-        path = segment_path(self._directory, base)
-        with translate_os_error(LogError, "reading", path):
-            data = self._readers.file(base).pread(length, position - base)
-        if len(data) < length:
-            raise corruption(path, position + len(data), "the file is shorter than it was")
-        return data
+        return self._lookup.slots_from(self._extent, key, offset)
 
-    def is_one_segment(self, start: int, end: int) -> bool:
-        """Whether the octets [start, end) lie in one segment, so that `read` takes them in one."""
-        bases = self._extent.bases
-        return bisect_right(bases, start) == bisect_right(bases, end - 1)
-
-    def read_entry(self, position: int, length: int | None = None) -> Entry:
-        """Return the entry at `position`, its checksum verified.
-
-        `length` is that of the entry; a caller who knows it saves a read. Raises LogError as
-        `read` does, and LogCorruptionError if the entry is damaged or there is none.
-        """
-        base, end = self._segment_at(position)
-        path = segment_path(self._directory, base)
-        if length is None:
-            prefix = self.read(position, ENTRY_PREFIX_BYTES)
-            with naming_damage(path, position):
-                length = decode_entry_length(prefix)
-            if position + length > end:
-                reason = f"an entry of {length} octets runs beyond the segment's end at {end}"
-                raise corruption(path, position, reason)
-        data = self.read(position, length)
-        with naming_damage(path, position):
-            return decode_entry(memoryview(data), position)
+    def is_recent(self, key: RangeKey, offset: int) -> bool:
+        """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
+        rows = self._extent.rows.maybe_rows(key)
+        return rows is not None and offset >= rows.first_offset
 
     def close(self) -> None:
         """Close the log and give the directory back. Idempotent.
@@ -239,7 +207,8 @@ class Log:
         finally:
             self._state = LogState.CLOSED
             self._active.close()
-            self._readers.clear()
+            self._lookup.clear()
+            del self._extent  # its file is closed when the last reader lets go of it
             self._lock.release()
 
     def __enter__(self) -> Self:
@@ -253,38 +222,54 @@ class Log:
     ) -> None:
         self.close()
 
-    def _segment_at(self, position: int) -> tuple[int, int]:
-        """Return [base, end) of the segment that `position` is in, or is nearest to."""
-        extent = self._extent
-        after = bisect_right(extent.bases, position, lo=1)
-        end = extent.bases[after] if after < len(extent.bases) else extent.end
-        return extent.bases[after - 1], end
-
-    @property
-    def _active_base(self) -> int:
-        return self._extent.bases[-1]
-
-    @property
-    def _active_size(self) -> int:
-        return self._extent.end - self._active_base
-
-    @property
-    def _has_entries(self) -> bool:
-        return self._active_size > SEGMENT_HEADER_BYTES
-
     @property
     def _has_unproven_entries(self) -> bool:
         """Whether the active segment ends with anything but an empty group."""
-        return self._has_entries and self._durable_upto < self._extent.end - COMMIT_BYTES
+        return not self._is_active_empty and self._durable_upto < self._end - COMMIT_BYTES
+
+    def _write_group(
+        self, entries: Sequence[Entry], outcome: Outcome
+    ) -> tuple[tuple[Location, ...], int]:
+        """Write and sync a group at the end; return where its entries are, and its time."""
+        position = self._end
+        time_ms = self._now_ms()
+        buffers: list[Octets] = encode_entry(Commit(position, time_ms).to_entry(), position)
+        locations = []
+        next_position = position + COMMIT_BYTES
+        for entry in entries:
+            buffers += encode_entry(entry, next_position)
+            locations.append(Location(next_position, entry.length))
+            next_position += entry.length
+        with self._dies_of_failure(f"writing {self._active.path}", outcome):
+            self._active.pwritev(buffers, position - self._base)
+            self._active.fdatasync()
+        self._durable_upto = position
+        self._end = next_position
+        return tuple(locations), time_ms
+
+    def _write_snapshot(self) -> None:
+        """Begin the active segment, which is empty, with the states of all ranges."""
+        self._write_group(encode_snapshot(self._states), Outcome.NOT_APPLIED)
+        self._is_active_empty = True
 
     def _roll(self) -> None:
-        base = self._extent.end
+        """Go on in a new segment."""
+        before, base = self._extent, self._end
+        full = Segment(self._base, base, base - self._base)
+        self._lookup.write_index(full, list(self._states), before.rows)
         path = segment_path(self._directory, base)
         with self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
             file = create_segment(self._disk, self._directory, base)
             self._active.close()
-        self._active = file
-        self._extent = _Extent((*self._extent.bases, base), base + SEGMENT_HEADER_BYTES)
+            view = self._open_view(base)
+        self._active, self._base, self._end = file, base, base + SEGMENT_HEADER_BYTES
+        self._write_snapshot()
+        self._extent = Extent((*before.sealed, full), view, SegmentRows())
+
+    def _open_view(self, base: int) -> SegmentView:
+        """Open the active segment for reading. Raises OSError."""
+        file = self._disk.open(segment_path(self._directory, base), is_writable=False)
+        return SegmentView(Segment(base, base, 0), file)
 
     def _check_open(self) -> None:
         if self._state is LogState.CLOSED:
@@ -314,7 +299,7 @@ def _check_group(entries: Sequence[Entry]) -> int:
     """Return the octets that the entries take. Raises LogError if they are over a limit."""
     total = 0
     for entry in entries:
-        assert entry.kind is not EntryKind.COMMIT, "the log writes its own"
+        assert entry.kind not in (EntryKind.COMMIT, EntryKind.SNAPSHOT), "the log writes its own"
         if entry.length > ENTRY_BYTES_MAX:
             raise LogError(
                 f"an entry of {entry.length} octets is over the limit of {ENTRY_BYTES_MAX}"

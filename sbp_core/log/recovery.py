@@ -1,64 +1,53 @@
-"""What happens when a log is opened: read everything, cut what a crash tore, refuse what rotted.
+"""What happens when a log is opened: read the last segment, cut what a crash tore, refuse rot.
+
+Only the last segment is read: its snapshot says what the ranges were when it began, its entries
+what came after. Of the others the headers are read, so that a missing file is noticed; their
+entries are verified when they are served.
 
 Octets that were written but not yet synced reach the disk in any order, or not at all, so a damaged
 entry may stand before intact ones after a mere crash. What tells rot from a torn tail is
 `durable_upto`, which every group commit carries: what lies below the highest one found was synced.
 
-* Damage below it, in any segment but the last, or a hole between segments: LogCorruptionError.
-  Nothing is changed.
-* Damage at or above it: never acknowledged (or the very last group before an unclean end). The log
-  is cut there, and goes on in a new segment, away from blocks that may have failed.
+* Damage at or above it was never acknowledged (or is the very last group before an unclean end).
+  The log is cut there, and goes on in a new segment, away from blocks that may have failed.
+* Damage below it to the body of a batch, whose header tells whose it is: reported, and refused to
+  whoever fetches that batch. All else is served.
+* Any other damage below it, or a hole between segments: LogCorruptionError. Nothing is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+import re
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
-from sbp_core.limits import LOG_SCAN_BYTES
-from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.entry import (
-    COMMIT_BYTES,
-    COMMIT_MARKER,
-    ENTRY_HEADER_BYTES,
-    ENTRY_PREFIX_BYTES,
-    Entry,
-    EntryKind,
-    Location,
-    decode_durable_upto,
-    decode_entry,
-    decode_entry_length,
-)
+from sbp_core.errors import LogError, LogWriteError
+from sbp_core.log.damage import corruption
+from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
+from sbp_core.log.range_states import RangeStates
+from sbp_core.log.replay import DamagedBatch, LastSegment, TornTail, replay_segment
+from sbp_core.log.rows import SegmentRows
 from sbp_core.log.segment import (
-    SEGMENT_HEADER_BYTES,
-    check_segment_header,
+    Segment,
     create_segment,
     maybe_segment_base,
+    read_segment,
     segment_path,
-    write_segment_header,
 )
+from sbp_core.log.start import START_NAME, read_start
 
-OnEntry = Callable[[Entry, Location], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TornTail:
-    """What was cut: `cut_bytes` octets of `path`, from log position `position` on, and why."""
-
-    path: Path
-    position: int
-    cut_bytes: int
-    reason: str
+_OWN_NAME: Final = re.compile(r"([0-9]{20})\.(?:log|idx)(?:\.tmp)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What was found: segments by base position, entries (COMMIT not counted), the log's end.
+    """What was found: segments by base position, entries of the last one, the log's end.
 
-    `durable_upto` is the highest position that a group commit proves to have been synced.
+    `entry_count` leaves out what the log writes for itself. `durable_upto` is the highest position
+    that a group commit proves to have been synced.
     """
 
     segment_bases: tuple[int, ...]
@@ -66,147 +55,52 @@ class RecoveryReport:
     end_position: int
     durable_upto: int
     torn_tail: TornTail | None
+    damaged_batches: tuple[DamagedBatch, ...] = ()
 
 
-def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
-    """Return the error for damage that must not be cut."""
-    return LogCorruptionError(
-        f"{path} is damaged at log position {position}: {reason}. Nothing was changed. Restore the "
-        f"file from a replica or a backup"
-    )
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A log that is ready to go on in its last segment, the one that is not among `sealed`.
 
-
-@contextmanager
-def naming_damage(path: Path, position: int) -> Iterator[None]:
-    """Raise damage that the body finds in octets as damage of `path` at log position `position`."""
-    try:
-        yield
-    except LogCorruptionError as error:
-        raise corruption(path, position, str(error)) from error
-
-
-class SegmentScanner:
-    """Reads the entries of one segment in bounded memory.
-
-    After `run`, `position` is where it ended and `damage` says what ended it, None at the end of
-    the file; `durable_upto` is the highest one seen, and COMMIT entries are not counted.
+    Without `has_snapshot` that segment is empty: its snapshot is still to be written.
     """
 
-    def __init__(self, file: DiskFile, base: int, size: int) -> None:
-        self.position = base + SEGMENT_HEADER_BYTES
-        self.entry_count = 0
-        self.durable_upto = 0
-        self.damage: str | None = None
-        self._file = file
-        self._base = base
-        self._end = base + size
-        self._window = memoryview(b"")
-        self._window_position = self.position
-
-    def run(self, on_entry: OnEntry) -> None:
-        """Tell `on_entry` of each intact entry up to the first damaged one, without COMMIT."""
-        while self.position < self._end:
-            try:
-                entry = self._decode()
-            except LogCorruptionError as error:
-                self.damage = str(error)
-                return
-            location = Location(self.position, entry.length)
-            if entry.kind is not EntryKind.COMMIT:
-                on_entry(entry, location)
-                self.entry_count += 1
-            self.position = location.end
-
-    def _decode(self) -> Entry:
-        length = decode_entry_length(self._view(ENTRY_PREFIX_BYTES))
-        if self.position + length > self._end:
-            raise LogCorruptionError(
-                f"an entry of {length} octets runs beyond the end of the file, "
-                f"{self._end - self.position} octets are left"
-            )
-        entry = decode_entry(self._view(length), self.position)
-        if entry.kind is EntryKind.COMMIT:
-            self.durable_upto = decode_durable_upto(entry, self.position)
-        return entry
-
-    def _view(self, length: int) -> memoryview:
-        """Return the next `length` octets, fewer at the end of the file."""
-        start = self.position - self._window_position
-        if start + length > len(self._window):
-            self._window = memoryview(
-                _pread(self._file, max(length, LOG_SCAN_BYTES), self.position - self._base)
-            )
-            self._window_position, start = self.position, 0
-        return self._window[start : start + length]
+    report: RecoveryReport
+    sealed: tuple[Segment, ...]
+    states: RangeStates
+    rows: SegmentRows
+    has_snapshot: bool
 
 
-def maybe_find_proof(file: DiskFile, base: int, position: int) -> int | None:
-    """Return where, after `position`, a COMMIT entry proves that `position` was synced.
-
-    The damage may hide where entries start, so COMMIT entries are found by their marker.
-    """
-    offset = position - base
-    while True:
-        data = _pread(file, LOG_SCAN_BYTES, offset)
-        hit = data.find(COMMIT_MARKER)
-        while hit >= 0:
-            start = hit - ENTRY_HEADER_BYTES
-            candidate = base + offset + start
-            if start >= 0 and _proves(data[start : start + COMMIT_BYTES], candidate, position):
-                return candidate
-            hit = data.find(COMMIT_MARKER, hit + len(COMMIT_MARKER))
-        if len(data) < LOG_SCAN_BYTES:
-            return None
-        offset += len(data) - (COMMIT_BYTES - 1)
-
-
-def _proves(data: bytes, candidate: int, position: int) -> bool:
-    try:
-        entry = decode_entry(memoryview(data), candidate)
-        return entry.kind is EntryKind.COMMIT and decode_durable_upto(entry, candidate) > position
-    except LogError:
-        return False
-
-
-def recover(disk: Disk, directory: Path, on_entry: OnEntry) -> RecoveryReport:
-    """Read the log in `directory`, tell `on_entry` of each entry, and leave it ready to append.
+def recover(disk: Disk, directory: Path) -> Recovered:
+    """Read what has to be read of the log in `directory`, and leave it ready to append.
 
     Raises LogCorruptionError for damage that no crash explains, LogError for what cannot be read,
     and LogWriteError if the repair fails.
     """
-    bases = _list_segments(disk, directory)
-    if not bases:
-        _create(disk, directory, 0)
-        return RecoveryReport((0,), 0, SEGMENT_HEADER_BYTES, 0, None)
-    _check_sequence(disk, directory, bases)
-    entry_count = durable_upto = 0
-    for base in bases[:-1]:
-        scanner = _recover_full_segment(disk, segment_path(directory, base), base, on_entry)
-        entry_count += scanner.entry_count
-        durable_upto = max(durable_upto, scanner.durable_upto)
-    scanner, torn_tail = _recover_last_segment(disk, directory, bases[-1], on_entry)
-    end = scanner.position
-    if torn_tail is not None and torn_tail.position > bases[-1]:
-        _create(disk, directory, end)
-        bases.append(end)
-        end += SEGMENT_HEADER_BYTES
-    return RecoveryReport(
-        segment_bases=tuple(bases),
-        entry_count=entry_count + scanner.entry_count,
-        end_position=end,
-        durable_upto=max(durable_upto, scanner.durable_upto),
-        torn_tail=torn_tail,
-    )
+    start = read_start(disk, directory)
+    names = _list(disk, directory)
+    bases = sorted(base for name in names if (base := maybe_segment_base(name)) is not None)
+    bases = [base for base in bases if base >= start]
+    if not bases and not start:
+        _create(disk, directory)
+        bases = [0]
+    sealed = tuple(_sealed_segments(disk, directory, bases, start))
+    recovered = _recover_last_segment(disk, directory, bases[-1], sealed)
+    _remove_leftovers(disk, directory, names, bases)
+    return recovered
 
 
-def _list_segments(disk: Disk, directory: Path) -> list[int]:
+def _list(disk: Disk, directory: Path) -> list[str]:
     with translate_os_error(LogError, "listing", directory):
-        names = disk.list_names(directory)
-    return sorted(base for name in names if (base := maybe_segment_base(name)) is not None)
+        return disk.list_names(directory)
 
 
-def _check_sequence(disk: Disk, directory: Path, bases: list[int]) -> None:
-    expected = 0
+def _sealed_segments(
+    disk: Disk, directory: Path, bases: list[int], start: int
+) -> Iterator[Segment]:
+    """Yield all segments but the last, each where the one before it ends."""
+    expected = start
     for base in bases:
         path = segment_path(directory, base)
         if base != expected:
@@ -218,76 +112,79 @@ def _check_sequence(disk: Disk, directory: Path, bases: list[int]) -> None:
             )
         if base != bases[-1]:
             with _open(disk, path, is_writable=False) as file:
-                expected = base + _size(file)
-
-
-def _recover_full_segment(disk: Disk, path: Path, base: int, on_entry: OnEntry) -> SegmentScanner:
-    """Read a segment that was synced to its end before the next one was begun."""
-    with _open(disk, path, is_writable=False) as file:
-        header = _pread(file, SEGMENT_HEADER_BYTES, 0)
-        with naming_damage(path, base):
-            check_segment_header(header, base)
-        scanner = SegmentScanner(file, base, _size(file))
-        scanner.run(on_entry)
-        if scanner.damage is not None:
-            raise corruption(path, scanner.position, scanner.damage)
-        return scanner
+                segment = read_segment(file, base)
+            yield segment
+            expected = segment.end
+    if not bases:
+        path = segment_path(directory, start)
+        raise corruption(path, start, "the log starts here, and the file is missing")
 
 
 def _recover_last_segment(
-    disk: Disk, directory: Path, base: int, on_entry: OnEntry
-) -> tuple[SegmentScanner, TornTail | None]:
-    path = segment_path(directory, base)
-    with _open(disk, path, is_writable=True) as file:
-        # What the process before left unsynced becomes durable, or shows as missing, before it
-        # is read: from here on all that is read can be acknowledged.
-        with translate_os_error(LogWriteError, "syncing", path):
-            file.fdatasync()
-            file.drop_cache()
-            disk.fsync_dir(directory)
-        size = _size(file)
-        try:
-            check_segment_header(_pread(file, SEGMENT_HEADER_BYTES, 0), base)
-        except LogCorruptionError as error:
-            if size > SEGMENT_HEADER_BYTES:  # entries are written only behind a synced header
-                raise corruption(path, base, str(error)) from error
-            with translate_os_error(LogWriteError, "rewriting the header of", path):
-                write_segment_header(file, base)
-            scanner = SegmentScanner(file, base, SEGMENT_HEADER_BYTES)
-            return scanner, TornTail(path, base, size, str(error))
-        scanner = SegmentScanner(file, base, size)
-        scanner.run(on_entry)
-        if scanner.damage is None:
-            return scanner, None
-        return scanner, _cut(file, base, size, scanner.position, scanner.damage)
+    disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ...]
+) -> Recovered:
+    with _open(disk, segment_path(directory, base), is_writable=True) as file:
+        _settle(disk, directory, file)
+        last = LastSegment(file, base)
+        last.read()
+        states = last.replay.states
+        if not last.has_snapshot:
+            states = _states_at(disk, directory, base, sealed)
+        last.repair()
+    report = RecoveryReport(
+        segment_bases=(*(segment.base for segment in sealed), base),
+        entry_count=last.replay.entry_count,
+        end_position=last.end,
+        durable_upto=last.durable_upto,
+        torn_tail=last.torn_tail,
+        damaged_batches=tuple(last.damaged_batches),
+    )
+    return Recovered(report, sealed, states, last.replay.rows, last.has_snapshot)
 
 
-def _cut(file: DiskFile, base: int, size: int, position: int, reason: str) -> TornTail:
-    proof = maybe_find_proof(file, base, position)
-    if proof is not None:
-        reason = f"{reason}; the group commit at position {proof} proves that it was synced before"
-        raise corruption(file.path, position, reason)
-    with translate_os_error(LogWriteError, "cutting the torn tail of", file.path):
-        file.truncate(position - base)
-        file.fsync()
-    return TornTail(file.path, position, base + size - position, reason)
+def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
+    """Let what the process before left unsynced become durable, or show as missing.
+
+    Before it is read: from here on all that is read can be acknowledged.
+    """
+    with translate_os_error(LogWriteError, "syncing", file.path):
+        file.fdatasync()
+        file.drop_cache()
+        disk.fsync_dir(directory)
 
 
-def _create(disk: Disk, directory: Path, base: int) -> None:
-    with translate_os_error(LogWriteError, "creating", segment_path(directory, base)):
-        create_segment(disk, directory, base).close()
+def _states_at(disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ...]) -> RangeStates:
+    """Return the ranges as they were at `base`, from the segment that ends there."""
+    if sealed:
+        path = segment_path(directory, sealed[-1].base)
+        with _open(disk, path, is_writable=False) as file:
+            return replay_segment(file, sealed[-1]).states
+    if base:
+        path = segment_path(directory, base)
+        reason = "the snapshot of its ranges is not whole, and no older segment is left"
+        raise corruption(path, base, reason)
+    return RangeStates()
+
+
+def _remove_leftovers(disk: Disk, directory: Path, names: list[str], bases: list[int]) -> None:
+    """Remove files of segments that are gone, and what was not finished."""
+    kept = {f"{base:020d}" for base in bases}
+    for name in names:
+        match = _OWN_NAME.fullmatch(name)
+        is_gone = match is not None and match[1] not in kept
+        is_unfinished = name.endswith(TEMPORARY_SUFFIX) and (
+            match is not None or name == f"{START_NAME}{TEMPORARY_SUFFIX}"
+        )
+        if is_gone or is_unfinished:
+            with translate_os_error(LogWriteError, "removing", directory / name):
+                disk.remove(directory / name)
+
+
+def _create(disk: Disk, directory: Path) -> None:
+    with translate_os_error(LogWriteError, "creating", segment_path(directory, 0)):
+        create_segment(disk, directory, 0).close()
 
 
 def _open(disk: Disk, path: Path, *, is_writable: bool) -> closing[DiskFile]:
     with translate_os_error(LogError, "opening", path):
         return closing(disk.open(path, is_writable=is_writable))
-
-
-def _size(file: DiskFile) -> int:
-    with translate_os_error(LogError, "reading the size of", file.path):
-        return file.size()
-
-
-def _pread(file: DiskFile, length: int, offset: int) -> bytes:
-    with translate_os_error(LogError, "reading", file.path):
-        return file.pread(length, offset)

@@ -11,10 +11,11 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError, LogWriteError, SbpError, StatusCode, ThrottledError
-from sbp_core.log.entry import Entry, Location
+from sbp_core.log.entry import Entry
 from sbp_core.log.log import Log
+from sbp_core.log.range_states import LoggedRange
 
-OnDurable = Callable[[Entry, Location], None]
+OnDurable = Callable[[Sequence[LoggedRange]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class GroupCommitter:
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     def start(self, on_durable: OnDurable) -> None:
-        """Begin to commit; call `on_durable` for each entry, in order, once it is on disk."""
+        """Begin to commit; call `on_durable` with what each group changed, once it is on disk."""
         self._task = asyncio.create_task(self._run(on_durable))
 
     @property
@@ -91,12 +92,11 @@ class GroupCommitter:
                 group = self._take_group()
                 entries = [entry for submission in group for entry in submission.entries]
                 try:
-                    locations = await loop.run_in_executor(self._thread, self._log.append, entries)
+                    appended = await loop.run_in_executor(self._thread, self._log.append, entries)
                 except LogError as error:
                     self._fail(group, error)
                     return
-                for entry, location in zip(entries, locations, strict=True):
-                    on_durable(entry, location)
+                on_durable(appended.ranges)
                 for submission in group:
                     self._pending_bytes -= submission.length
                     if not submission.done.done():

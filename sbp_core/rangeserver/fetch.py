@@ -13,32 +13,32 @@ then for its turn among all reads: no reader waits for a peer that does not read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import OffsetOutOfRangeError, SbpError, StatusCode
-from sbp_core.log.index import Slot
+from sbp_core.errors import LogError, OffsetOutOfRangeError, SbpError, StatusCode
 from sbp_core.log.log import Log
+from sbp_core.log.rows import Slot
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
 from sbp_core.rangeserver.read_scheduler import ReadScheduler
+from sbp_core.rangeserver.reading import Wanted, find_slots, read_slots
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.session.connection import Payload
+from sbp_core.wire.checksum import Octets
 from sbp_core.wire.headers import FetchInfo, FetchRequest, FetchResponse, FetchResult, Status
 from sbp_core.wire.status import SUCCESS, status_for
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
-
-_SPAN_WASTE_MAX: Final = 2
-"""Read a run of batches in one go while at most half of the octets belong to other streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class FetchHandler:
         host: RangeHost,
         log: Log,
         waiters: StreamWaiters,
-        reads: ReadScheduler,
+        readers: ThreadPoolExecutor,
         *,
         clock: Clock,
         metrics: Metrics,
@@ -99,7 +99,8 @@ class FetchHandler:
         self._host = host
         self._log = log
         self._waiters = waiters
-        self._reads = reads
+        self._readers = readers
+        self._reads = ReadScheduler(readers)
         self._clock = clock
         self._metrics = metrics
 
@@ -135,7 +136,7 @@ class FetchHandler:
         frame: list[_Answer] = []
         frame_bytes = 0
         for item in waiting:
-            answer = self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
+            answer = await self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
             if answer is None:
                 unready.append(item)
                 continue
@@ -157,15 +158,17 @@ class FetchHandler:
         What the frame has no room for is answered empty, and asked for again.
         """
         if not answering.is_last and waiting:
-            ready = (self._maybe_answer(item, min_bytes, is_last=False) for item in waiting)
-            if all(answer is None for answer in ready):
+            for item in waiting:
+                if await self._maybe_answer(item, min_bytes, is_last=False) is not None:
+                    break
+            else:
                 return waiting
         frame: list[_Answer] = []
         frame_bytes = 0
         for item in waiting:
             answer = None
             if frame_bytes < limits.FETCH_FRAME_BYTES:
-                answer = self._maybe_answer(item, 1, is_last=True)
+                answer = await self._maybe_answer(item, 1, is_last=True)
             frame.append(answer or _Answer(item, (), item.fetch_offset))
             frame_bytes += frame[-1].length_bytes
         await self._send(answering, frame, is_end=True)
@@ -173,25 +176,21 @@ class FetchHandler:
 
     async def _send(self, answering: _Answering, answers: list[_Answer], *, is_end: bool) -> None:
         call = answering.call
-        response = FetchResponse(
-            fetch_responses=tuple(answer.result() for answer in answers), status=SUCCESS
-        )
-        found = [answer.slots for answer in answers if answer.slots]
-        if not found:
+        if not any(answer.slots for answer in answers):
             self._count(answering.began_at, answers, 0)
-            await call.respond(response, is_end=is_end)
+            await call.respond(_response(answers), is_end=is_end)
             return
         async with call.reserve():
-            job = self._job(call.agreement.isolation, found)
-            async with self._reads.read(job, partial(self._read, call, found)) as payload:
-                self._count(answering.began_at, answers, job.length_bytes)
-                call.respond_now(response, payload, is_end=is_end)
+            job = self._job(call.agreement.isolation, answers)
+            async with self._reads.read(job, partial(_read, call, answers)) as (served, payload):
+                self._count(answering.began_at, served, sum(each.length_bytes for each in served))
+                call.respond_now(_response(served), payload, is_end=is_end)
 
-    def _job(self, isolation: str, found: Sequence[Sequence[Slot]]) -> ReadJob:
+    def _job(self, isolation: str, answers: Sequence[_Answer]) -> ReadJob:
         """Return what the read is to the scheduler: of the tail only if all of it lies there."""
-        first_position = min(slots[0].location.position for slots in found)
+        first_position = min(each.slots[0].location.position for each in answers if each.slots)
         is_tail = first_position >= self._log.end_position - limits.TAIL_WINDOW_BYTES
-        length_bytes = sum(slot.location.body_length for slots in found for slot in slots)
+        length_bytes = sum(answer.length_bytes for answer in answers)
         return ReadJob(ReadClass(isolation, is_tail), length_bytes)
 
     def _count(self, began_at: float, answers: Sequence[_Answer], octets: int) -> None:
@@ -216,18 +215,20 @@ class FetchHandler:
             item.max_bytes,
         )
 
-    def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
+    async def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
         try:
             hosted, offset = self._locate(item)
+            tail = hosted.next_offset
+            wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+            slots = await find_slots(self._log, wanted, self._readers)
         except SbpError as error:
             return _Answer(item, (), item.fetch_offset, status=status_for(error))
-        slots = tuple(_take_slots(hosted, offset, item))
         next_offset = slots[-1].end_offset if slots else offset
         is_complete = (
             next_offset == hosted.maybe_end_offset
             or 0 <= item.end_offset <= next_offset
             or sum(slot.location.body_length for slot in slots) >= min(min_bytes, item.max_bytes)
-            or next_offset < hosted.next_offset
+            or next_offset < tail
         )
         answer = _Answer(item, slots, next_offset, hosted.range_index)
         return answer if is_complete or is_last else None
@@ -252,28 +253,36 @@ class FetchHandler:
             OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
         )
 
-    def _read(self, call: ServerCall, found: Sequence[Sequence[Slot]]) -> Payload:
-        """Read the bodies of each answer's batches; runs on a reader thread."""
-        return call.pack([self._read_slots(slots) for slots in found])
 
-    def _read_slots(self, slots: Sequence[Slot]) -> bytes:
-        first, last = slots[0].location, slots[-1].location
-        wanted = sum(slot.location.body_length for slot in slots)
-        if len(slots) == 1:
-            return self._log.read(first.body_position, first.body_length)
-        length = last.end - first.body_position
-        if length <= _SPAN_WASTE_MAX * wanted and self._log.is_one_segment(
-            first.position, last.end
-        ):
-            span = memoryview(self._log.read(first.body_position, length))
-            return b"".join(
-                span[start : start + slot.location.body_length]
-                for slot in slots
-                for start in (slot.location.body_position - first.body_position,)
-            )
-        return b"".join(
-            self._log.read(slot.location.body_position, slot.location.body_length) for slot in slots
-        )
+def _response(answers: Sequence[_Answer]) -> FetchResponse:
+    return FetchResponse(
+        fetch_responses=tuple(answer.result() for answer in answers), status=SUCCESS
+    )
+
+
+def _read(call: ServerCall, answers: Sequence[_Answer]) -> tuple[list[_Answer], Payload]:
+    """Read the batches of the answers; return what becomes of these, and the payload.
+
+    Runs on a reader thread. An answer ends before a batch that cannot be read, or says so.
+    """
+    served: list[_Answer] = []
+    octets: list[Octets] = []
+    for answer in answers:
+        if answer.slots:
+            read = read_slots((answer.item.stream_id, answer.range_index), answer.slots)
+            octets += read.buffers
+            served.append(_cut(answer, read.slot_count, read.error) if read.error else answer)
+        else:
+            served.append(answer)
+    return served, call.pack(octets)
+
+
+def _cut(answer: _Answer, slot_count: int, error: LogError) -> _Answer:
+    slots = answer.slots[:slot_count]
+    if slots:
+        return replace(answer, slots=slots, next_offset=slots[-1].end_offset)
+    next_offset = answer.item.fetch_offset
+    return replace(answer, slots=(), next_offset=next_offset, status=status_for(error))
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
@@ -299,17 +308,3 @@ def _item(info: FetchInfo) -> _Item:
         end_offset=info.end_offset,
         max_bytes=min(max_bytes, limits.BATCH_BYTES_MAX),
     )
-
-
-def _take_slots(hosted: HostedRange, offset: int, item: _Item) -> Iterator[Slot]:
-    """Yield batches from the one that holds `offset`, up to the request's bounds, at least one."""
-    if offset >= hosted.next_offset or 0 <= item.end_offset <= offset:
-        return
-    taken_bytes = 0
-    for slot in hosted.index.slots_from(hosted.index.find(offset)):
-        is_past_end = 0 <= item.end_offset <= slot.base_offset
-        is_too_much = taken_bytes and taken_bytes + slot.location.body_length > item.max_bytes
-        if is_past_end or is_too_much:
-            return
-        yield slot
-        taken_bytes += slot.location.body_length

@@ -20,7 +20,8 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
 )
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.range_states import LoggedRange
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.waiters import StreamWaiters
@@ -52,10 +53,11 @@ class RangeHost:
         self._placement = placement
         self._lookups: dict[int, asyncio.Task[None]] = {}
 
-    def on_durable(self, entry: Entry, location: Location) -> None:
-        """Make a durable entry visible."""
-        self.table.apply(entry, location)
-        self._waiters.notify(entry.stream_id)
+    def on_durable(self, ranges: Iterable[LoggedRange]) -> None:
+        """Make visible what a group commit changed."""
+        for logged in ranges:
+            self.table.publish(logged)
+            self._waiters.notify(logged.stream_id)
 
     async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
         """Look up the (stream id, range index) pairs that are not known here.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.log.disk import Disk
+from sbp_core.log.disk import Disk, write_file
 
 _FILE_NAME: Final = "identity.json"
 
@@ -42,16 +42,7 @@ def load_identity(data_dir: Path) -> Identity | None:
 def store_identity(data_dir: Path, identity: Identity, disk: Disk) -> None:
     """Write the identity durably. Raises ConfigurationError when the folder is not writable."""
     path = data_dir / _FILE_NAME
-    fresh = path.with_suffix(".tmp")
     try:
-        fresh.unlink(missing_ok=True)
-        file = disk.create(fresh)
-        try:
-            file.pwritev([json.dumps(asdict(identity)).encode()], 0)
-            file.fsync()
-        finally:
-            file.close()
-        fresh.replace(path)
-        disk.fsync_dir(data_dir)
+        write_file(disk, path, [json.dumps(asdict(identity)).encode()])
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error

@@ -1,4 +1,4 @@
-"""The ranges that a server hosts: their states, offsets and batches, rebuilt from the log.
+"""The ranges that a server hosts: their states and offsets, as the log has them.
 
 Offsets are assigned when a batch is queued for the next group commit, in queue order, and become
 readable when that commit is durable. So `assigned_offset` runs ahead of `next_offset`, and nobody
@@ -8,28 +8,18 @@ ever reads what a crash could take back.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sbp_core.errors import (
     InvalidRequestError,
-    LogCorruptionError,
     NotFoundError,
     RangeNotFoundError,
     RangeSealedError,
     StatusCode,
 )
-from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.index import RangeIndex
+from sbp_core.log.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.session.machine import REFUSED, Machine
-
-
-class RangeState(enum.Enum):
-    """Life of a hosted range."""
-
-    OPEN = "open"
-    SEALED = "sealed"
-    DELETED = "deleted"
 
 
 class RangeInput(enum.Enum):
@@ -81,23 +71,28 @@ class HostedRange:
         self.stream_id = stream_id
         self.range_index = range_index
         self.state = RangeState.OPEN
-        self.index = RangeIndex(start_offset)
+        self.start_offset = start_offset
+        """Offset of the first record that was not trimmed."""
+        self.next_offset = start_offset
+        """Offset after the last durable record."""
         self.assigned_offset = start_offset
 
     @property
-    def start_offset(self) -> int:
-        """Offset of the first record that was not trimmed."""
-        return self.index.start_offset
-
-    @property
-    def next_offset(self) -> int:
-        """Offset after the last durable record."""
-        return self.index.next_offset
+    def key(self) -> RangeKey:
+        """What tells it from the others, in the log."""
+        return self.stream_id, self.range_index
 
     @property
     def maybe_end_offset(self) -> int | None:
         """Offset where the range ends for ever, None while it is open."""
         return None if self.state is RangeState.OPEN else self.assigned_offset
+
+    def publish(self, logged: LoggedRange) -> None:
+        """Let everybody see what is durable; what was asked for since then stays."""
+        self.start_offset = logged.start_offset
+        self.next_offset = logged.next_offset
+        self.assigned_offset = max(self.assigned_offset, logged.next_offset)
+        self.state = self.state.or_later(logged.state)
 
     def receive(self, asked: RangeInput) -> None:
         """Move on by the table. Raises RangeSealedError or NotFoundError where it refuses."""
@@ -127,10 +122,12 @@ class HostedRange:
 
 
 class RangeTable:
-    """All ranges of a server, by stream and index. Changed by log entries only, in log order."""
+    """All ranges of a server, by stream and index. Changed by what the log says only."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:
         self._streams: dict[int, dict[int, HostedRange]] = {}
+        for logged in ranges:
+            self.publish(logged)
 
     @property
     def open_range_count(self) -> int:
@@ -182,44 +179,14 @@ class RangeTable:
                 return hosted
         raise _not_found(stream_id, range_index)
 
-    def apply(self, entry: Entry, location: Location) -> None:
-        """Take in one durable entry: after its group commit, or at recovery.
-
-        Raises LogCorruptionError when the entry contradicts those before it.
-        """
-        match entry.kind:
-            case EntryKind.RANGE_CREATED:
-                # A range may be announced and looked up at the same time: the first entry counts.
-                ranges = self._streams.setdefault(entry.stream_id, {})
-                if entry.range_index not in ranges:
-                    ranges[entry.range_index] = HostedRange(
-                        entry.stream_id, entry.range_index, entry.base_offset
-                    )
-            case EntryKind.BATCH:
-                hosted = self._logged(entry, location)
-                hosted.index.append(entry.base_offset, entry.count, location)
-                hosted.assigned_offset = max(hosted.assigned_offset, hosted.next_offset)
-            case EntryKind.SEAL:
-                self._logged(entry, location).receive(RangeInput.SEAL)
-            case EntryKind.TRIM:
-                for hosted in self._streams.get(entry.stream_id, {}).values():
-                    hosted.index.trim(entry.base_offset)
-            case EntryKind.STREAM_DELETED:
-                for hosted in self._streams.get(entry.stream_id, {}).values():
-                    hosted.receive(RangeInput.DELETE)
-            case _:
-                raise LogCorruptionError(
-                    f"log position {location.position}: entries of kind {entry.kind.name} were"
-                    " written by a newer version; run that version on this folder"
-                )
-
-    def _logged(self, entry: Entry, location: Location) -> HostedRange:
-        if not self.has_range(entry.stream_id, entry.range_index):
-            raise LogCorruptionError(
-                f"log position {location.position}: an entry of range {entry.range_index} of"
-                f" stream {entry.stream_id}, which was never created"
-            )
-        return self._streams[entry.stream_id][entry.range_index]
+    def publish(self, logged: LoggedRange) -> None:
+        """Take in what the log says of a range, new or known."""
+        ranges = self._streams.setdefault(logged.stream_id, {})
+        hosted = ranges.get(logged.range_index)
+        if hosted is None:
+            hosted = HostedRange(logged.stream_id, logged.range_index, logged.start_offset)
+            ranges[logged.range_index] = hosted
+        hosted.publish(logged)
 
 
 def first_offset(ranges: Sequence[HostedRange]) -> int:

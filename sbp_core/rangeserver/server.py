@@ -21,7 +21,6 @@ from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
 from sbp_core.rangeserver.ranges import RangeTable
-from sbp_core.rangeserver.read_scheduler import ReadScheduler
 from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.addresses import join_address
@@ -78,13 +77,12 @@ class RangeServer:
         address or folder cannot be had, InvalidRequestError when the cluster refuses this server.
         """
         settings = self._settings
-        table = RangeTable()
         self._log = await asyncio.get_running_loop().run_in_executor(
             self._readers,
             lambda: Log.open(
                 settings.data_dir / "log",
-                on_entry=table.apply,
                 disk=self._disk,
+                now_ms=self._clock.wall_ms,
                 segment_bytes=settings.segment_bytes,
             ),
         )
@@ -98,14 +96,14 @@ class RangeServer:
         self._membership = membership
         committer = GroupCommitter(self._log)
         self._committer = committer
-        host = RangeHost(table, committer, self._waiters, membership)
+        host = RangeHost(RangeTable(self._log.ranges()), committer, self._waiters, membership)
         metrics = self._metrics
         append = AppendHandler(host, committer, self._clock, metrics)
         fetch = FetchHandler(
             host,
             self._log,
             self._waiters,
-            ReadScheduler(self._readers),
+            self._readers,
             clock=self._clock,
             metrics=metrics,
         )

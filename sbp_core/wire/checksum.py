@@ -18,9 +18,8 @@ def crc32(parts: Iterable[Octets]) -> int:
     return value
 
 
-def crc32c(parts: Iterable[Octets]) -> int:
-    """CRC-32C (Castagnoli, the log's entry checksum) of the concatenation of `parts`."""
-    value = 0
+def crc32c(parts: Iterable[Octets], value: int = 0) -> int:
+    """CRC-32C (Castagnoli, the log's) of `parts`, behind octets that have the CRC-32C `value`."""
     for part in parts:
         value = _crc32c.crc32c(part, value)
     return value

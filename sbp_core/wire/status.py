@@ -8,6 +8,7 @@ from sbp_core.errors import (
     ConfigurationError,
     FrameError,
     HeaderError,
+    LogCorruptionError,
     LogError,
     RecordBatchError,
     SbpError,
@@ -48,6 +49,8 @@ def status_for(error: SbpError) -> Status:
         return Status(code=error.code, message=error.message, detail=error.detail)
     if isinstance(error, FrameError | HeaderError | RecordBatchError | ConfigurationError):
         return Status(code=StatusCode.INVALID_REQUEST, message=str(error))
+    if isinstance(error, LogCorruptionError):
+        return Status(code=StatusCode.RS_DATA_CORRUPTED, message=str(error))
     if isinstance(error, LogError):
         return Status(code=StatusCode.RS_INTERNAL, message=str(error))
     return Status(code=StatusCode.UNKNOWN, message=str(error))

@@ -6,6 +6,7 @@ asserts holds for every input that is accepted.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,12 +19,27 @@ from zlib import crc32
 import pyarrow as pa
 from faulty_disk import FaultyDisk, Inode
 from fuzz_features import check_features, features_corpus
+from log_files import open_log
 
 from sbp_core import limits
 from sbp_core.errors import FrameError, HeaderError, LogError, RecordBatchError, SbpError
-from sbp_core.log.entry import ENTRY_PREFIX_BYTES, Entry, EntryKind, commit_entry, encode_entry
-from sbp_core.log.recovery import recover
-from sbp_core.log.segment import SEGMENT_HEADER_BYTES, encode_segment_header, segment_path
+from sbp_core.log.batches import read_bodies
+from sbp_core.log.entry import (
+    ENTRY_HEADER_BYTES,
+    ENTRY_PREFIX_BYTES,
+    Commit,
+    Entry,
+    EntryKind,
+    encode_entry,
+)
+from sbp_core.log.log import Log
+from sbp_core.log.range_states import LoggedRange, RangeStates, encode_snapshot
+from sbp_core.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    encode_segment_header,
+    segment_path,
+)
 from sbp_core.records import (
     ROWS_SCHEMA,
     decode_envelope,
@@ -48,6 +64,8 @@ from sbp_core.wire.flat import Octets, Scalar, Schema, Table, Text, Vector
 from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
+
+logging.getLogger("sbp_core").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,21 +320,21 @@ def _frame(opcode: int, flags: int, call_id: int, header: bytes = b"") -> bytes:
 
 
 # The log: two segments. An octet says whether checksums are put right first, four how long the
-# first segment is. What recovery accepts it accepts again, with the same entries.
+# first segment is. What recovery accepts it accepts again, and finds the same.
 
 _LOG_PREFIX = struct.Struct(">BI")
-_ENTRY_PREFIX = struct.Struct(">II")
+_ENTRY_PREFIX = struct.Struct(">III")
 _DIRECTORY = Path("log")
 
 
 def log_corpus() -> list[bytes]:
-    first = _segment(0, groups=2)
-    second = _segment(len(first), groups=3)
+    first = _segment(0, 0, groups=2)
+    second = _segment(len(first), 2, groups=3)
     return [
         _LOG_PREFIX.pack(mends, len(first)) + first + second[: len(second) - cut]
         for mends in (0, 1)
         for cut in (0, 10)
-    ] + [_LOG_PREFIX.pack(1, 0) + _segment(0, groups=3)]
+    ] + [_LOG_PREFIX.pack(1, 0) + _segment(0, 0, groups=3)]
 
 
 def check_log(data: bytes) -> None:
@@ -333,48 +351,65 @@ def check_log(data: bytes) -> None:
             inode.sync(may_shrink=True)
             disk.names[segment_path(_DIRECTORY, base)] = inode
     before = {path: bytes(inode.cached) for path, inode in disk.names.items()}
-    found: list[tuple[Entry, int]] = []
     try:
-        report = recover(disk, _DIRECTORY, lambda entry, at: found.append((entry, at.position)))
+        log = open_log(disk, _DIRECTORY)
     except LogError:
         after = {path: bytes(inode.cached) for path, inode in disk.names.items()}
         assert after == before, "refused, but changed"
         return
-    assert len(found) == report.entry_count
-    again: list[tuple[Entry, int]] = []
-    second = recover(disk, _DIRECTORY, lambda entry, at: again.append((entry, at.position)))
-    assert again == found, "another start finds other entries"
-    assert second.torn_tail is None
-    assert second.end_position == report.end_position
+    found = _contents(log)
+    disk.kill_process()
+    again = open_log(disk, _DIRECTORY)
+    assert _contents(again) == found, "another start finds other entries"
+    assert again.recovery.torn_tail is None
 
 
-def _segment(base: int, *, groups: int) -> bytes:
-    octets = encode_segment_header(base)
+def _contents(log: Log) -> list[object]:
+    """All ranges, and where each of their batches is, or that it is lost."""
+    found: list[object] = [*log.ranges()]
+    for logged in log.ranges():
+        with suppress(LogError):
+            for slot in log.batches_from(logged.key, 0):
+                found.append((slot.base_offset, slot.location))
+                body = read_bodies(logged.key, [slot])
+                found.append(bytes(body.octets[0]) if body.error is None else None)
+    return found
+
+
+def _segment(base: int, tail: int, *, groups: int) -> bytes:
+    octets = encode_segment_header(SegmentHeader(base))
+    commit = Commit(base, 1).to_entry()
+    content = [commit, *encode_snapshot(RangeStates([LoggedRange(1, 0, 0, tail)]))]
     for group in range(groups):
-        durable_upto = base + len(octets) if group else base
-        batch = Entry(EntryKind.BATCH, 1, 0, group, 1, b"body of a batch")
-        seal = Entry(EntryKind.SEAL, 1, 0, group + 1, 0)
-        for entry in (commit_entry(durable_upto), batch, seal):
-            octets += b"".join(encode_entry(entry, base + len(octets)))
+        batch = Entry(EntryKind.BATCH, 1, 0, tail + group, 1, b"body of a batch")
+        other = Entry(EntryKind.RANGE_CREATED, 2, tail + group, 0, 0)
+        content += [commit, batch, other]
+    for entry in content:
+        position = base + len(octets)
+        is_commit = entry.kind is EntryKind.COMMIT
+        written = Commit(position, 1).to_entry() if is_commit else entry
+        octets += b"".join(encode_entry(written, position))
     return octets
 
 
 def _mended(content: bytes, base: int) -> bytes:
-    """`content` with the checksum that each entry should have, as far as lengths allow."""
+    """`content` with the checksums that each entry should have, as far as lengths allow."""
     mended = bytearray(content)
     position = SEGMENT_HEADER_BYTES
     for length in _entry_lengths(mended):
         seed = struct.pack(">QI", base + position, length)
-        body = mended[position + ENTRY_PREFIX_BYTES : position + ENTRY_PREFIX_BYTES + length]
-        _ENTRY_PREFIX.pack_into(mended, position, length, crc32c((seed, body)))
+        fields = mended[position + ENTRY_PREFIX_BYTES : position + ENTRY_HEADER_BYTES]
+        body = mended[position + ENTRY_HEADER_BYTES : position + ENTRY_PREFIX_BYTES + length]
+        header_crc = crc32c((seed, fields))
+        _ENTRY_PREFIX.pack_into(mended, position, length, header_crc, crc32c((body,), header_crc))
         position += ENTRY_PREFIX_BYTES + length
     return bytes(mended)
 
 
 def _entry_lengths(octets: bytearray) -> Iterator[int]:
     position = SEGMENT_HEADER_BYTES
-    while position + ENTRY_PREFIX_BYTES <= len(octets):
-        (length, _) = _ENTRY_PREFIX.unpack_from(octets, position)
+    while position + ENTRY_HEADER_BYTES <= len(octets):
+        (length, *_) = _ENTRY_PREFIX.unpack_from(octets, position)
         if position + ENTRY_PREFIX_BYTES + length > len(octets):
             return
         yield length

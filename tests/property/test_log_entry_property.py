@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import Entry, EntryKind, decode_entry, encode_entry
-from sbp_core.log.segment import check_segment_header, encode_segment_header
+from sbp_core.log.segment import SegmentHeader, decode_segment_header, encode_segment_header
 
 positions = st.integers(0, 2**64 - 1)
 entries = st.builds(
@@ -43,7 +43,7 @@ def test_any_change_of_any_octet_is_refused(
 def test_arbitrary_octets_raise_log_errors_only(data: bytes, position: int) -> None:
     for decode in (
         lambda: decode_entry(memoryview(data), position),
-        lambda: check_segment_header(data, position),
+        lambda: decode_segment_header(data, position),
     ):
         try:
             decode()
@@ -52,12 +52,15 @@ def test_arbitrary_octets_raise_log_errors_only(data: bytes, position: int) -> N
         raise AssertionError("noise was taken for the real thing")
 
 
-@given(positions, positions)
-def test_segment_headers_fit_their_own_name_only(base: int, other: int) -> None:
-    check_segment_header(encode_segment_header(base), base)
+@given(positions, positions, st.integers(0, 2**32 - 1), positions)
+def test_segment_headers_fit_their_own_name_only(
+    base: int, other: int, generation: int, end: int
+) -> None:
+    header = SegmentHeader(base, generation, end)
+    assert decode_segment_header(encode_segment_header(header), base) == header
     if other != base:
         try:
-            check_segment_header(encode_segment_header(base), other)
+            decode_segment_header(encode_segment_header(header), other)
         except LogError:
             return
         raise AssertionError("a header was taken for that of another segment")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 from faulty_disk import FAILING_OPERATIONS, FaultyDisk
@@ -17,24 +17,86 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from log_files import batch, created, logged, open_log
 
 from sbp_core.errors import LogWriteError, Outcome
+from sbp_core.log.batches import read_bodies
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.log import Log, LogState
+from sbp_core.log.range_states import LoggedRange, RangeState
 
-DIRECTORY = Path("/log")
-SEGMENT_BYTES = 700
+SEGMENT_BYTES = 900
+STREAMS = 3
 
-entries = st.builds(
-    Entry,
-    st.sampled_from(list(EntryKind)[1:]),
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(-(2**31), 2**31 - 1),
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(0, 2**32 - 1),
-    st.binary(max_size=200),
-)
-groups = st.lists(entries, max_size=5)
+Key = tuple[int, int]
+seeds = st.integers(0, 2**32)
+
+
+class Model:
+    """What a list of entries means, in the plainest way."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.batches: dict[Key, list[Entry]] = {}
+        self.first: dict[Key, int] = {}
+        self.start: dict[Key, int] = {}
+        self.state: dict[Key, RangeState] = {}
+        for entry in entries:
+            self.apply(entry)
+
+    def tail(self, key: Key) -> int:
+        batches = self.batches[key]
+        return batches[-1].base_offset + batches[-1].count if batches else self.first[key]
+
+    def apply(self, entry: Entry) -> None:
+        key = (entry.stream_id, entry.range_index)
+        own = [each for each in self.batches if each[0] == entry.stream_id]
+        match entry.kind:
+            case EntryKind.RANGE_CREATED if key not in self.batches:
+                self.batches[key] = []
+                self.first[key] = self.start[key] = entry.base_offset
+                self.state[key] = RangeState.OPEN
+            case EntryKind.BATCH:
+                self.batches[key].append(entry)
+            case EntryKind.SEAL:
+                self.state[key] = self.state[key].or_later(RangeState.SEALED)
+            case EntryKind.STREAM_DELETED:
+                self.state |= dict.fromkeys(own, RangeState.DELETED)
+            case EntryKind.TRIM:
+                for each in own:
+                    offset = min(entry.base_offset, self.tail(each))
+                    self.start[each] = max(self.start[each], offset)
+
+    def ranges(self) -> list[LoggedRange]:
+        return [
+            LoggedRange(*key, self.start[key], self.tail(key), self.state[key])
+            for key in sorted(self.batches)
+        ]
+
+    def random_entry(self, choose: random.Random) -> Entry:
+        """An entry that may come next."""
+        stream_id = choose.randrange(1, STREAMS + 1)
+        indexes = [index for each, index in self.batches if each == stream_id]
+        key = (stream_id, max(indexes, default=0))
+        if not indexes or self.state[key] is RangeState.DELETED:
+            return created(stream_id, len(indexes), choose.randrange(50))
+        offset = choose.randrange(self.tail(key) + 2)
+        if self.state[key] is RangeState.SEALED:
+            return created(stream_id, key[1] + 1, self.tail(key))
+        return choose.choices(
+            [
+                batch(
+                    self.tail(key),
+                    choose.randrange(1, 4),
+                    choose.randbytes(choose.randrange(200)),
+                    key,
+                ),
+                Entry(EntryKind.SEAL, *key, self.tail(key), 0),
+                Entry(EntryKind.TRIM, stream_id, -1, offset, 0),
+                Entry(EntryKind.STREAM_DELETED, stream_id, -1, 0, 0),
+                created(*key, 7),
+            ],
+            (20, 2, 2, 1, 1),
+        )[0]
 
 
 class LogLives(RuleBasedStateMachine):
@@ -51,59 +113,83 @@ class LogLives(RuleBasedStateMachine):
 
     def open(self) -> None:
         """Open the log; on a disk that fails meanwhile, restart the process until it works."""
-        found: list[tuple[Entry, Location]] = []
-
-        def on_entry(entry: Entry, location: Location) -> None:
-            fields = (entry.kind, entry.stream_id, entry.range_index)
-            found.append(
-                (Entry(*fields, entry.base_offset, entry.count, bytes(entry.body)), location)
-            )
-
         while True:
-            found.clear()
             try:
-                self.log = Log.open(
-                    DIRECTORY, on_entry=on_entry, disk=self.disk, segment_bytes=SEGMENT_BYTES
-                )
+                self.log = open_log(self.disk, segment_bytes=SEGMENT_BYTES)
                 break
             except LogWriteError:
                 self.disk.kill_process()
+        found = logged(self.disk)
         kept = len(self.acknowledged)
         assert found[:kept] == self.acknowledged
         assert [entry for entry, _ in found[kept:]] == self.in_doubt[: len(found) - kept]
-        assert self.log.recovery.entry_count == len(found)
         self.acknowledged = found
         self.in_doubt = []
+        self.model = Model(entry for entry, _ in found)
 
     @property
     def is_usable(self) -> bool:
         return self.log is not None and self.log.state is LogState.OPEN
 
+    def group(self, seed: int) -> list[Entry]:
+        choose = random.Random(seed)
+        model = Model(entry for entry, _ in self.acknowledged)
+        entries: list[Entry] = []
+        for _ in range(choose.randrange(6)):
+            entries.append(model.random_entry(choose))
+            model.apply(entries[-1])
+        return entries
+
     @precondition(lambda self: self.is_usable)
-    @rule(group=groups)
-    def append(self, group: list[Entry]) -> None:
+    @rule(seed=seeds)
+    def append(self, seed: int) -> None:
         assert self.log is not None
+        group = self.group(seed)
         try:
-            locations = self.log.append(group)
+            appended = self.log.append(group)
         except LogWriteError as error:
             assert self.disk.injected
             self.in_doubt = group if error.outcome is Outcome.UNKNOWN else []
         else:
-            self.acknowledged += zip(group, locations, strict=True)
+            self.acknowledged += zip(group, appended.locations, strict=True)
+            for entry in group:
+                self.model.apply(entry)
+            ranges = self.model.ranges()
+            assert all(changed in ranges for changed in appended.ranges)
 
     @precondition(lambda self: not self.is_usable)
-    @rule(group=groups)
-    def append_to_a_dead_log(self, group: list[Entry]) -> None:
+    @rule(seed=seeds)
+    def append_to_a_dead_log(self, seed: int) -> None:
         assert self.log is not None
         calls = self.disk.calls.copy()
         with pytest.raises(LogWriteError) as caught:
-            self.log.append(group)
+            self.log.append(self.group(seed))
         assert caught.value.outcome is Outcome.NOT_APPLIED
         assert self.disk.calls == calls
 
     @rule(operation=st.sampled_from(FAILING_OPERATIONS), nth=st.integers(1, 4))
     def arm_a_fault(self, operation: str, nth: int) -> None:
         self.disk.fail(operation, nth, errno.EIO)
+
+    @rule(seed=seeds)
+    def spoil_an_index(self, seed: int) -> None:
+        """Remove, cut, damage or exchange an index file on the disk."""
+        choose = random.Random(seed)
+        paths = sorted(path for path in self.disk.names if path.suffix == ".idx")
+        if not paths:
+            return
+        path = choose.choice(paths)
+        inode = self.disk.names[path]
+        match choose.randrange(4):
+            case 0:
+                del self.disk.names[path]
+            case 1:
+                inode.truncate(choose.randrange(len(inode.cached) + 1))
+            case 2 if inode.cached:
+                at = choose.randrange(len(inode.cached))
+                inode.write(bytes([inode.cached[at] ^ (1 << choose.randrange(8))]), at)
+            case _:
+                self.disk.names[path] = self.disk.names[choose.choice(paths)]
 
     @rule()
     def close_and_open(self) -> None:
@@ -119,21 +205,17 @@ class LogLives(RuleBasedStateMachine):
         self.disk.kill_process()
         self.open()
 
-    @rule(seed=st.integers(0, 2**32))
+    @rule(seed=seeds)
     def lose_power(self, seed: int) -> None:
         self.disk.lose_power(random.Random(seed).randrange)
         self.open()
 
     @precondition(lambda self: self.is_usable)
-    @rule(seed=st.integers(0, 2**32))
+    @rule(seed=seeds)
     def lose_power_in_the_middle_of_a_group(self, seed: int) -> None:
         """The group was written, its sync never came: any of its blocks may be on the disk."""
         assert self.log is not None
-        choose = random.Random(seed)
-        group = [
-            Entry(EntryKind.STAGED, number, 0, 0, 1, choose.randbytes(choose.randrange(300)))
-            for number in range(choose.randrange(1, 6))
-        ]
+        group = self.group(seed)
         # A sync that fails while its blocks stay dirty is what a power loss before it looks like.
         active = self.log._active
 
@@ -142,30 +224,45 @@ class LogLives(RuleBasedStateMachine):
 
         active.fdatasync = never_synced  # type: ignore[method-assign]
         try:
-            self.log.append(group)
+            appended = self.log.append(group)
         except LogWriteError as error:
             self.in_doubt = group if error.outcome is Outcome.UNKNOWN else []
         else:  # it rolled: the new file has its own sync
-            self.acknowledged += zip(group, self._locations_of_last(group), strict=True)
-        self.disk.lose_power(choose.randrange)
+            self.acknowledged += zip(group, appended.locations, strict=True)
+        self.disk.lose_power(random.Random(seed).randrange)
         self.open()
 
-    def _locations_of_last(self, group: list[Entry]) -> list[Location]:
-        assert self.log is not None
-        end = self.log.end_position
-        locations: list[Location] = []
-        for entry in reversed(group):
-            locations.insert(0, Location(end - entry.length, entry.length))
-            end -= entry.length
-        return locations
-
     @invariant()
-    def everything_acknowledged_is_readable(self) -> None:
-        if self.log is None:
-            return
-        for entry, at in self.acknowledged[-8:]:
-            assert self.log.read(at.body_position, at.body_length) == entry.body
-            assert self.log.read_entry(at.position) == entry
+    def the_ranges_are_those_of_the_entries(self) -> None:
+        if self.log is not None:
+            assert self.log.ranges() == self.model.ranges()
+
+    @rule(seed=seeds)
+    def every_batch_is_found_from_any_of_its_offsets(self, seed: int) -> None:
+        assert self.log is not None
+        choose = random.Random(seed)
+        by_place = {
+            (entry.stream_id, entry.range_index, entry.base_offset): at
+            for entry, at in self.acknowledged
+            if entry.kind is EntryKind.BATCH
+        }
+        for key, batches in self.model.batches.items():
+            first, tail = self.model.first[key], self.model.tail(key)
+            assert list(self.log.batches_from(key, tail)) == []
+            if first == tail:
+                continue
+            offset = choose.randrange(first, tail)
+            expected = [each for each in batches if each.base_offset + each.count > offset]
+            slots = list(self.log.batches_from(key, offset))
+            assert [(slot.base_offset, slot.count) for slot in slots] == [
+                (each.base_offset, each.count) for each in expected
+            ]
+            assert [slot.location for slot in slots] == [
+                by_place[(*key, each.base_offset)] for each in expected
+            ]
+            bodies = read_bodies(key, slots)
+            assert bodies.error is None
+            assert list(bodies.octets) == [each.body for each in expected]
 
 
 TestLogLives = LogLives.TestCase

@@ -24,7 +24,16 @@ Choose = Callable[[int], int]
 """choose(n) returns a number in [0, n)."""
 
 BLOCK_BYTES = 64
-FAILING_OPERATIONS = ("pwritev", "fdatasync", "fsync", "truncate", "create", "fsync_dir")
+FAILING_OPERATIONS = (
+    "pwritev",
+    "fdatasync",
+    "fsync",
+    "truncate",
+    "create",
+    "fsync_dir",
+    "replace",
+    "remove",
+)
 
 
 class Inode:
@@ -125,6 +134,10 @@ class FaultyFile:
         self._enter("truncate", writes=True)
         self._inode.truncate(size)
 
+    def map(self) -> bytes:
+        self._enter("map")
+        return bytes(self._inode.cached)
+
     def drop_cache(self) -> None:
         self._enter("drop_cache")
         self._inode.drop_clean()
@@ -179,11 +192,11 @@ class FaultyDisk:
     def lose_power(self, choose: Choose) -> None:
         self._begin_generation()
         for path in sorted({*self.names, *self.durable_names}):
-            is_there, was_there = path in self.names, path in self.durable_names
-            if is_there != was_there and choose(2):
+            is_there = self.names.get(path)
+            if is_there is not self.durable_names.get(path) and choose(2):
                 self.durable_names.pop(path, None)
-                if is_there:
-                    self.durable_names[path] = self.names[path]
+                if is_there is not None:
+                    self.durable_names[path] = is_there
         self.names = dict(self.durable_names)
         for path in sorted(self.names):
             self.names[path].lose_power(choose)
@@ -227,3 +240,13 @@ class FaultyDisk:
         if path not in self.names:
             raise FileNotFoundError(2, "No such file or directory", str(path))
         return FaultyFile(self, path, self.names[path], is_writable=is_writable)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.enter("replace", target)
+        self.names[target] = self.names.pop(source)
+
+    def remove(self, path: Path) -> None:
+        self.enter("remove", path)
+        if path not in self.names:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        del self.names[path]

@@ -13,13 +13,13 @@ from sbp_core.log.entry import (
     COMMIT_BYTES,
     COMMIT_MARKER,
     ENTRY_HEADER_BYTES,
+    Commit,
     Entry,
     EntryKind,
     Location,
-    commit_entry,
-    decode_durable_upto,
+    decode_commit,
     decode_entry,
-    decode_entry_length,
+    decode_entry_header,
     encode_entry,
 )
 
@@ -34,15 +34,17 @@ def encoded(entry: Entry = ENTRY, position: int = POSITION) -> bytes:
 def with_kind(kind: int) -> bytes:
     fields = struct.pack(">BqiqI", kind, 1, 2, 3, 4)
     crc = crc32c(fields, crc32c(struct.pack(">QI", POSITION, len(fields))))
-    return struct.pack(">II", len(fields), crc) + fields
+    return struct.pack(">III", len(fields), crc, crc) + fields
 
 
 def test_layout_is_the_documented_one() -> None:
-    fields = struct.pack(">BqiqI", 1, -7, 3, 2**40, 5) + b"body octets"
-    crc = crc32c(struct.pack(">QI", POSITION, len(fields)) + fields)
-    assert encoded() == struct.pack(">II", len(fields), crc) + fields
-    assert ENTRY_HEADER_BYTES == 33
-    assert [kind.value for kind in EntryKind] == list(range(8))
+    fields = struct.pack(">BqiqI", 1, -7, 3, 2**40, 5)
+    length = len(fields) + len(b"body octets")
+    header_crc = crc32c(struct.pack(">QI", POSITION, length) + fields)
+    crc = crc32c(struct.pack(">QI", POSITION, length) + fields + b"body octets")
+    assert encoded() == struct.pack(">III", length, header_crc, crc) + fields + b"body octets"
+    assert ENTRY_HEADER_BYTES == 37
+    assert [kind.value for kind in EntryKind] == list(range(9))
 
 
 def test_the_body_is_passed_on_not_copied() -> None:
@@ -57,14 +59,34 @@ def test_round_trip_with_octets_behind() -> None:
     entry = decode_entry(data, POSITION)
     assert entry == ENTRY
     assert isinstance(entry.body, memoryview)
-    assert entry.length == len(encoded()) == decode_entry_length(data)
+    assert entry.length == len(encoded()) == decode_entry_header(data, POSITION).length
 
 
-def test_location_finds_the_body() -> None:
+def test_location_counts_the_body() -> None:
     location = Location(POSITION, ENTRY.length)
-    assert location.body_position - POSITION == encoded().index(ENTRY.body)
     assert location.body_length == len(ENTRY.body)
     assert location.end == POSITION + ENTRY.length
+
+
+@pytest.mark.parametrize("octet_index", range(ENTRY_HEADER_BYTES, ENTRY.length))
+def test_damage_to_the_body_leaves_the_header_readable(octet_index: int) -> None:
+    data = bytearray(encoded())
+    data[octet_index] ^= 1
+    header = decode_entry_header(data, POSITION)
+    assert header.with_body(ENTRY.body) == ENTRY
+    assert header.length == ENTRY.length
+    header.check_body(ENTRY.body)
+    with pytest.raises(LogCorruptionError, match="checksum"):
+        header.check_body(data[ENTRY_HEADER_BYTES:])
+
+
+@pytest.mark.parametrize("octet_index", [*range(8), *range(12, ENTRY_HEADER_BYTES)])
+def test_damage_to_the_header_is_noticed_without_the_body(octet_index: int) -> None:
+    for bit in range(8):
+        data = bytearray(encoded())
+        data[octet_index] ^= 1 << bit
+        with pytest.raises(LogCorruptionError):
+            decode_entry_header(data[:ENTRY_HEADER_BYTES], POSITION)
 
 
 @pytest.mark.parametrize("cut", range(ENTRY.length))
@@ -88,40 +110,45 @@ def test_octets_of_another_position_are_refused(position: int) -> None:
         decode_entry(memoryview(encoded()), position)
 
 
-@pytest.mark.parametrize("length", [0, 24, ENTRY_BYTES_MAX - 7, 2**32 - 1])
+@pytest.mark.parametrize("length", [0, 24, ENTRY_BYTES_MAX - 11, 2**32 - 1])
 def test_lengths_out_of_bounds_are_refused_at_the_prefix(length: int) -> None:
-    with pytest.raises(LogCorruptionError, match=f"announced, expected 33 to {ENTRY_BYTES_MAX}"):
-        decode_entry_length(struct.pack(">II", length, 0))
+    with pytest.raises(LogCorruptionError, match=f"announced, expected 37 to {ENTRY_BYTES_MAX}"):
+        decode_entry_header(struct.pack(">I", length) + bytes(33), POSITION)
 
 
 def test_the_greatest_length_is_accepted() -> None:
-    assert decode_entry_length(struct.pack(">II", ENTRY_BYTES_MAX - 8, 0)) == ENTRY_BYTES_MAX
+    largest = Entry(EntryKind.BATCH, 1, 0, 0, 1, bytes(ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES))
+    header = encode_entry(largest, POSITION)[0]
+    assert decode_entry_header(header, POSITION).length == ENTRY_BYTES_MAX
 
 
 def test_an_unknown_kind_is_no_damage() -> None:
-    assert decode_entry(memoryview(with_kind(7)), POSITION).kind is EntryKind.STREAM_DELETED
-    with pytest.raises(LogError, match=f"position {POSITION} is of kind 8.*newer") as caught:
-        decode_entry(memoryview(with_kind(8)), POSITION)
+    assert decode_entry(memoryview(with_kind(8)), POSITION).kind is EntryKind.SNAPSHOT
+    with pytest.raises(LogError, match=f"position {POSITION} is of kind 9.*newer") as caught:
+        decode_entry(memoryview(with_kind(9)), POSITION)
     assert not isinstance(caught.value, LogCorruptionError)
 
 
+COMMIT = Commit(POSITION - 9, 1_700_000_000_123)
+
+
 def test_commit_round_trip() -> None:
-    data = encoded(commit_entry(POSITION - 9))
+    data = encoded(COMMIT.to_entry())
     assert len(data) == COMMIT_BYTES
     assert data.count(COMMIT_MARKER) == 1
-    assert decode_durable_upto(decode_entry(memoryview(data), POSITION), POSITION) == POSITION - 9
+    assert decode_commit(decode_entry(memoryview(data), POSITION), POSITION) == COMMIT
 
 
 @pytest.mark.parametrize(
     "body",
     [
         b"",
-        commit_entry(0).body[:-1],
-        bytes(commit_entry(0).body) + b"\0",
-        bytes(24),
-        commit_entry(POSITION + 1).body,
+        bytes(COMMIT.to_entry().body)[:-1],
+        bytes(COMMIT.to_entry().body) + b"\0",
+        bytes(32),
+        Commit(POSITION + 1, 0).to_entry().body,
     ],
 )
 def test_an_impossible_commit_is_refused(body: bytes) -> None:
     with pytest.raises(LogCorruptionError, match="COMMIT"):
-        decode_durable_upto(Entry(EntryKind.COMMIT, 0, 0, 0, 0, body), POSITION)
+        decode_commit(Entry(EntryKind.COMMIT, 0, 0, 0, 0, body), POSITION)

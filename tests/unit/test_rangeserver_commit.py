@@ -4,28 +4,27 @@ import asyncio
 
 import pytest
 from held_disk import HeldDisk
+from log_files import created, open_log
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, ThrottledError
-from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.log import Log
 from sbp_core.rangeserver.commit import GroupCommitter
 
 
 def entry(number):
-    return Entry(EntryKind.BATCH, 1, 0, number, 1, b"body %d" % number)
+    return created(1, number)
 
 
 def run(tmp_path, body):
     async def main():
         disk = HeldDisk()
         disk.gate.set()
-        log = Log.open(tmp_path / "log", on_entry=lambda *_: None, disk=disk)
+        log = open_log(disk, tmp_path / "log")
         disk.gate.clear()
         disk.sync_count = 0
         durable = []
         committer = GroupCommitter(log)
-        committer.start(lambda done, place: durable.append(done.base_offset))
+        committer.start(lambda ranges: durable.extend(each.range_index for each in ranges))
         try:
             await asyncio.wait_for(body(committer, disk, durable), 30)
         finally:

@@ -1,0 +1,82 @@
+"""Reading the bodies of batches, each verified: what rotted on the disk is never served.
+
+Batches that lie close together are read in one go. What a batch's octets must be follows from its
+place and from whose it is, so an index that is wrong is noticed as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.damage import corruption
+from sbp_core.log.entry import ENTRY_HEADER_BYTES, EntryKind, decode_entry
+from sbp_core.log.range_states import RangeKey
+from sbp_core.log.rows import Slot
+
+_SPAN_WASTE_MAX: Final = 2
+"""Read batches in one go while at most half of the octets belong to other ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """The bodies of the first of the batches that were asked for.
+
+    `error` says why the next one could not be read: LogCorruptionError if it is damaged.
+    """
+
+    octets: tuple[memoryview, ...]
+    error: LogError | None = None
+
+
+def read_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies:
+    """Read the bodies of `slots`, which are batches of one range, up to the first that fails."""
+    octets: list[memoryview] = []
+    try:
+        for span in _spans(slots):
+            first = span[0].location.position
+            data = memoryview(span[0].view.read(first, span[-1].location.end - first))
+            for slot in span:
+                start = slot.location.position - first
+                octets.append(_verified(key, slot, data[start : start + slot.location.length]))
+    except LogError as error:
+        return Bodies(tuple(octets), error)
+    return Bodies(tuple(octets))
+
+
+def _spans(slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
+    """Cut `slots` into runs that are worth one read each."""
+    start = wanted = 0
+    for at, slot in enumerate(slots):
+        length = slot.location.end - slots[start].location.position
+        wanted += slot.location.length
+        if slot.view is not slots[start].view or length > _SPAN_WASTE_MAX * wanted:
+            yield slots[start:at]
+            start, wanted = at, slot.location.length
+    if slots:
+        yield slots[start:]
+
+
+def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
+    """Return the body of the batch in `data`. Raises LogCorruptionError."""
+    position = slot.location.position
+    try:
+        entry = decode_entry(data, position)
+        if (entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count) != (
+            EntryKind.BATCH,
+            *key,
+            slot.base_offset,
+            slot.count,
+        ):
+            raise LogCorruptionError(f"another batch was expected here than {entry.kind.name}")
+    except LogCorruptionError as error:
+        stream_id, range_index = key
+        raise corruption(
+            slot.view.file.path,
+            position,
+            f"the batch of offsets [{slot.base_offset}, {slot.end_offset}) of range {range_index}"
+            f" of stream {stream_id} cannot be served: {error}",
+        ) from error
+    return data[ENTRY_HEADER_BYTES:]

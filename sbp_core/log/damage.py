@@ -1,0 +1,26 @@
+"""Damage to the log's files, in words that say where it is and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sbp_core.errors import LogCorruptionError
+
+
+def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
+    """Return the error for damage that must not be cut."""
+    return LogCorruptionError(
+        f"{path} is damaged at log position {position}: {reason}. Nothing was changed. Restore the"
+        f" file from a replica or a backup"
+    )
+
+
+@contextmanager
+def naming_damage(path: Path, position: int) -> Iterator[None]:
+    """Raise damage that the body finds in octets as damage of `path` at log position `position`."""
+    try:
+        yield
+    except LogCorruptionError as error:
+        raise corruption(path, position, str(error)) from error

@@ -1,0 +1,186 @@
+r"""The index of a full segment: `<base of the segment, 20 digits>.idx`, made to be mapped.
+
+Header (big-endian):
+
+    octets  field          type  meaning
+    0-7     magic                "SBPIDX\r\n"
+    8-11    version        u32   1
+    12-15   generation     u32   of the segment
+    16-23   base           u64   of the segment
+    24-31   segment_bytes  u64   length of the segment's file
+    32-39   range_count    u64
+    40-47   row_count      u64
+    48-51   body_crc       u32   CRC-32C of all behind the header
+    52-55   crc            u32   CRC-32C of the 52 octets before
+
+Body: columns, little-endian, one after the other. The ranges are all those known at the end of the
+segment, by stream and index, as they were there; `row_end` is where the rows of each end. The rows
+are the segment's batches in the order of the ranges and, within one, of the offsets.
+
+    ranges  stream_id i64, start_offset i64, next_offset i64, row_end i64
+    rows    base_offset i64, position i64, time_ms u64, count u32, length u32
+    ranges  range_index i32, state_code u8
+
+The file can be made again from its segment, so it is written without a sync and checked when it is
+opened.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.limits import LOG_SCAN_BYTES
+from sbp_core.log.disk import DiskFile
+from sbp_core.log.entry import Location
+from sbp_core.log.range_states import LoggedRange, RangeKey
+from sbp_core.log.rows import RangeRows, SegmentRows, Slot
+from sbp_core.log.segment import Segment, SegmentView
+from sbp_core.wire.checksum import Octets, crc32c
+
+INDEX_MAGIC: Final = b"SBPIDX\r\n"
+INDEX_VERSION: Final = 1
+
+_FIELDS: Final = struct.Struct(">8sIIQQQQI")
+_CRC: Final = struct.Struct(">I")
+_I8: Final = np.dtype("<i8")
+_U8: Final = np.dtype("<u8")
+_I4: Final = np.dtype("<i4")
+_U4: Final = np.dtype("<u4")
+_U1: Final = np.dtype("u1")
+_COLUMNS: Final = (
+    ("stream_id", _I8, "ranges"),
+    ("start_offset", _I8, "ranges"),
+    ("next_offset", _I8, "ranges"),
+    ("row_end", _I8, "ranges"),
+    ("base_offset", _I8, "rows"),
+    ("position", _I8, "rows"),
+    ("time_ms", _U8, "rows"),
+    ("count", _U4, "rows"),
+    ("length", _U4, "rows"),
+    ("range_index", _I4, "ranges"),
+    ("state_code", _U1, "ranges"),
+)
+_SLOTS_PER_STEP: Final = 256
+
+INDEX_HEADER_BYTES: Final = _FIELDS.size + _CRC.size
+
+
+def index_path(directory: Path, base: int) -> Path:
+    """Return the path of the index of the segment that starts at position `base`."""
+    return directory / f"{base:020d}.idx"
+
+
+def encode_index(
+    segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
+) -> list[Octets]:
+    """Return the octets of a segment's index; `ranges` are in order, as they are at its end."""
+    empty = RangeRows()
+    found = [rows.maybe_rows(logged.key) or empty for logged in ranges]
+    row_ends = np.cumsum([len(each.base_offset) for each in found], dtype=_I8)
+    body = [
+        row_ends.tobytes()
+        if name == "row_end"
+        else np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
+        if owner == "ranges"
+        else _joined([getattr(each, name) for each in found], dtype)
+        for name, dtype, owner in _COLUMNS
+    ]
+    fields = _FIELDS.pack(
+        INDEX_MAGIC,
+        INDEX_VERSION,
+        segment.generation,
+        segment.base,
+        segment.size,
+        len(ranges),
+        int(row_ends[-1]) if ranges else 0,
+        crc32c(body),
+    )
+    return [fields + _CRC.pack(crc32c((fields,))), *body]
+
+
+def _joined(columns: Sequence[Any], dtype: np.dtype[Any]) -> bytes:
+    """Return arrays of machine integers, one after the other, in the file's order of octets."""
+    octets = b"".join(columns)
+    return np.frombuffer(octets, dtype.newbyteorder("=")).astype(dtype, copy=False).tobytes()
+
+
+def check_index(file: DiskFile, segment: Segment) -> None:
+    """Check that `file` is the whole, intact index of `segment`.
+
+    Raises LogCorruptionError with the reason, or OSError.
+    """
+    head = file.pread(INDEX_HEADER_BYTES, 0)
+    if len(head) < INDEX_HEADER_BYTES or _CRC.unpack_from(head, _FIELDS.size)[0] != crc32c(
+        (head[: _FIELDS.size],)
+    ):
+        raise LogCorruptionError("its header is damaged")
+    magic, version, generation, base, size, range_count, row_count, body_crc = _FIELDS.unpack_from(
+        head
+    )
+    if (magic, version) != (INDEX_MAGIC, INDEX_VERSION):
+        raise LogCorruptionError(f"it has format version {version}, not {INDEX_VERSION}")
+    if (generation, base, size) != (segment.generation, segment.base, segment.size):
+        raise LogCorruptionError("it belongs to another state of the segment")
+    counts = {"ranges": range_count, "rows": row_count}
+    length = INDEX_HEADER_BYTES + sum(
+        counts[owner] * dtype.itemsize for _, dtype, owner in _COLUMNS
+    )
+    if file.size() != length:
+        raise LogCorruptionError(f"it has {file.size()} octets, expected {length}")
+    crc = 0
+    for start in range(INDEX_HEADER_BYTES, length, LOG_SCAN_BYTES):
+        crc = crc32c((file.pread(LOG_SCAN_BYTES, start),), crc)
+    if crc != body_crc:
+        raise LogCorruptionError(f"it has the checksum {crc:08x}, expected {body_crc:08x}")
+
+
+class SegmentIndex:
+    """The index of one segment, over octets that were checked."""
+
+    def __init__(self, data: Octets) -> None:
+        *_, range_count, row_count, _ = _FIELDS.unpack_from(data)
+        counts = {"ranges": range_count, "rows": row_count}
+        self._columns: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
+        start = INDEX_HEADER_BYTES
+        for name, dtype, owner in _COLUMNS:
+            self._columns[name] = np.frombuffer(data, dtype, counts[owner], start)
+            start += counts[owner] * dtype.itemsize
+
+    def next_offset(self, key: RangeKey) -> int:
+        """Return where a range went on at the end of the segment, -1 if it did not exist then."""
+        at = self._maybe_range(key)
+        return -1 if at is None else int(self._columns["next_offset"][at])
+
+    def slots_from(self, key: RangeKey, offset: int, view: SegmentView) -> Iterator[Slot]:
+        """Yield the range's batches from the last that starts at `offset` or before."""
+        at = self._maybe_range(key)
+        if at is None:
+            return
+        row_ends, base_offsets = self._columns["row_end"], self._columns["base_offset"]
+        start = int(row_ends[at - 1]) if at else 0
+        end = int(row_ends[at])
+        first = start + int(base_offsets[start:end].searchsorted(offset, "right")) - 1
+        for step in range(max(first, start), end, _SLOTS_PER_STEP):
+            rows = slice(step, min(step + _SLOTS_PER_STEP, end))
+            for base_offset, count, position, length in zip(
+                *(
+                    self._columns[name][rows].tolist()
+                    for name in ("base_offset", "count", "position", "length")
+                ),
+                strict=True,
+            ):
+                yield Slot(base_offset, count, Location(position, length), view)
+
+    def _maybe_range(self, key: RangeKey) -> int | None:
+        stream_id, range_index = key
+        stream_ids, range_indexes = self._columns["stream_id"], self._columns["range_index"]
+        start = int(stream_ids.searchsorted(stream_id, "left"))
+        end = int(stream_ids.searchsorted(stream_id, "right"))
+        at = start + int(range_indexes[start:end].searchsorted(range_index))
+        return at if at < end and range_indexes[at] == range_index else None

@@ -1,0 +1,176 @@
+"""From a range and an offset to the batches that hold it, over all segments.
+
+The batches of the active segment are found in memory, those of the full ones by their index files.
+A missing or stale index file is made again from its segment by whoever needs it first.
+
+Every lookup may run in any thread. What it shares with the writer is one immutable `Extent`, which
+the writer replaces whole, and rows that only grow.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.limits import INDEX_FILES_OPEN_MAX
+from sbp_core.log.damage import corruption
+from sbp_core.log.disk import Disk, write_file
+from sbp_core.log.entry import EntryKind
+from sbp_core.log.index_file import SegmentIndex, check_index, encode_index, index_path
+from sbp_core.log.range_states import LoggedRange, RangeKey
+from sbp_core.log.rows import SegmentRows, Slot
+from sbp_core.log.scan import Damage, SegmentScanner, read_snapshot
+from sbp_core.log.segment import Segment, SegmentView, SegmentViews
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What of the log can be read: the full segments, and the durable `rows` of the active one."""
+
+    sealed: tuple[Segment, ...]
+    active: SegmentView
+    rows: SegmentRows
+
+
+@dataclass(slots=True)
+class _OpenIndex:
+    """The place of an index among the open ones; who holds the lock fills it."""
+
+    index: SegmentIndex | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class BatchLookup:
+    """Finds batches. At most INDEX_FILES_OPEN_MAX indexes are open."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._views = SegmentViews(disk, directory)
+        self._indexes: OrderedDict[Segment, _OpenIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def slots_from(self, extent: Extent, key: RangeKey, offset: int) -> Iterator[Slot]:
+        """Yield the batches of a range from the one that holds `offset` to the last.
+
+        Raises LogCorruptionError where the next batch is lost, LogError when the disk fails.
+        """
+        first = 0
+        while True:
+            rows = extent.rows.maybe_rows(key)
+            if rows is not None and offset >= rows.first_offset:
+                slots = rows.slots_from(offset, extent.active)
+                yield from _contiguous(slots, key, offset, extent.active)
+                return
+            at = bisect_right(
+                range(len(extent.sealed)),
+                offset,
+                lo=first,
+                key=lambda at: self._index(extent, at).next_offset(key),
+            )
+            if at == len(extent.sealed):
+                return
+            index, view = self._index(extent, at), self._views.view(extent.sealed[at])
+            for slot in _contiguous(index.slots_from(key, offset, view), key, offset, view):
+                yield slot
+                offset = slot.end_offset
+            if offset < index.next_offset(key):
+                raise _lost(view, key, offset, index.next_offset(key))
+            first = at + 1
+
+    def write_index(
+        self, segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
+    ) -> None:
+        """Write the index of a segment that is full. A failure is logged, and costs time only."""
+        path = index_path(self._directory, segment.base)
+        try:
+            write_file(self._disk, path, encode_index(segment, ranges, rows), is_durable=False)
+        except OSError as error:
+            _LOG.warning("%s could not be written and will be made again: %s", path, error)
+
+    def clear(self) -> None:
+        """Let all files go."""
+        with self._lock:
+            self._indexes.clear()
+        self._views.clear()
+
+    def _index(self, extent: Extent, at: int) -> SegmentIndex:
+        segment = extent.sealed[at]
+        with self._lock:
+            place = self._indexes.setdefault(segment, _OpenIndex())
+            self._indexes.move_to_end(segment)
+            if len(self._indexes) > INDEX_FILES_OPEN_MAX:
+                self._indexes.popitem(last=False)
+        with place.lock:
+            if place.index is None:
+                place.index = self._maybe_load(segment) or self._rebuild(extent, at)
+            return place.index
+
+    def _maybe_load(self, segment: Segment) -> SegmentIndex | None:
+        path = index_path(self._directory, segment.base)
+        try:
+            file = self._disk.open(path, is_writable=False)
+            check_index(file, segment)
+            return SegmentIndex(file.map())
+        except (OSError, LogCorruptionError) as error:
+            _LOG.warning("%s is of no use (%s): it is made again", path, error)
+            return None
+
+    def _rebuild(self, extent: Extent, at: int) -> SegmentIndex:
+        """Make an index from its segment and the snapshot that the one behind it begins with."""
+        segment = extent.sealed[at]
+        is_last = at + 1 == len(extent.sealed)
+        following = extent.active if is_last else self._views.view(extent.sealed[at + 1])
+        ranges = read_snapshot(following)
+        rows = _read_rows(self._views.view(segment))
+        self.write_index(segment, ranges, rows)
+        return self._maybe_load(segment) or SegmentIndex(
+            b"".join(encode_index(segment, ranges, rows))
+        )
+
+
+def _read_rows(view: SegmentView) -> SegmentRows:
+    """Return the batches of a full segment, damaged ones too where their headers are intact."""
+    segment = view.segment
+    scanner = SegmentScanner(view.file, segment.base, segment.size)
+    rows = SegmentRows()
+    for item in scanner.entries():
+        if isinstance(item, Damage):
+            _LOG.error("%s", corruption(view.file.path, item.position, item.reason))
+            found = item.maybe_batch()
+        else:
+            found = item
+        if found is not None and found[0].kind is EntryKind.BATCH:
+            rows.append(*found, scanner.time_ms)
+    return rows
+
+
+def _contiguous(
+    slots: Iterable[Slot], key: RangeKey, offset: int, view: SegmentView
+) -> Iterator[Slot]:
+    """Yield slots from the one that holds `offset`, as long as there is no gap between them."""
+    for slot in slots:
+        if slot.end_offset <= offset:
+            continue
+        if slot.base_offset > offset:
+            raise _lost(view, key, offset, slot.base_offset)
+        yield slot
+        offset = slot.end_offset
+
+
+def _lost(view: SegmentView, key: RangeKey, start: int, end: int) -> LogCorruptionError:
+    return corruption(
+        view.file.path,
+        view.segment.base,
+        f"the batches of offsets [{start}, {end}) of range {key[1]} of stream {key[0]} cannot be"
+        f" found in it",
+    )

@@ -1,0 +1,254 @@
+"""What the entries of a log say of its ranges: entries in, states out.
+
+A SNAPSHOT group carries the states of all ranges in chunks, each a SNAPSHOT entry: `base_offset`
+is the number of ranges in all chunks, `count` that in this one. Its body is one column after the
+other, little-endian, of so many values each: stream_id i64, start_offset i64, next_offset i64,
+range_index i32, state_code u8.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
+from sbp_core.log.entry import Entry, EntryKind
+
+STATE_COLUMNS: Final = (
+    ("stream_id", np.dtype("<i8")),
+    ("start_offset", np.dtype("<i8")),
+    ("next_offset", np.dtype("<i8")),
+    ("range_index", np.dtype("<i4")),
+    ("state_code", np.dtype("u1")),
+)
+_STATE_BYTES: Final = sum(dtype.itemsize for _, dtype in STATE_COLUMNS)
+
+
+class RangeState(enum.Enum):
+    """Life of a range, which goes this way only."""
+
+    OPEN = "open"
+    SEALED = "sealed"
+    DELETED = "deleted"
+
+    @property
+    def code(self) -> int:
+        """What stands for it on the disk; it grows with the range's life."""
+        return _STATES.index(self)
+
+    def or_later(self, other: RangeState) -> RangeState:
+        """Return the later of both."""
+        return max(self, other, key=_STATES.index)
+
+
+_STATES: Final = tuple(RangeState)
+
+RangeKey = tuple[int, int]
+"""(stream id, range index)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRange:
+    """A range as the log has it: records [start_offset, next_offset), the first not trimmed."""
+
+    stream_id: int
+    range_index: int
+    start_offset: int
+    next_offset: int
+    state: RangeState = RangeState.OPEN
+
+    @property
+    def key(self) -> RangeKey:
+        """What tells it from the others."""
+        return self.stream_id, self.range_index
+
+    @property
+    def state_code(self) -> int:
+        """Its state, as it stands on the disk."""
+        return self.state.code
+
+
+class RangeStates:
+    """The states of all ranges at one position of the log."""
+
+    def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:
+        self._streams: dict[int, dict[int, LoggedRange]] = {}
+        for logged in ranges:
+            self._put(logged)
+
+    def __iter__(self) -> Iterator[LoggedRange]:
+        """Iterate over all ranges by stream and index."""
+        for _, ranges in sorted(self._streams.items()):
+            for _, logged in sorted(ranges.items()):
+                yield logged
+
+    def after(self, entries: Iterable[Entry]) -> dict[RangeKey, LoggedRange]:
+        """Return the ranges that `entries` change, as they are after the last one.
+
+        Raises LogCorruptionError when an entry contradicts those before it, and LogError for a kind
+        that only a newer version knows what to do with.
+        """
+        changed: dict[RangeKey, LoggedRange] = {}
+        for entry in entries:
+            for logged in self._touched(entry, changed):
+                changed[logged.key] = logged
+        return changed
+
+    def update(self, changed: Mapping[RangeKey, LoggedRange]) -> None:
+        """Move on to what `after` returned."""
+        for logged in changed.values():
+            self._put(logged)
+
+    def _put(self, logged: LoggedRange) -> None:
+        self._streams.setdefault(logged.stream_id, {})[logged.range_index] = logged
+
+    def _touched(
+        self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]
+    ) -> Sequence[LoggedRange]:
+        match entry.kind:
+            case EntryKind.BATCH:
+                return (_with_batch(self._known(entry, changed), entry),)
+            case EntryKind.RANGE_CREATED:
+                # A range may be announced and looked up at the same time: the first entry counts.
+                if self._maybe_range(entry, changed) is not None:
+                    return ()
+                at = entry.base_offset
+                return (LoggedRange(entry.stream_id, entry.range_index, at, at),)
+            case EntryKind.SEAL:
+                return (_no_earlier_than(self._known(entry, changed), RangeState.SEALED),)
+            case EntryKind.TRIM:
+                ranges = self._ranges_of(entry.stream_id, changed)
+                return [_trimmed(logged, entry.base_offset) for logged in ranges]
+            case EntryKind.STREAM_DELETED:
+                ranges = self._ranges_of(entry.stream_id, changed)
+                return [_no_earlier_than(logged, RangeState.DELETED) for logged in ranges]
+            case _:
+                raise LogError(
+                    f"entries of kind {entry.kind.name} are written by a newer version; run that"
+                    f" version on this folder"
+                )
+
+    def _maybe_range(
+        self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]
+    ) -> LoggedRange | None:
+        found = changed.get((entry.stream_id, entry.range_index))
+        if found is not None:
+            return found
+        return self._streams.get(entry.stream_id, {}).get(entry.range_index)
+
+    def _known(self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]) -> LoggedRange:
+        found = self._maybe_range(entry, changed)
+        if found is None:
+            raise LogCorruptionError(
+                f"an entry of range {entry.range_index} of stream {entry.stream_id}, which was"
+                f" never created"
+            )
+        return found
+
+    def _ranges_of(
+        self, stream_id: int, changed: Mapping[RangeKey, LoggedRange]
+    ) -> Iterable[LoggedRange]:
+        own = {logged.key: logged for logged in self._streams.get(stream_id, {}).values()}
+        own |= {key: logged for key, logged in changed.items() if key[0] == stream_id}
+        return own.values()
+
+
+def _with_batch(logged: LoggedRange, entry: Entry) -> LoggedRange:
+    if (
+        logged.state is not RangeState.OPEN
+        or entry.count < 1
+        or entry.base_offset != logged.next_offset
+    ):
+        raise LogCorruptionError(
+            f"a batch of {entry.count} records at offset {entry.base_offset} cannot follow in range"
+            f" {logged.range_index} of stream {logged.stream_id}, which is {logged.state.name}:"
+            f" expected at least 1 record at offset {logged.next_offset}"
+        )
+    return LoggedRange(
+        logged.stream_id,
+        logged.range_index,
+        logged.start_offset,
+        logged.next_offset + entry.count,
+    )
+
+
+def _trimmed(logged: LoggedRange, offset: int) -> LoggedRange:
+    """Not beyond its end, and never back."""
+    start_offset = max(logged.start_offset, min(offset, logged.next_offset))
+    return replace(logged, start_offset=start_offset)
+
+
+def _no_earlier_than(logged: LoggedRange, state: RangeState) -> LoggedRange:
+    return replace(logged, state=logged.state.or_later(state))
+
+
+def encode_states(ranges: Sequence[LoggedRange]) -> bytes:
+    """Return the columns of `ranges`."""
+    return b"".join(
+        np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
+        for name, dtype in STATE_COLUMNS
+    )
+
+
+def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
+    """Return `count` ranges from their columns. Raises LogCorruptionError."""
+    if len(data) != count * _STATE_BYTES:
+        raise LogCorruptionError(
+            f"{count} states take {count * _STATE_BYTES} octets, not {len(data)}"
+        )
+    columns: list[list[int]] = []
+    start = 0
+    for _, dtype in STATE_COLUMNS:
+        columns.append(np.frombuffer(data, dtype, count, start).tolist())
+        start += count * dtype.itemsize
+    stream_ids, starts, nexts, indexes, codes = columns
+    if max(codes, default=0) >= len(_STATES):
+        raise LogCorruptionError(f"{max(codes)} is no state of a range")
+    states = (_STATES[code] for code in codes)
+    return list(map(LoggedRange, stream_ids, indexes, starts, nexts, states))
+
+
+def encode_snapshot(states: RangeStates) -> list[Entry]:
+    """Return the SNAPSHOT entries of `states`, at least one."""
+    ranges = list(states)
+    chunks = [
+        ranges[start : start + SNAPSHOT_RANGES_PER_ENTRY]
+        for start in range(0, len(ranges), SNAPSHOT_RANGES_PER_ENTRY)
+    ]
+    return [
+        Entry(EntryKind.SNAPSHOT, 0, index, len(ranges), len(chunk), encode_states(chunk))
+        for index, chunk in enumerate(chunks or [[]])
+    ]
+
+
+class SnapshotReader:
+    """Puts the SNAPSHOT entries of a segment together."""
+
+    def __init__(self) -> None:
+        self.ranges: list[LoggedRange] = []
+        self._expected_count = -1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranges are there."""
+        return len(self.ranges) == self._expected_count
+
+    def add(self, entry: Entry) -> bool:
+        """Take the next entry of the segment; return whether it completes the snapshot.
+
+        Raises LogCorruptionError if it does not follow.
+        """
+        expected = entry.base_offset if self._expected_count < 0 else self._expected_count
+        if entry.kind is not EntryKind.SNAPSHOT or entry.base_offset != expected:
+            raise LogCorruptionError(
+                f"an entry of kind {entry.kind.name} stands where the segment's snapshot of its"
+                f" ranges should go on: {len(self.ranges)} of {expected} are here"
+            )
+        self._expected_count = expected
+        self.ranges += decode_states(memoryview(entry.body), entry.count)
+        return self.is_complete

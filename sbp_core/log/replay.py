@@ -1,0 +1,175 @@
+"""Reading a segment for what its entries add up to, and finding where the log ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.log.damage import corruption, naming_damage
+from sbp_core.log.disk import DiskFile, translate_os_error
+from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.range_states import RangeStates, SnapshotReader
+from sbp_core.log.rows import SegmentRows
+from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
+from sbp_core.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    read_segment,
+    write_segment_header,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """What was cut: `cut_bytes` octets of `path`, from log position `position` on, and why."""
+
+    path: Path
+    position: int
+    cut_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedBatch:
+    """A batch that was acknowledged and cannot be served: records [base_offset, end_offset)."""
+
+    path: Path
+    position: int
+    stream_id: int
+    range_index: int
+    base_offset: int
+    end_offset: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Replay:
+    """The ranges at the end of a segment, and its batches."""
+
+    snapshot: SnapshotReader = field(default_factory=SnapshotReader)
+    states: RangeStates = field(default_factory=RangeStates)
+    rows: SegmentRows = field(default_factory=SegmentRows)
+    entry_count: int = 0
+
+    def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
+        """Take in the next entry. Raises LogCorruptionError if it contradicts those before it."""
+        if not self.snapshot.is_complete:
+            if self.snapshot.add(entry):
+                self.states = RangeStates(self.snapshot.ranges)
+            return
+        self.states.update(self.states.after([entry]))
+        self.entry_count += 1
+        if entry.kind is EntryKind.BATCH:
+            self.rows.append(entry, location, time_ms)
+
+
+def replay_segment(file: DiskFile, segment: Segment) -> Replay:
+    """Read a full segment. Raises LogCorruptionError for damage other than to a batch's body."""
+    replay = Replay()
+    scanner = SegmentScanner(file, segment.base, segment.size)
+    for item in scanner.entries():
+        found = item.maybe_batch() if isinstance(item, Damage) else item
+        if found is None:
+            assert isinstance(item, Damage)
+            raise corruption(file.path, item.position, item.reason)
+        with naming_damage(file.path, found[1].position):
+            replay.apply(*found, scanner.time_ms)
+    if not replay.snapshot.is_complete:
+        reason = "the segment ends within the snapshot of its ranges"
+        raise corruption(file.path, scanner.position, reason)
+    return replay
+
+
+class LastSegment:
+    """The segment in which the log goes on: `read` it, then `repair` it where a crash tore it.
+
+    Then it ends at `end`.
+    """
+
+    def __init__(self, file: DiskFile, base: int) -> None:
+        self.replay = Replay()
+        self.durable_upto = base
+        self.torn_tail: TornTail | None = None
+        self.damaged_batches: list[DamagedBatch] = []
+        self.end = base + SEGMENT_HEADER_BYTES
+        self._file = file
+        self._base = base
+        with translate_os_error(LogError, "reading the size of", file.path):
+            self._size = file.size()
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether the first group is there; without it, nothing is."""
+        return self.replay.snapshot.is_complete
+
+    def read(self) -> None:
+        """Read all that is there; change nothing. Raises LogError."""
+        try:
+            segment = read_segment(self._file, self._base)
+        except LogCorruptionError as error:
+            if self._size > SEGMENT_HEADER_BYTES:  # entries are written only behind a synced header
+                raise
+            self.torn_tail = TornTail(self._file.path, self._base, self._size, str(error))
+            return
+        if segment.end != self._base + self._size:
+            reason = "this segment was compacted, and the ones behind it are missing"
+            raise corruption(self._file.path, segment.end, reason)
+        scanner = SegmentScanner(self._file, self._base, self._size)
+        torn = self._read_entries(scanner)
+        self.durable_upto = max(self.durable_upto, scanner.durable_upto)
+        if self.has_snapshot:
+            self.end = torn.position if torn else scanner.position
+        if self.end < self._base + self._size:
+            reason = torn.reason if torn else "the file ends within the snapshot of its ranges"
+            cut_bytes = self._base + self._size - self.end
+            self.torn_tail = TornTail(self._file.path, self.end, cut_bytes, reason)
+
+    def repair(self) -> None:
+        """Cut what is torn. Raises LogWriteError."""
+        if self.torn_tail is None:
+            return
+        with translate_os_error(LogWriteError, "cutting the torn tail of", self._file.path):
+            if self.torn_tail.position == self._base:
+                write_segment_header(self._file, self._base)
+            else:
+                self._file.truncate(self.end - self._base)
+                self._file.fsync()
+
+    def _read_entries(self, scanner: SegmentScanner) -> Damage | None:
+        """Read up to the end, or to the first damage that may be a torn tail."""
+        for item in scanner.entries():
+            if isinstance(item, Damage):
+                proof = maybe_find_proof(self._file, self._base, item.position)
+                if proof is None:
+                    return item
+                found = self._go_around(item, proof)
+            else:
+                found = item
+            with naming_damage(self._file.path, found[1].position):
+                self.replay.apply(*found, scanner.time_ms)
+        return None
+
+    def _go_around(self, damage: Damage, proof: int) -> tuple[Entry, Location]:
+        """Note damage to a batch that was acknowledged. Raises LogCorruptionError for any other."""
+        found = damage.maybe_batch()
+        if found is None:
+            raise corruption(
+                self._file.path,
+                damage.position,
+                f"{damage.reason}; the group commit at position {proof} proves that it was synced"
+                f" before",
+            )
+        entry, location = found
+        self.damaged_batches.append(
+            DamagedBatch(
+                self._file.path,
+                location.position,
+                entry.stream_id,
+                entry.range_index,
+                entry.base_offset,
+                entry.base_offset + entry.count,
+                damage.reason,
+            )
+        )
+        return found

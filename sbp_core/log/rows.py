@@ -1,0 +1,89 @@
+"""Where the batches of one segment are, in memory: 32 octets for each."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sbp_core.log.entry import Entry, Location
+from sbp_core.log.range_states import RangeKey
+from sbp_core.log.segment import SegmentView
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One batch: records [base_offset, base_offset + count), found at `location` of `view`."""
+
+    base_offset: int
+    count: int
+    location: Location
+    view: SegmentView
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last record."""
+        return self.base_offset + self.count
+
+
+class RangeRows:
+    """The batches of one range in one segment, in the order of their offsets.
+
+    One thread may append while others read: they see a batch only when it is complete.
+    """
+
+    __slots__ = ("base_offset", "count", "length", "position", "time_ms")
+
+    def __init__(self) -> None:
+        self.count = array("I")
+        self.position = array("q")
+        self.length = array("I")
+        self.time_ms = array("Q")
+        self.base_offset = array("q")  # written last: its length is that of the rows
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first record."""
+        return self.base_offset[0]
+
+    def append(self, base_offset: int, count: int, location: Location, time_ms: int) -> None:
+        """Add the next batch."""
+        self.count.append(count)
+        self.position.append(location.position)
+        self.length.append(location.length)
+        self.time_ms.append(time_ms)
+        self.base_offset.append(base_offset)
+
+    def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
+        """Yield the batches from the last that starts at `offset` or before.
+
+        Also those that are appended meanwhile.
+        """
+        row = max(bisect_right(self.base_offset, offset) - 1, 0)
+        while row < len(self.base_offset):
+            location = Location(self.position[row], self.length[row])
+            yield Slot(self.base_offset[row], self.count[row], location, view)
+            row += 1
+
+
+class SegmentRows:
+    """The batches of one segment, by range."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[RangeKey, RangeRows] = {}
+
+    def append(self, entry: Entry, location: Location, time_ms: int) -> None:
+        """Add the next BATCH entry."""
+        key = (entry.stream_id, entry.range_index)
+        rows = self._ranges.get(key)
+        if rows is None:
+            rows = RangeRows()
+            rows.append(entry.base_offset, entry.count, location, time_ms)
+            self._ranges[key] = rows  # with its first row, for who reads meanwhile
+        else:
+            rows.append(entry.base_offset, entry.count, location, time_ms)
+
+    def maybe_rows(self, key: RangeKey) -> RangeRows | None:
+        """Return the rows of a range, at least one, or None."""
+        return self._ranges.get(key)

@@ -1,0 +1,172 @@
+"""Reading a segment from its first entry to its last, through damage where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.limits import LOG_SCAN_BYTES
+from sbp_core.log.damage import corruption, naming_damage
+from sbp_core.log.disk import DiskFile, translate_os_error
+from sbp_core.log.entry import (
+    COMMIT_BYTES,
+    COMMIT_MARKER,
+    ENTRY_HEADER_BYTES,
+    Commit,
+    Entry,
+    EntryHeader,
+    EntryKind,
+    Location,
+    decode_commit,
+    decode_entry,
+    decode_entry_header,
+)
+from sbp_core.log.range_states import LoggedRange, SnapshotReader
+from sbp_core.log.segment import SEGMENT_HEADER_BYTES, SegmentView
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Octets from `position` on that are no entry, and why.
+
+    With `header` it is known which entry was there and where the next one starts; without it,
+    that, and how many entries are lost, is not.
+    """
+
+    position: int
+    reason: str
+    header: EntryHeader | None = None
+
+    def maybe_batch(self) -> tuple[Entry, Location] | None:
+        """Return the BATCH entry that was there, without its body, if that is known."""
+        if self.header is None or self.header.kind is not EntryKind.BATCH:
+            return None
+        return self.header.with_body(), Location(self.position, self.header.length)
+
+
+class SegmentScanner:
+    """Reads the entries of one segment in bounded memory.
+
+    `position` is where it reads next; `durable_upto` and `time_ms` are those of the last COMMIT.
+    """
+
+    def __init__(self, file: DiskFile, base: int, size: int) -> None:
+        self.position = base + SEGMENT_HEADER_BYTES
+        self.durable_upto = 0
+        self.time_ms = 0
+        self._file = file
+        self._base = base
+        self._end = base + size
+        self._window = memoryview(b"")
+        self._window_position = self.position
+
+    def entries(self) -> Iterator[tuple[Entry, Location] | Damage]:
+        """Yield each entry but COMMIT, and each damage.
+
+        Who asks for more after a damage gets what comes behind it: the next entry, or the next
+        group commit that can be found.
+        """
+        while self.position < self._end:
+            try:
+                header = decode_entry_header(self._view(ENTRY_HEADER_BYTES), self.position)
+            except LogCorruptionError as error:
+                yield Damage(self.position, str(error))
+                self.position = self._next_commit_position()
+                continue
+            position = self.position
+            self.position += header.length
+            try:
+                entry = self._decode(header, position)
+            except LogCorruptionError as error:
+                yield Damage(position, str(error), header)
+                continue
+            if entry.kind is not EntryKind.COMMIT:
+                yield entry, Location(position, header.length)
+
+    def _decode(self, header: EntryHeader, position: int) -> Entry:
+        if self.position > self._end:
+            self.position = self._end
+            raise LogCorruptionError(
+                f"an entry of {header.length} octets runs beyond the end of the file,"
+                f" {self._end - position} octets are left"
+            )
+        body = self._view_at(position, header.length)[ENTRY_HEADER_BYTES:]
+        header.check_body(body)
+        entry = header.with_body(body)
+        if entry.kind is EntryKind.COMMIT:
+            commit = decode_commit(entry, position)
+            self.durable_upto, self.time_ms = commit.durable_upto, commit.time_ms
+        return entry
+
+    def _next_commit_position(self) -> int:
+        commits = find_commits(self._file, self._base, self.position + 1)
+        return next((position for position, _ in commits), self._end)
+
+    def _view(self, length: int) -> memoryview:
+        return self._view_at(self.position, length)
+
+    def _view_at(self, position: int, length: int) -> memoryview:
+        """Return `length` octets, fewer at the end of the file."""
+        start = position - self._window_position
+        if not 0 <= start <= len(self._window) - length:
+            offset = position - self._base
+            self._window = memoryview(_pread(self._file, max(length, LOG_SCAN_BYTES), offset))
+            self._window_position, start = position, 0
+        return self._window[start : start + length]
+
+
+def read_snapshot(view: SegmentView) -> list[LoggedRange]:
+    """Return the ranges as they were at the base of a segment. Raises LogError."""
+    segment, path = view.segment, view.file.path
+    with translate_os_error(LogError, "reading the size of", path):
+        size = view.file.size()
+    scanner = SegmentScanner(view.file, segment.base, size)
+    snapshot = SnapshotReader()
+    for item in scanner.entries():
+        if isinstance(item, Damage):
+            raise corruption(path, item.position, item.reason)
+        with naming_damage(path, item[1].position):
+            is_complete = snapshot.add(item[0])
+        if is_complete:
+            return snapshot.ranges
+    raise corruption(path, scanner.position, "the segment ends within the snapshot of its ranges")
+
+
+def find_commits(file: DiskFile, base: int, position: int) -> Iterator[tuple[int, Commit]]:
+    """Yield the intact COMMIT entries from log position `position` on, found by their marker."""
+    offset = position - base
+    while True:
+        data = _pread(file, LOG_SCAN_BYTES, offset)
+        hit = data.find(COMMIT_MARKER)
+        while hit >= 0:
+            start = hit - ENTRY_HEADER_BYTES
+            candidate = base + offset + start
+            commit = _maybe_commit(data[max(start, 0) : start + COMMIT_BYTES], candidate)
+            if start >= 0 and commit is not None:
+                yield candidate, commit
+            hit = data.find(COMMIT_MARKER, hit + len(COMMIT_MARKER))
+        if len(data) < LOG_SCAN_BYTES:
+            return
+        offset += len(data) - (COMMIT_BYTES - 1)
+
+
+def maybe_find_proof(file: DiskFile, base: int, position: int) -> int | None:
+    """Return where, after `position`, a COMMIT entry proves that `position` was synced."""
+    for candidate, commit in find_commits(file, base, position):
+        if commit.durable_upto > position:
+            return candidate
+    return None
+
+
+def _maybe_commit(data: bytes, position: int) -> Commit | None:
+    try:
+        entry = decode_entry(memoryview(data), position)
+        return decode_commit(entry, position) if entry.kind is EntryKind.COMMIT else None
+    except LogError:
+        return None
+
+
+def _pread(file: DiskFile, length: int, offset: int) -> bytes:
+    with translate_os_error(LogError, "reading", file.path):
+        return file.pread(length, offset)

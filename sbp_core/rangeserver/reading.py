@@ -1,0 +1,91 @@
+"""From the log to the payload of a FETCH answer: which batches, and their octets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import LogError
+from sbp_core.log.batches import read_bodies
+from sbp_core.log.log import Log
+from sbp_core.log.range_states import RangeKey
+from sbp_core.log.rows import Slot
+from sbp_core.wire.checksum import Octets
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
+
+    `next_offset` is the range's tail, `end_offset` the bound of who asks, negative for none;
+    `max_bytes` counts bodies.
+    """
+
+    key: RangeKey
+    offset: int
+    next_offset: int
+    end_offset: int
+    max_bytes: int
+
+    @property
+    def stop_offset(self) -> int:
+        """Offset of the first record that is not wanted."""
+        return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
+
+
+async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> tuple[Slot, ...]:
+    """Return where the wanted batches are, on one of `threads` if the disk has to be asked.
+
+    Raises LogError when the first of them cannot be found.
+    """
+    if wanted.offset >= wanted.stop_offset:
+        return ()
+    if log.is_recent(wanted.key, wanted.offset):
+        return _take_slots(log, wanted)
+    return await asyncio.get_running_loop().run_in_executor(threads, _take_slots, log, wanted)
+
+
+def _take_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
+    slots: list[Slot] = []
+    taken_bytes = 0
+    try:
+        for slot in log.batches_from(wanted.key, wanted.offset):
+            taken_bytes += slot.location.body_length
+            is_too_much = slots and taken_bytes > wanted.max_bytes
+            if is_too_much or slot.base_offset >= wanted.stop_offset:
+                break
+            slots.append(slot)
+    except LogError:
+        if not slots:
+            raise
+    return tuple(slots)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBodies:
+    """The octets of the first `slot_count` slots, in buffers worth sending one by one.
+
+    `error` says why the next slot could not be read.
+    """
+
+    buffers: tuple[Octets, ...]
+    slot_count: int
+    error: LogError | None
+
+
+def read_slots(key: RangeKey, slots: Sequence[Slot]) -> SlotBodies:
+    """Read and verify the bodies of `slots`, in their order, up to the first that fails."""
+    bodies = read_bodies(key, slots)
+    if bodies.error is not None:
+        _LOG.error("%s", bodies.error)
+    buffers: tuple[Octets, ...] = bodies.octets
+    if sum(map(len, buffers)) < len(buffers) * limits.FETCH_JOIN_BYTES:
+        buffers = (b"".join(buffers),)
+    return SlotBodies(buffers, len(bodies.octets), bodies.error)

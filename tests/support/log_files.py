@@ -1,0 +1,96 @@
+"""What the tests of the log share: entries that need no others, and a look at all of its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from faulty_disk import FaultyDisk, Inode
+
+from sbp_core.log.disk import Disk
+from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.log import Log
+from sbp_core.log.scan import Damage, SegmentScanner
+from sbp_core.log.segment import maybe_segment_base, read_segment, segment_path
+
+DIRECTORY = Path("/log")
+NOW_MS = 1_700_000_000_123
+
+
+def open_log(disk: Disk, directory: Path = DIRECTORY, *, segment_bytes: int = 10_000) -> Log:
+    return Log.open(directory, disk=disk, now_ms=lambda: NOW_MS, segment_bytes=segment_bytes)
+
+
+def created(stream_id: int = 1, range_index: int = 0, start_offset: int = 0) -> Entry:
+    return Entry(EntryKind.RANGE_CREATED, stream_id, range_index, start_offset, 0)
+
+
+def batch(base_offset: int, count: int = 1, body: bytes = b"body", key: tuple = (1, 0)) -> Entry:
+    return Entry(EntryKind.BATCH, *key, base_offset, count, body)
+
+
+def note(number: int, size: int = 40) -> Entry:
+    """An entry with a body that may stand anywhere; any number once."""
+    body = bytes([number % 256]) * size
+    return Entry(EntryKind.RANGE_CREATED, number, 0, number * 10, 10, body)
+
+
+def logged(disk: Disk, directory: Path = DIRECTORY) -> list[tuple[Entry, Location]]:
+    """All entries of all segments as they are on the disk, but what the log adds itself."""
+    found: list[tuple[Entry, Location]] = []
+    for base in segment_bases(disk, directory):
+        file = disk.open(segment_path(directory, base), is_writable=False)
+        segment = read_segment(file, base)
+        for item in SegmentScanner(file, base, segment.size).entries():
+            assert not isinstance(item, Damage), item
+            entry, location = item
+            if entry.kind is not EntryKind.SNAPSHOT:
+                found.append((entry_copy(entry), location))
+        file.close()
+    return found
+
+
+def entries(disk: Disk, directory: Path = DIRECTORY) -> list[Entry]:
+    return [entry for entry, _ in logged(disk, directory)]
+
+
+def segment_bases(disk: Disk, directory: Path = DIRECTORY) -> list[int]:
+    names = disk.list_names(directory)
+    return sorted(base for name in names if (base := maybe_segment_base(name)) is not None)
+
+
+def entry_copy(entry: Entry) -> Entry:
+    fields = (entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count)
+    return Entry(*fields, bytes(entry.body))
+
+
+def disk_with(files: dict[Path, bytes]) -> FaultyDisk:
+    disk = FaultyDisk()
+    for path, data in files.items():
+        inode = Inode()
+        inode.cached, inode.durable = bytearray(data), bytearray(data)
+        disk.names[path] = disk.durable_names[path] = inode
+    return disk
+
+
+def contents(disk: FaultyDisk) -> dict[Path, bytes]:
+    return {path: bytes(inode.cached) for path, inode in disk.names.items()}
+
+
+def reopened(disk: FaultyDisk, segment_bytes: int = 10_000) -> tuple[Log, list[int]]:
+    """Open the log; return it, and the numbers of its notes."""
+    log = open_log(disk, segment_bytes=segment_bytes)
+    found = entries(disk)
+    assert found == [note(entry.stream_id, len(entry.body)) for entry in found]
+    assert {each.stream_id for each in log.ranges()} == {entry.stream_id for entry in found}
+    return log, [entry.stream_id for entry in found]
+
+
+def written(
+    groups: list[list[Entry]], *, is_clean: bool = False, segment_bytes: int = 10_000
+) -> tuple[dict[Path, bytes], list[Location]]:
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=segment_bytes)
+    locations = [location for group in groups for location in log.append(group).locations]
+    if is_clean:
+        log.close()
+    return contents(disk), locations

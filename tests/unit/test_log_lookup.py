@@ -1,0 +1,309 @@
+"""Finding batches over all segments, with index files as they should be and as they should not."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import DIRECTORY, batch, created, open_log, segment_bases
+
+from sbp_core import limits
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.batches import read_bodies
+from sbp_core.log.disk import OsDisk
+from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, Location
+from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
+from sbp_core.log.log import Log
+from sbp_core.log.segment import SEGMENT_HEADER_BYTES, segment_path
+
+KEYS = [(1, 0), (1, 1), (7, 0), (2**62, 3)]
+STARTS = dict(zip(KEYS, (0, 9, 100, 5), strict=True))
+
+
+class Filled:
+    """A log of some segments, and what is in it by key."""
+
+    def __init__(self, *, group_count: int = 40, segment_bytes: int = 1000) -> None:
+        choose = random.Random(3)
+        self.disk = FaultyDisk()
+        self.segment_bytes = segment_bytes
+        self.log = self.open()
+        self.batches: dict[tuple[int, int], list[Entry]] = {key: [] for key in KEYS}
+        self.locations: dict[tuple[int, ...], Location] = {}
+        self.log.append([created(*key, STARTS[key]) for key in KEYS])
+        for _ in range(group_count):
+            group: list[Entry] = []
+            tails = {key: self.tail(key) for key in KEYS}
+            for key in choose.choices(KEYS, (1, 1, 6, 2), k=choose.randrange(1, 5)):
+                body = choose.randbytes(choose.randrange(60))
+                group.append(batch(tails[key], choose.randrange(1, 4), body, key))
+                tails[key] += group[-1].count
+            for entry, at in zip(group, self.log.append(group).locations, strict=True):
+                self.batches[entry.stream_id, entry.range_index].append(entry)
+                self.locations[entry.stream_id, entry.range_index, entry.base_offset] = at
+
+    def tail(self, key: tuple[int, int]) -> int:
+        batches = self.batches[key]
+        return batches[-1].base_offset + batches[-1].count if batches else STARTS[key]
+
+    def open(self) -> Log:
+        self.disk.kill_process()
+        self.log = open_log(self.disk, segment_bytes=self.segment_bytes)
+        return self.log
+
+    def offsets(self) -> Iterator[tuple[tuple[int, int], int]]:
+        return ((key, at) for key in KEYS for at in range(STARTS[key], self.tail(key)))
+
+    def check(self, log: Log | None = None) -> None:
+        """Every batch is found from each of its offsets, with all that follow."""
+        log = log or self.log
+        for key, offset in self.offsets():
+            slots = list(log.batches_from(key, offset))
+            expected = [
+                each for each in self.batches[key] if each.base_offset + each.count > offset
+            ]
+            assert [slot.location for slot in slots] == [
+                self.locations[(*key, each.base_offset)] for each in expected
+            ]
+            bodies = read_bodies(key, slots)
+            assert bodies.error is None
+            assert list(bodies.octets) == [each.body for each in expected]
+
+    def index_paths(self) -> list[Path]:
+        return sorted(path for path in self.disk.names if path.suffix == ".idx")
+
+
+def test_batches_are_found_from_each_of_their_offsets_also_after_a_restart() -> None:
+    filled = Filled()
+    assert len(filled.index_paths()) == len(segment_bases(filled.disk)) - 1 > 5
+    filled.check()
+    filled.check(filled.open())
+    for key in (*KEYS, (1, 2), (3, 0)):
+        tail = filled.tail(key) if key in filled.batches else 0
+        assert list(filled.log.batches_from(key, tail)) == []
+
+
+def test_recent_is_what_the_active_segment_holds() -> None:
+    filled = Filled()
+    active = segment_bases(filled.disk)[-1]
+    found = {
+        is_recent: {
+            slot.location.position >= active
+            for key, offset in filled.offsets()
+            if filled.log.is_recent(key, offset) == is_recent
+            for slot in [next(filled.log.batches_from(key, offset))]
+        }
+        for is_recent in (True, False)
+    }
+    assert found == {True: {True}, False: {False}}
+    assert not filled.log.is_recent((3, 0), 0)
+
+
+def test_what_is_appended_meanwhile_is_found_too() -> None:
+    with open_log(FaultyDisk()) as log:
+        log.append([created(), batch(0)])
+        slots = log.batches_from((1, 0), 0)
+        assert next(slots).base_offset == 0
+        log.append([batch(1, 5)])
+        assert next(slots).end_offset == 6
+        assert next(slots, None) is None
+
+
+def test_indexes_that_are_gone_are_made_again_as_they_were() -> None:
+    filled = Filled()
+    before = {path: bytes(filled.disk.names[path].cached) for path in filled.index_paths()}
+    for path in before:
+        filled.disk.remove(path)
+    filled.check(filled.open())
+    assert {path: bytes(filled.disk.names[path].cached) for path in before} == before
+    opened = filled.disk.calls["open"]
+    filled.check()
+    assert filled.disk.calls["open"] == opened, "all is open already"
+
+
+def test_every_damaged_octet_and_every_cut_of_an_index_is_noticed() -> None:
+    filled = Filled(group_count=12)
+    path = filled.index_paths()[0]
+    good = bytes(filled.disk.names[path].cached)
+    spoilt = [good[:size] for size in range(0, len(good), 7)] + [good + b"\0"]
+    for at in range(len(good)):
+        damaged = bytearray(good)
+        damaged[at] ^= 1 << at % 8
+        spoilt.append(bytes(damaged))
+    for data in spoilt:
+        filled.disk.names[path].cached[:] = data
+        log = filled.open()
+        slots = [slot.location for slot in log.batches_from((7, 0), 100)]
+        assert slots == [filled.locations[7, 0, each.base_offset] for each in filled.batches[7, 0]]
+        assert filled.disk.names[path].cached == good
+
+
+def test_an_index_of_another_segment_is_not_taken() -> None:
+    filled = Filled()
+    first, second, *_ = filled.index_paths()
+    filled.disk.names[first], filled.disk.names[second] = (
+        filled.disk.names[second],
+        filled.disk.names[first],
+    )
+    filled.check(filled.open())
+
+
+def test_an_index_that_cannot_be_written_is_used_all_the_same() -> None:
+    filled = Filled(group_count=12)
+    for path in filled.index_paths():
+        filled.disk.remove(path)
+    log = filled.open()
+    filled.disk.fail("create", 1, 28)
+    filled.check(log)
+    assert filled.disk.injected == 1
+
+
+def test_every_damaged_octet_of_a_full_segment_costs_its_batch_and_no_other() -> None:
+    """With its index, and when the index has to be made from the damaged segment."""
+    filled = Filled(group_count=14)
+    base = segment_bases(filled.disk)[1]
+    segment = filled.disk.names[segment_path(DIRECTORY, base)]
+    index = index_path(DIRECTORY, base)
+    good_index = bytes(filled.disk.names[index].cached)
+    lost = {True: set(), False: set()}
+    for position in range(base + SEGMENT_HEADER_BYTES, base + len(segment.cached)):
+        segment.cached[position - base] ^= 4
+        for has_index in (True, False):
+            filled.disk.names[index].cached[:] = good_index if has_index else b""
+            log = filled.open()
+            for key, offset in filled.offsets():
+                (expected,) = (
+                    each
+                    for each in filled.batches[key]
+                    if each.base_offset <= offset < each.base_offset + each.count
+                )
+                error, octets = read_first(log, key, offset)
+                if error is None:
+                    assert octets == expected.body
+                else:
+                    assert isinstance(error, LogCorruptionError)
+                    assert f"range {key[1]} of stream {key[0]}" in str(error)
+                    lost[has_index].add((position, key, expected.base_offset))
+        segment.cached[position - base] ^= 4
+    at_fault = {
+        (position, key, entry.base_offset)
+        for key, batches in filled.batches.items()
+        for entry in batches
+        for location in [filled.locations[(*key, entry.base_offset)]]
+        if base < location.position < base + len(segment.cached)
+        for position in range(location.position, location.end)
+    }
+    assert lost[True] == at_fault
+    assert lost[False] > at_fault, "a damaged header hides what follows it in its group"
+    in_bodies = {
+        position
+        for location in filled.locations.values()
+        for position in range(location.position + ENTRY_HEADER_BYTES, location.end)
+    }
+    assert {each for each in lost[False] if each[0] in in_bodies} == {
+        each for each in at_fault if each[0] in in_bodies
+    }
+
+
+def read_first(log: Log, key: tuple[int, int], offset: int) -> tuple[LogError | None, bytes]:
+    try:
+        slot = next(log.batches_from(key, offset))
+    except LogError as error:
+        return error, b""
+    bodies = read_bodies(key, [slot])
+    return bodies.error, b"".join(bodies.octets)
+
+
+def test_a_reader_goes_on_with_the_file_that_it_found() -> None:
+    filled = Filled()
+    slots = list(filled.log.batches_from((7, 0), 100))
+    for path in list(filled.disk.names):
+        filled.disk.remove(path)
+    bodies = read_bodies((7, 0), slots)
+    assert list(bodies.octets) == [each.body for each in filled.batches[7, 0]]
+
+
+def test_a_segment_that_was_exchanged_under_an_open_log_is_noticed() -> None:
+    filled = Filled()
+    first, second, *_ = segment_bases(filled.disk)
+    names = filled.disk.names
+    names[segment_path(DIRECTORY, first)] = names[segment_path(DIRECTORY, second)]
+    with pytest.raises(LogError, match=f"belongs to {second}"):
+        next(filled.log.batches_from((7, 0), 100))
+
+
+def test_few_files_stay_open_however_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbp_core.log.segment.SEGMENT_FILES_OPEN_MAX", 4)
+    monkeypatch.setattr("sbp_core.log.lookup.INDEX_FILES_OPEN_MAX", 3)
+    filled = Filled()
+    assert len(segment_bases(filled.disk)) > 8
+    filled.check()
+    lookup = filled.log._lookup
+    assert len(lookup._views._views) == 4
+    assert len(lookup._indexes) == 3
+    assert limits.SEGMENT_FILES_OPEN_MAX > 4
+
+
+def test_a_closed_log_finds_nothing() -> None:
+    filled = Filled()
+    filled.log.close()
+    with pytest.raises(LogError, match="closed"):
+        filled.log.batches_from((7, 0), 100)
+
+
+def test_an_index_takes_37_octets_a_range_and_32_a_batch() -> None:
+    filled = Filled()
+    base, following, *_ = segment_bases(filled.disk)
+    rows = sum(base < at.position < following for at in filled.locations.values())
+    size = len(filled.disk.names[index_path(DIRECTORY, base)].cached)
+    assert size == INDEX_HEADER_BYTES + 37 * len(KEYS) + 32 * rows
+
+
+def test_readers_in_threads_find_whole_groups_while_the_writer_appends(tmp_path: Path) -> None:
+    """Each reads from random offsets up to the tail; some remove indexes meanwhile."""
+    log = open_log(OsDisk(), tmp_path, segment_bytes=4000)
+    log.append([created()])
+    failures: list[BaseException] = []
+    is_done = threading.Event()
+    tail = 0
+
+    def read_on(seed: int) -> None:
+        choose = random.Random(seed)
+        try:
+            while not is_done.is_set():
+                durable = tail
+                offset = choose.randrange(durable + 1)
+                slots = list(log.batches_from((1, 0), offset))
+                assert [slot.base_offset for slot in slots[: durable - offset]] == list(
+                    range(offset, durable)
+                )
+                bodies = read_bodies((1, 0), slots)
+                assert bodies.error is None
+                assert all(
+                    body == b"%d" % slot.base_offset * 20
+                    for slot, body in zip(slots, bodies.octets, strict=True)
+                )
+                if seed == 0:
+                    for path in list(tmp_path.glob("*.idx")):
+                        path.unlink(missing_ok=True)
+                    with log._lookup._lock:
+                        log._lookup._indexes.clear()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read_on, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(0, 600, 3):
+        log.append([batch(number + n, 1, b"%d" % (number + n) * 20) for n in range(3)])
+        tail = number + 3
+    is_done.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(segment_bases(OsDisk(), tmp_path)) > 5
+    log.close()

@@ -1,0 +1,134 @@
+"""The reducer: what entries make of ranges, and how a snapshot carries them over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from log_files import batch, created
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.range_states import (
+    LoggedRange,
+    RangeState,
+    RangeStates,
+    SnapshotReader,
+    encode_snapshot,
+)
+
+SEAL = Entry(EntryKind.SEAL, 1, 0, 5, 0)
+DELETE = Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)
+
+
+def trim(offset: int, stream_id: int = 1) -> Entry:
+    return Entry(EntryKind.TRIM, stream_id, -1, offset, 0)
+
+
+def after(*entries: Entry) -> list[LoggedRange]:
+    states = RangeStates()
+    for entry in entries:
+        states.update(states.after([entry]))
+    at_once = RangeStates()
+    at_once.update(at_once.after(entries))
+    assert list(at_once) == list(states)
+    return list(states)
+
+
+def test_batches_move_the_tail() -> None:
+    assert after(created(1, 2, 10), batch(10, 3, key=(1, 2))) == [LoggedRange(1, 2, 10, 13)]
+
+
+def test_a_range_that_is_created_twice_keeps_what_it_has() -> None:
+    assert after(created(), batch(0, 3), created()) == [LoggedRange(1, 0, 0, 3)]
+
+
+def test_seal_and_delete_are_for_ever_and_of_the_right_ranges() -> None:
+    ranges = [created(), batch(0, 5), SEAL, created(1, 1, 5), created(2)]
+    sealed, opened, other = after(*ranges)
+    assert (sealed.state, opened.state) == (RangeState.SEALED, RangeState.OPEN)
+    assert [each.state for each in after(*ranges, DELETE, SEAL)] == [
+        RangeState.DELETED,
+        RangeState.DELETED,
+        RangeState.OPEN,
+    ]
+    assert other == LoggedRange(2, 0, 0, 0)
+
+
+def test_a_trim_moves_the_start_forward_inside_the_bounds_of_each_range() -> None:
+    ranges = [created(), batch(0, 5), SEAL, created(1, 1, 5), batch(5, 5, key=(1, 1)), created(2)]
+    trims: list[Entry] = []
+    for offset, starts in [(3, [3, 5]), (2, [3, 5]), (7, [5, 7]), (99, [5, 10]), (0, [5, 10])]:
+        trims.append(trim(offset))
+        *own, other = after(*ranges, *trims)
+        assert [each.start_offset for each in own] == starts
+        assert other.start_offset == 0
+    assert after(trim(3, stream_id=77)) == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([batch(0)], "never created"),
+        ([SEAL], "never created"),
+        ([created(), batch(1)], "record at offset 0"),
+        ([created(), batch(0, 3), batch(2)], "record at offset 3"),
+        ([created(), batch(0, 0)], "at least 1 record"),
+        ([created(), SEAL, batch(0)], "which is SEALED"),
+        ([created(), DELETE, batch(0)], "which is DELETED"),
+    ],
+)
+def test_entries_that_contradict_those_before_are_refused_and_change_nothing(
+    entries: list[Entry], reason: str
+) -> None:
+    states = RangeStates()
+    with pytest.raises(LogCorruptionError, match=reason):
+        states.after(entries)
+    assert list(states) == []
+
+
+@pytest.mark.parametrize("kind", [EntryKind.STAGED, EntryKind.TXN_END])
+def test_kinds_of_a_newer_version_are_no_damage(kind: EntryKind) -> None:
+    with pytest.raises(LogError, match="newer version") as caught:
+        RangeStates().after([Entry(kind, 1, 0, 0, 0)])
+    assert not isinstance(caught.value, LogCorruptionError)
+
+
+i64 = st.integers(-(2**63), 2**63 - 1)
+ranges_lists = st.lists(
+    st.builds(
+        LoggedRange, i64, st.integers(-(2**31), 2**31 - 1), i64, i64, st.sampled_from(RangeState)
+    ),
+    unique_by=lambda logged: logged.key,
+    max_size=8,
+)
+
+
+@given(ranges_lists, st.integers(1, 3))
+def test_a_snapshot_brings_all_states_back(ranges: list[LoggedRange], chunk: int) -> None:
+    states = RangeStates(ranges)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sbp_core.log.range_states.SNAPSHOT_RANGES_PER_ENTRY", chunk)
+        entries = encode_snapshot(states)
+    assert len(entries) == max(1, -(-len(ranges) // chunk))
+    reader = SnapshotReader()
+    assert [reader.add(entry) for entry in entries] == [False] * (len(entries) - 1) + [True]
+    assert list(RangeStates(reader.ranges)) == list(states) == sorted(ranges, key=lambda r: r.key)
+
+
+def test_a_snapshot_that_does_not_go_on_is_damage() -> None:
+    states = RangeStates(LoggedRange(1, n, 0, 0) for n in range(SNAPSHOT_RANGES_PER_ENTRY + 1))
+    first, second = encode_snapshot(states)
+    (other,) = encode_snapshot(RangeStates())
+    for wrong in (other, created(), batch(0)):
+        reader = SnapshotReader()
+        reader.add(first)
+        assert not reader.is_complete
+        with pytest.raises(LogCorruptionError, match="should go on: 65536 of 65537 are here"):
+            reader.add(wrong)
+    cut = Entry(second.kind, 0, 1, second.base_offset, 1, second.body[:-1])
+    nowhere = Entry(second.kind, 0, 1, second.base_offset, 1, bytes(second.body[:-1]) + b"\x07")
+    for damaged in (cut, nowhere):
+        with pytest.raises(LogCorruptionError):
+            reader.add(damaged)

@@ -1,0 +1,259 @@
+"""Opening a log of several segments: gaps, crashes between two segments, other versions."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import (
+    DIRECTORY,
+    contents,
+    disk_with,
+    note,
+    open_log,
+    reopened,
+    segment_bases,
+    written,
+)
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.entry import COMMIT_BYTES, Location
+from sbp_core.log.range_states import encode_snapshot
+from sbp_core.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    encode_segment_header,
+    segment_path,
+)
+from sbp_core.log.start import write_start
+from sbp_core.wire.checksum import crc32c
+
+FIRST = segment_path(DIRECTORY, 0)
+HEADER = encode_segment_header(SegmentHeader(0))
+
+
+def three_segments() -> tuple[dict[Path, bytes], list[Location]]:
+    files, locations = written(
+        [[note(0)], [note(1)], [note(2)], [note(3)], [note(4)]], segment_bytes=500
+    )
+    assert len(segments_of(files)) == 3
+    return files, locations
+
+
+def segments_of(files: dict[Path, bytes]) -> list[Path]:
+    return sorted(path for path in files if path.suffix == ".log")
+
+
+def test_every_flip_in_the_header_of_an_earlier_segment_is_corruption() -> None:
+    files, _ = three_segments()
+    for path in segments_of(files)[:-1]:
+        for position in range(SEGMENT_HEADER_BYTES):
+            damaged = bytearray(files[path])
+            damaged[position] ^= 0x20
+            disk = disk_with({**files, path: bytes(damaged)})
+            with pytest.raises(LogCorruptionError, match=path.name):
+                open_log(disk)
+
+
+def test_every_cut_or_growth_of_an_earlier_segment_is_corruption() -> None:
+    files, _ = three_segments()
+    for path in segments_of(files)[:-1]:
+        for data in [files[path][:size] for size in range(len(files[path]))] + [
+            files[path] + b"\0"
+        ]:
+            disk = disk_with({**files, path: data})
+            with pytest.raises(LogCorruptionError, match=r"was cut short or has grown|is cut off"):
+                open_log(disk)
+            assert contents(disk)[path] == data
+
+
+def test_the_octets_of_earlier_segments_are_not_read() -> None:
+    files, _ = three_segments()
+    first, second, third = segments_of(files)
+    blank = {
+        path: files[path][:SEGMENT_HEADER_BYTES] + bytes(len(files[path]) - SEGMENT_HEADER_BYTES)
+        for path in (first, second)
+    }
+    log = open_log(disk_with(blank | {third: files[third]}))
+    assert [each.stream_id for each in log.ranges()] == [0, 1, 2, 3, 4]
+    assert log.recovery.entry_count == 1
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_segment_is_corruption(missing: int) -> None:
+    files, _ = three_segments()
+    path = segments_of(files)[missing]
+    disk = disk_with({p: data for p, data in files.items() if p != path})
+    with pytest.raises(LogCorruptionError, match=f"position {int(path.stem)}.*a file is missing"):
+        open_log(disk)
+
+
+def test_a_renamed_segment_is_refused() -> None:
+    files, _ = three_segments()
+    first, second, third = segments_of(files)
+    for renamed in ({second: files[first], third: files[third]}, {second: files[first]}):
+        with pytest.raises(LogError, match="belongs to 0: the file was renamed"):
+            open_log(disk_with({first: files[first]} | renamed))
+
+
+def test_other_files_are_left_alone() -> None:
+    files, _ = three_segments()
+    others = {DIRECTORY / name: b"?" for name in ("1.log", f"{0:020d}.log.bak", "lost+found", "x")}
+    disk = disk_with(files | others)
+    log, found = reopened(disk)
+    assert found == [0, 1, 2, 3, 4]
+    assert log.recovery.segment_bases == tuple(int(path.stem) for path in segments_of(files))
+    assert contents(disk) == files | others
+
+
+@pytest.mark.parametrize("size", range(SEGMENT_HEADER_BYTES))
+def test_a_crash_while_rolling_leaves_an_empty_or_torn_header(size: int) -> None:
+    files, locations = three_segments()
+    base = locations[-1].end
+    path = segment_path(DIRECTORY, base)
+    for header in (encode_segment_header(SegmentHeader(base))[:size], bytes(size + 1)):
+        disk = disk_with({**files, path: header})
+        log, found = reopened(disk)
+        assert found == [0, 1, 2, 3, 4]
+        torn = log.recovery.torn_tail
+        assert torn is not None
+        assert (torn.path, torn.position, torn.cut_bytes) == (path, base, len(header))
+        log.append([note(5)])
+        assert segment_bases(disk)[-1] == base
+        disk.lose_power(lambda n: 0)
+        assert reopened(disk)[1] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_crash_while_rolling_leaves_a_torn_snapshot() -> None:
+    files, locations = three_segments()
+    base = locations[-1].end
+    path = segment_path(DIRECTORY, base)
+    whole = disk_with(files)
+    log = open_log(whole)
+    snapshot = encode_snapshot(log._states)
+    log._roll()
+    octets = contents(whole)[path]
+    room = COMMIT_BYTES + sum(entry.length for entry in snapshot)
+    assert len(octets) == SEGMENT_HEADER_BYTES + room
+    for size in range(SEGMENT_HEADER_BYTES, len(octets)):
+        for tail in (b"", b"\xff" * (len(octets) - size)):
+            disk = disk_with({**files, path: octets[:size] + tail})
+            log, found = reopened(disk)
+            assert found == [0, 1, 2, 3, 4]
+            torn = log.recovery.torn_tail
+            cut_bytes = size + len(tail) - SEGMENT_HEADER_BYTES
+            assert (torn.cut_bytes if torn else 0) == cut_bytes
+            log.append([note(5)])
+            assert segment_bases(disk)[-1] == base
+            disk.lose_power(lambda n: 0)
+            assert reopened(disk)[1] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_torn_snapshot_behind_a_damaged_segment_is_refused_and_kept() -> None:
+    files, locations = three_segments()
+    last = segments_of(files)[-1]
+    damaged = bytearray(files[last])
+    damaged[-60] ^= 1
+    path = segment_path(DIRECTORY, locations[-1].end)
+    header = encode_segment_header(SegmentHeader(locations[-1].end))
+    disk = disk_with({**files, last: bytes(damaged), path: header + b"torn"})
+    before = contents(disk)
+    with pytest.raises(LogCorruptionError, match=last.name):
+        open_log(disk)
+    assert contents(disk) == before
+
+
+def test_the_name_of_a_segment_found_at_recovery_is_made_durable() -> None:
+    files, locations = three_segments()
+    disk = disk_with(files)
+    path = segment_path(DIRECTORY, locations[-1].end)
+    disk.create(path)  # and then the process was killed, before it could sync the directory
+    disk.kill_process()
+    log, _ = reopened(disk)
+    log.append([note(5)])
+    disk.lose_power(lambda n: 0)
+    assert reopened(disk)[1] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_whole_header_and_nothing_else_is_fine() -> None:
+    log, found = reopened(disk_with({FIRST: HEADER}))
+    assert (found, log.recovery.torn_tail) == ([], None)
+
+
+def test_a_file_that_is_no_segment_is_never_overwritten() -> None:
+    data = b"somebody's diary, which happens to have the name of a segment"
+    disk = disk_with({FIRST: data})
+    with pytest.raises(LogCorruptionError, match="or the file is no segment"):
+        open_log(disk)
+    assert contents(disk) == {FIRST: data}
+
+
+@pytest.mark.parametrize("rest", [b"", b"entries of another layout"])
+def test_another_format_version_is_refused_and_kept(rest: bytes) -> None:
+    fields = struct.pack(">8sIQ", b"SBPLOG\r\n", 1, 0)
+    data = fields + struct.pack(">I", crc32c((fields,))) + rest
+    disk = disk_with({FIRST: data})
+    with pytest.raises(LogError, match="format version 1, this version reads 2"):
+        open_log(disk)
+    assert contents(disk) == {FIRST: data}
+
+
+# A log that does not start at 0.
+
+
+def test_what_lies_before_the_start_is_removed_and_what_is_missing_behind_it_is_corruption() -> (
+    None
+):
+    files, _ = three_segments()
+    _, second, third = segments_of(files)
+    disk = disk_with(files)
+    write_start(disk, DIRECTORY, int(second.stem))
+    disk.create(DIRECTORY / "start.tmp")
+    disk.create(third.with_suffix(".idx.tmp"))
+    log = open_log(disk)
+    assert log.recovery.segment_bases == (int(second.stem), int(third.stem))
+    assert [each.stream_id for each in log.ranges()] == [0, 1, 2, 3, 4]
+    left = {path.name for path in contents(disk)}
+    assert left == {"start", second.name, third.name, f"{second.stem}.idx"}
+    log.append([note(5)])
+    disk.lose_power(lambda n: 0)
+    assert reopened_from(disk, int(second.stem)) == [0, 1, 2, 3, 4, 5]
+    for missing in (second, third):
+        disk = disk_with({path: data for path, data in files.items() if path != missing})
+        write_start(disk, DIRECTORY, int(missing.stem))
+        with pytest.raises(LogCorruptionError, match=f"position {int(missing.stem)}.*missing"):
+            open_log(disk)
+
+
+def reopened_from(disk: FaultyDisk, start: int) -> list[int]:
+    log = open_log(disk)
+    assert log.recovery.segment_bases[0] == start
+    return [each.stream_id for each in log.ranges()]
+
+
+def test_a_damaged_start_is_refused() -> None:
+    disk = FaultyDisk()
+    open_log(disk).close()
+    write_start(disk, DIRECTORY, 0)
+    path = DIRECTORY / "start"
+    good = contents(disk)
+    damaged = [good[path][:size] for size in range(len(good[path]))] + [good[path] + b"\0"]
+    for at in range(len(good[path])):
+        flipped = bytearray(good[path])
+        flipped[at] ^= 1
+        damaged.append(bytes(flipped))
+    for data in damaged:
+        with pytest.raises(LogCorruptionError, match="start is damaged"):
+            open_log(disk_with({**good, path: data}))
+    open_log(disk_with(good))
+
+
+def test_the_only_segment_cannot_do_without_its_snapshot_unless_the_log_starts_there() -> None:
+    files, _ = three_segments()
+    third = segments_of(files)[-1]
+    disk = disk_with({third: files[third][:SEGMENT_HEADER_BYTES]})
+    write_start(disk, DIRECTORY, int(third.stem))
+    with pytest.raises(LogCorruptionError, match="no older segment is left"):
+        open_log(disk)
