@@ -15,6 +15,7 @@ from sbp_core.log.damage import corruption
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, EntryKind, decode_entry
 from sbp_core.log.range_states import RangeKey
 from sbp_core.log.rows import Slot
+from sbp_core.wire.checksum import Octets
 
 _SPAN_WASTE_MAX: Final = 2
 """Read batches in one go while at most half of the octets belong to other ranges."""
@@ -36,14 +37,39 @@ def read_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies:
     octets: list[memoryview] = []
     try:
         for span in _spans(slots):
-            first = span[0].location.position
-            data = memoryview(span[0].view.read(first, span[-1].location.end - first))
-            for slot in span:
-                start = slot.location.position - first
-                octets.append(_verified(key, slot, data[start : start + slot.location.length]))
+            octets += _cut(key, span, span[0].view.read(*_extent(span)))
     except LogError as error:
         return Bodies(tuple(octets), error)
     return Bodies(tuple(octets))
+
+
+def maybe_cached_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies | None:
+    """Return what `read_bodies` would, if that needs no wait for the disk and nothing fails."""
+    octets: list[memoryview] = []
+    for span in _spans(slots):
+        data = span[0].view.maybe_read_cached(*_extent(span))
+        if data is None:
+            return None
+        try:
+            octets += _cut(key, span, data)
+        except LogError:
+            return None
+    return Bodies(tuple(octets))
+
+
+def _extent(span: Sequence[Slot]) -> tuple[int, int]:
+    """Return where a run of batches begins, and its octets."""
+    first = span[0].location.position
+    return first, span[-1].location.end - first
+
+
+def _cut(key: RangeKey, span: Sequence[Slot], octets: Octets) -> Iterator[memoryview]:
+    """Yield the verified bodies of a run of batches. Raises LogCorruptionError."""
+    data = memoryview(octets)
+    first, _ = _extent(span)
+    for slot in span:
+        start = slot.location.position - first
+        yield _verified(key, slot, data[start : start + slot.location.length])
 
 
 def _spans(slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:

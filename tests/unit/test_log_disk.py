@@ -42,6 +42,22 @@ def test_finishes_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert file.pread(99, 8) == b"89"
 
 
+def test_cached_octets_are_those_of_the_file_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = OsDisk().create(tmp_path / "f")
+    file.pwritev([b"0123456789"], 0)
+    cached = file.maybe_pread_cached(4, 3)
+    assert cached is None or bytes(cached) == b"3456"  # not every file system says
+    assert file.maybe_pread_cached(4, 8) is None, "it is not all there"
+
+    def refuse(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert file.maybe_pread_cached(4, 3) is None
+
+
 def test_truncate_sync_drop_cache_and_reopen(tmp_path: Path) -> None:
     disk = OsDisk()
     with_cut = disk.create(tmp_path / "f")
