@@ -30,7 +30,10 @@ TAIL, CATCH_UP = ReadClass("", True), ReadClass("", False)
 
 
 class GatedDisk(OsDisk):
-    """Reads of opened segments, which nothing caches, wait for `gate`; `begun` and `read_lengths` say what was asked."""
+    """Reads of opened segments, which nothing caches, wait for `gate`.
+
+    `begun` and `read_lengths` say what was asked.
+    """
 
     def __init__(self):
         self.gate = threading.Event()
