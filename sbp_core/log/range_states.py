@@ -104,6 +104,11 @@ class RangeStates:
         for logged in changed.values():
             self._put(logged)
 
+    def apply(self, entry: Entry) -> None:
+        """Move on to what one entry makes of the ranges. Raises as `after` does."""
+        for logged in self._touched(entry, {}):
+            self._put(logged)
+
     def _put(self, logged: LoggedRange) -> None:
         self._streams.setdefault(logged.stream_id, {})[logged.range_index] = logged
 
