@@ -16,6 +16,7 @@ from typing import Final, cast
 
 from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
+from sbp_core.failpoints import failpoint
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
 from sbp_core.session.connection import Connection, Payload
@@ -147,6 +148,7 @@ class Peer(asyncio.BufferedProtocol):
         if payload and self.agreement.has_compression:
             packed = await asyncio.to_thread(self._session.pack, payload)
         await self._wait_writable()
+        failpoint("server.before_answer")
         self._write(self._session.send_response(request, header, packed, is_end=is_end))
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
