@@ -32,6 +32,9 @@ class Story:
 
     def end(self, records, start=0, next_offset=None):
         number = self.history.invoke("reader", "list", stream=STREAM)
+        if records is None:
+            self.history.fail(number, "not here")
+            return self
         pairs = [[offset, record] for offset, record in enumerate(records, start)]
         end = start + len(pairs) if next_offset is None else next_offset
         self.history.ok(number, start=start, next=end, records=pairs)
@@ -123,6 +126,10 @@ BAD = {
     ),
     "a read with a hole before it": (Story().append("ab").read(0, "b", first=1).end("ab"), {"gap"}),
     "a tail that is not there": (Story().append("a").end("a", next_offset=2), {"gap"}),
+    "nobody can read it any more": (
+        Story().append("a").end("a").end(None),
+        {"unreadable", "lost", "vanished"},
+    ),
     "read, then gone": (
         Story().append("a", "unknown").read(0, "a").end(""),
         {"vanished"},

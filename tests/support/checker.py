@@ -15,6 +15,8 @@ from history import Operation
 
 Operations = Sequence[Operation]
 
+SHOWN_MAX = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
@@ -101,6 +103,16 @@ def invented(operations: Operations) -> list[Anomaly]:
         for reading in [*chosen(operations, "read", "ok"), *chosen(operations, "list", "ok")]
         for offset, record in reading.answer["records"]
         if record not in written[reading.request["stream"]]
+    ]
+
+
+def unreadable(operations: Operations) -> list[Anomaly]:
+    """At the end every stream can be read."""
+    last = {listing.request["stream"]: listing for listing in chosen(operations, "list")}
+    return [
+        Anomaly("unreadable", f"stream {stream}: {listing.answer.get('error', 'no answer')}")
+        for stream, listing in last.items()
+        if listing.end != "ok"
     ]
 
 
@@ -195,6 +207,7 @@ INVARIANTS: tuple[Callable[[Operations], list[Anomaly]], ...] = (
     refused_present,
     torn,
     invented,
+    unreadable,
     gaps,
     vanished,
     reordered,
@@ -208,6 +221,13 @@ def check(operations: Operations) -> list[Anomaly]:
     return [anomaly for invariant in INVARIANTS for anomaly in invariant(operations)]
 
 
+def assert_sound(operations: Operations) -> None:
+    """Fail with the first anomalies, if there are any."""
+    anomalies = check(operations)
+    shown = "\n".join(f"{each.kind}: {each.what}" for each in anomalies[:SHOWN_MAX])
+    assert not anomalies, f"{len(anomalies)} anomalies, such as\n{shown}"
+
+
 def chosen(operations: Operations, action: str, end: str | None = None) -> list[Operation]:
     """The operations of one kind, with one end."""
     return [each for each in operations if each.action == action and end in {None, each.end}]
@@ -215,14 +235,11 @@ def chosen(operations: Operations, action: str, end: str | None = None) -> list[
 
 def final_contents(operations: Operations) -> dict[int, Content]:
     """What the streams that anything was done to hold at the end, by stream id."""
-    contents = {
-        listing.request["stream"]: Content(
-            listing.answer["start"],
-            listing.answer["next"],
-            dict(listing.answer["records"]),
-        )
-        for listing in chosen(operations, "list", "ok")
-    }
+    contents = {}
+    for listing in chosen(operations, "list"):
+        answer = {"start": 0, "next": 0, "records": [], **listing.answer}
+        content = Content(answer["start"], answer["next"], dict(answer["records"]))
+        contents[listing.request["stream"]] = content
     touched = {each.request["stream"] for each in operations if "stream" in each.request}
     assert touched <= contents.keys(), f"streams {touched - contents.keys()} were never listed"
     return contents
