@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import sbp_core
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
+from sbp_core.failpoints import VARIABLE
 
 ALTERED_SERVE = Path(__file__).with_name("altered_serve.py")
 END_SECONDS = 30
@@ -42,6 +44,7 @@ class FaultCluster(LocalCluster):
         self.wrapper: tuple[str, ...] = ()
         self._alterations = tuple(alterations)
         self._failpoints = ""
+        self._exit_code = 0
 
     def start_armed(self, failpoints: str) -> bool:
         """Start with failpoints; whether it came to serve before one of them ended it."""
@@ -56,6 +59,10 @@ class FaultCluster(LocalCluster):
         finally:
             self._failpoints = ""
         return True
+
+    def run_armed(self, failpoints: str) -> int:
+        """Start with failpoints, wait until one ends the process; return its exit code."""
+        return self.wait_for_end() if self.start_armed(failpoints) else self._exit_code
 
     @property
     def is_alive(self) -> bool:
@@ -85,21 +92,23 @@ class FaultCluster(LocalCluster):
         while self.is_alive:
             assert time.monotonic() < deadline, f"still alive after {seconds} s\n{self.log}"
             time.sleep(0.01)
-        exit_code = self._process.wait()
-        self._end()
-        self._process = self._end = None
-        return exit_code
+        return self._reap(signal.SIGKILL)
 
     def end(self) -> None:
         """Kill what still runs; for the end of a test whose server may be dead already."""
         if self._process is not None:
             self.kill()
 
+    def _reap(self, signal_number: signal.Signals) -> int:
+        self._exit_code = super()._reap(signal_number)
+        return self._exit_code
+
     def _command(self, first_port: int) -> list[str]:
-        executable, _, _, *words = super()._command(first_port)
-        armed = ["env", f"SBP_FAILPOINTS={self._failpoints}"] if self._failpoints else []
-        altered = [executable, str(ALTERED_SERVE), ",".join(self._alterations)]
-        return [*armed, *self.wrapper, *altered, *words]
+        command = super()._command(first_port)
+        if self._alterations:
+            command[1 : command.index("serve")] = [str(ALTERED_SERVE), ",".join(self._alterations)]
+        armed = ["env", f"{VARIABLE}={self._failpoints}"] if self._failpoints else []
+        return [*armed, *self.wrapper, *command]
 
 
 def _toml(settings: Settings) -> str:
