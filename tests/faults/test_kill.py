@@ -26,7 +26,7 @@ DISKS = pytest.mark.parametrize(
 def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
     names = failpoint_names()
     kill_count = 0
-    with FaultCluster(tmp_path / "data", alterations=alterations) as cluster:
+    with FaultCluster(tmp_path, alterations=alterations) as cluster:
         stream_ids = new_streams(cluster.endpoint)
         with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
             while kill_count < rounds(25):
@@ -59,7 +59,7 @@ def test_killed_at_each_failpoint(tmp_path, history, rng):
     """Every failpoint of the sources is hit here, and is survived."""
     names = failpoint_names()
     assert names
-    with FaultCluster(tmp_path / "data") as cluster:
+    with FaultCluster(tmp_path) as cluster:
         stream_ids = new_streams(cluster.endpoint)
         with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
             cluster.kill()

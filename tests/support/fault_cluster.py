@@ -24,23 +24,23 @@ Settings = Mapping[str, Mapping[str, int | str]]
 class FaultCluster(LocalCluster):
     """A server with small segments, or other `alterations` of altered_serve.py.
 
+    Its data is in `data_dir`, all else in `folder`, where the data is too unless told otherwise.
     `wrapper` are words to put before the command of the next start, such as those of strace.
     """
 
     def __init__(
         self,
-        data_dir: Path,
+        folder: Path,
         *,
+        data_dir: Path | None = None,
         alterations: Sequence[str] = ("small-segments",),
         settings: Settings | None = None,
-        log_path: Path | None = None,
     ) -> None:
-        data_dir.mkdir(exist_ok=True)
-        config = data_dir / "server.toml"
+        config = folder / "server.toml"
         config.write_text(_toml(settings or {}), encoding="utf-8")
-        super().__init__(data_dir, options=["--config", str(config)])
-        if log_path is not None:
-            self.log_path = log_path
+        super().__init__(data_dir or folder / "data", options=["--config", str(config)])
+        self.log_path = folder / "serve.log"
+        self._ready_path = folder / "ready.json"
         self.wrapper: tuple[str, ...] = ()
         self._alterations = tuple(alterations)
         self._failpoints = ""
