@@ -65,6 +65,11 @@ class FaultCluster(LocalCluster):
         return self.wait_for_end() if self.start_armed(failpoints) else self._exit_code
 
     @property
+    def listening_port(self) -> int:
+        """The port of the first range server, whatever it advertises."""
+        return self._first_port + 1
+
+    @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
         return self._process is not None and self._process.poll() is None

@@ -110,6 +110,8 @@ class FaultProxy:
         self.target = target
         self.injected: Counter[str] = Counter()
         """How many frames each kind of fault has met."""
+        self.last_bytes: dict[tuple[Direction, int], int] = {}
+        """By direction and operation: how long the last frame was."""
         self._rules: list[_Rule] = []
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -165,6 +167,11 @@ class FaultProxy:
                 link.reset()
 
         self._do(reset())
+
+    @property
+    def link_count(self) -> int:
+        """Connections that are open now."""
+        return len(self._links)
 
     def close(self) -> None:
         """Break all connections and stop."""
@@ -228,6 +235,7 @@ class FaultProxy:
             link.reset()
 
     async def _pass(self, link: _Link, frame: bytes, direction: Direction) -> None:
+        self.last_bytes[direction, opcode_of(frame)] = len(frame)
         if direction in link.swallowed:
             return
         fault = next((rule.fault for rule in self._rules if rule.takes(direction, frame)), None)
