@@ -138,8 +138,12 @@ def ask(
     *,
     is_repeatable: bool = True,
 ) -> Program[list[T]]:
-    """Ask the placement driver, again where that may help; return the headers of the answer."""
+    """Ask the placement driver, again where that may help; return the headers of the answer.
+
+    The outcome of the error that it raises speaks of all tries.
+    """
     attempts = Attempts(context, (yield Now()))
+    is_untouched = True
     while True:
         call = Call(context.endpoint, opcode, header, context.timeout_ms)
         (reply,) = yield from gather([call])
@@ -148,9 +152,12 @@ def ask(
         except SbpError as error:
             now_ms = yield Now()
             attempts.on_failure()
+            is_untouched = is_untouched and error.outcome is Outcome.NOT_APPLIED
             wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=is_repeatable)
             if wait_ms is None:
-                raise attempts.explain(error, opcode.name, context.endpoint) from error
+                failure = attempts.explain(error, opcode.name, context.endpoint)
+                failure.outcome = error.outcome if is_untouched else Outcome.UNKNOWN
+                raise failure from error
         yield from pause(wait_ms)
 
 

@@ -9,7 +9,13 @@ from sbp_core.client.metadata import check_spec, describe_streams, stream_info
 from sbp_core.client.placement import chunks, list_ranges, range_info
 from sbp_core.client.program import Call, Program, gather
 from sbp_core.client.types import RangeInfo, StreamInfo, StreamSpec, StreamUpdate
-from sbp_core.errors import ConfigurationError, NotFoundError, RangeNotFoundError, SbpError
+from sbp_core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    Outcome,
+    RangeNotFoundError,
+    SbpError,
+)
 from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,
@@ -104,13 +110,13 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
                 for result in answer.streams:
                     _check_trimmed(result)
         except SbpError as error:
-            errors.append(
-                with_message(
-                    error,
-                    f"TRIM_STREAMS at {server}: ",
-                    "; the placement driver has recorded the trim, repeat it for this server",
-                )
+            half_done = with_message(
+                error,
+                f"TRIM_STREAMS at {server}: ",
+                "; the placement driver has recorded the trim, repeat it for this server",
             )
+            half_done.outcome = Outcome.UNKNOWN
+            errors.append(half_done)
     if errors:
         raise errors[0]
     return smallest
