@@ -31,7 +31,10 @@ def no_sync() -> None:
     """Appends are acknowledged without a sync."""
     from volatile_disk import VolatileFile
 
-    VolatileFile.fdatasync = lambda _: None  # but fsync, with which segments begin, is one
+    from sbp_core.log.disk import OsFile
+
+    for file in (OsFile, VolatileFile):
+        file.fdatasync = lambda _: None  # but fsync, with which segments begin, is one
 
 
 def no_directory_sync() -> None:
@@ -41,11 +44,48 @@ def no_directory_sync() -> None:
     VolatileDisk.fsync_dir = lambda *_: None
 
 
+def repeated_sync() -> None:
+    """A sync that failed is tried again, and then believed."""
+    from sbp_core.log.disk import OsFile
+
+    sync = OsFile.fdatasync
+
+    def sync_again(file: OsFile) -> None:
+        try:
+            sync(file)
+        except OSError:
+            sync(file)
+
+    OsFile.fdatasync = sync_again
+
+
+def trusted_cache() -> None:
+    """What the page cache shows after a failed sync is believed."""
+    from sbp_core.log.disk import OsFile
+
+    OsFile.drop_cache = lambda _: None
+
+
+def no_checksums() -> None:
+    """Frames that do not match their checksums are taken."""
+    from sbp_core.wire import frame
+
+    class Anything(int):
+        def __ne__(self, _: object) -> bool:
+            return False
+
+    right = frame.crc32
+    frame.crc32 = lambda parts: Anything(right(parts))
+
+
 ALTERATIONS = {
     "small-segments": small_segments,  # comes first: defaults are taken when modules are loaded
     "volatile-disk": volatile_disk,
     "no-sync": no_sync,
     "no-directory-sync": no_directory_sync,
+    "repeated-sync": repeated_sync,
+    "trusted-cache": trusted_cache,
+    "no-checksums": no_checksums,
 }
 
 

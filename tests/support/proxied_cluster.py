@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +34,14 @@ class ProxiedCluster:
 
 
 @contextmanager
-def proxied_cluster(folder: Path) -> Iterator[ProxiedCluster]:
+def proxied_cluster(folder: Path, alterations: Sequence[str] = ()) -> Iterator[ProxiedCluster]:
     """Start a server behind proxies."""
     with ExitStack() as resources:
         driver_proxy, server_proxy = (resources.enter_context(FaultProxy()) for _ in range(2))
         advertised = {"range_server": {"advertise_port": server_proxy.port}}
-        cluster = resources.enter_context(FaultCluster(folder, settings=advertised))
+        cluster = resources.enter_context(
+            FaultCluster(folder, settings=advertised, alterations=alterations)
+        )
         driver_proxy.target = cluster.endpoint
         server_proxy.target = f"127.0.0.1:{cluster.listening_port}"
         yield ProxiedCluster(cluster, driver_proxy, server_proxy)

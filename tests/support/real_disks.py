@@ -17,6 +17,8 @@ KEEP_JOURNAL, DROP_JOURNAL = 1, 2
 lengths of files may be there without what was in them."""
 
 IMAGE_BYTES = 64 << 20
+SMALL_BYTES = 24 << 20
+LARGE_BYTES = 256 << 20
 META_BYTES = 8 << 20
 BLOCK_BYTES = 4096
 

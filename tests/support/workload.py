@@ -112,7 +112,8 @@ class Workload:
     def _run(
         self, role: Callable[[Driver, random.Random], None], new: NewDriver, rng: random.Random
     ) -> None:
-        driver = new(self._endpoint, timeout_ms=self._timeout_ms, retry=RetryPolicy(budget_ms=0))
+        retry = RetryPolicy() if self._retry_unknown else RetryPolicy(budget_ms=0)
+        driver = new(self._endpoint, timeout_ms=self._timeout_ms, retry=retry)
         try:
             while not self._stopping.is_set():
                 role(driver, rng)
