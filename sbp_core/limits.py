@@ -109,6 +109,8 @@ STREAMS_PER_REQUEST_MAX: Final = 20_000
 RESULTS_PER_FRAME: Final = 1_000
 """Streams or ranges in one response frame of the placement driver."""
 DRAIN_TIMEOUT_MS: Final = 10_000
+GOAWAY_GRACE_MS: Final = 500
+"""For a peer to close its connection by itself when the server goes away."""
 CLUSTER_RANGE_SERVERS_MAX: Final = 64
 """Range servers that one process runs."""
 RETRY_BACKOFF_MS: Final = 50
@@ -129,4 +131,5 @@ assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
+assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX

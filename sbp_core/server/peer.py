@@ -9,6 +9,7 @@ first frame, to complete one that it began, and to read what was sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -184,9 +185,16 @@ class Peer(asyncio.BufferedProtocol):
         self._write(self._session.send_goaway())
 
     async def finish(self) -> None:
-        """Answer all that is being served, let it leave, and close."""
+        """Answer all that is being served, and close when the peer has done so, or soon.
+
+        What the peer sends before it knows that the server goes away is refused meanwhile: it need
+        not wonder whether that was done.
+        """
         while self._tasks:
             await asyncio.wait(self._tasks)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.GOAWAY_GRACE_MS / 1000):
+                await self._closed.wait()
         self.close()
         await self._closed.wait()
 
