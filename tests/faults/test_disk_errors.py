@@ -11,9 +11,11 @@ import subprocess
 import pytest
 from checker import assert_sound, chosen
 from fault_cluster import FaultCluster
+from real_disks import LARGE_BYTES
 from workload import Workload, list_streams, new_streams
 
 FILE_BYTES_MAX = 300_000
+RECORD_BYTES = 200_000
 
 
 @pytest.fixture
@@ -82,3 +84,19 @@ def test_a_file_that_must_not_grow(tmp_path, history, rng):
     cluster = FaultCluster(tmp_path, alterations=[])
     run_until_it_fails(cluster, history, rng, wrapper)
     assert "EFBIG" in cluster.log
+
+
+def test_a_disk_that_gets_full(tmp_path, small_memory, history, rng):
+    """Once there is room the server can be started again."""
+    with FaultCluster(tmp_path, data_dir=small_memory.folder / "data", alterations=[]) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(
+            *(cluster.endpoint, history, rng, stream_ids), record_bytes_max=RECORD_BYTES
+        ) as workload:
+            assert cluster.wait_for_end() == 1
+            assert "ENOSPC" in cluster.log
+            small_memory.resize(LARGE_BYTES)
+            cluster.start()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    assert_sound(history.operations())

@@ -55,6 +55,23 @@ def live(cluster, workload, seconds):
     cluster.end()
 
 
+def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
+    """What it took it answers, the rest it refuses: nobody is left in doubt about an append."""
+    with FaultCluster(tmp_path) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+            for number in range(rounds(3)):
+                workload.wait_for_progress()
+                history.fault(f"SIGTERM {number}")
+                cluster.restart()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    operations = history.operations()
+    assert_sound(operations)
+    assert chosen(operations, "append", "unknown") == []
+    assert len(chosen(operations, "append", "fail")) > 0, "nobody was refused"
+
+
 def test_killed_at_each_failpoint(tmp_path, history, rng):
     """Every failpoint of the sources is hit here, and is survived."""
     names = failpoint_names()
