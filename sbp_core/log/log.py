@@ -23,6 +23,7 @@ from sbp_core.errors import (
     LogWriteError,
     Outcome,
 )
+from sbp_core.failpoints import failpoint
 from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX, SEGMENT_BYTES
 from sbp_core.log.disk import (
     DirectoryLock,
@@ -173,8 +174,11 @@ class Log:
             locations.append(Location(next_position, entry.length))
             next_position += entry.length
         with self._dies_of_failure(f"writing {self._active.path}", Outcome.UNKNOWN):
+            failpoint("log.before_write")
             self._active.pwritev(buffers, position - self._active_base)
+            failpoint("log.before_sync")
             self._active.fdatasync()
+            failpoint("log.after_sync")
         self._durable_upto = position
         self._extent = _Extent(self._extent.bases, next_position)
         return locations

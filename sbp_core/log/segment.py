@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.failpoints import failpoint
 from sbp_core.limits import SEGMENT_FILES_OPEN_MAX
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.wire.checksum import Octets, crc32c
@@ -81,9 +82,13 @@ def check_segment_header(data: Octets, base: int) -> None:
 
 def create_segment(disk: Disk, directory: Path, base: int) -> DiskFile:
     """Create the segment that starts at `base`; it is durable, name included. Raises OSError."""
+    failpoint("log.before_create")
     file = disk.create(segment_path(directory, base))
+    failpoint("log.after_create")
     write_segment_header(file, base)
+    failpoint("log.before_directory_sync")
     disk.fsync_dir(directory)
+    failpoint("log.after_directory_sync")
     return file
 
 

@@ -20,6 +20,7 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
 )
+from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, RangeTable
@@ -93,9 +94,11 @@ class RangeHost:
         await self.learn([(stream_id, range_index)])
         hosted = self.table.range_at(stream_id, range_index)
         hosted.receive(RangeInput.SEAL)
+        failpoint("range.before_seal")
         await self._write(
             Entry(EntryKind.SEAL, stream_id, hosted.range_index, hosted.assigned_offset, 0)
         )
+        failpoint("range.after_seal")
         return hosted
 
     async def delete(self, stream_id: int) -> None:
