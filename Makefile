@@ -9,7 +9,7 @@ SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME &&
           PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve notebooks test conformance lint types bench schemas docs clean
+.PHONY: help install demo serve notebooks test conformance faults lint types bench schemas docs clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: $(READY) ## run the tests; PYTEST="-k log -x" adds options
 
 conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port, or one started here
 	@SBP_CONFORMANCE_ENDPOINT="$(ENDPOINT)" $(BIN)/python -m pytest tests/conformance $(PYTEST)
+
+faults: $(READY) ## kill servers, fail disks, cut networks: ROUNDS=1000 for long, SEED=n to do it again
+	@ROUNDS="$(ROUNDS)" SEED="$(SEED)" $(BIN)/python -m pytest -o timeout=0 tests/faults $(PYTEST)
 
 lint: $(READY) ## check style, format and the import contracts
 	@$(BIN)/ruff check .

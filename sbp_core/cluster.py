@@ -25,7 +25,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sbp_core import limits
-from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.log.recovery import RecoveryReport
@@ -55,7 +54,8 @@ class ClusterSettings:
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
     `host` and speak `dialect`. The range servers take consecutive ports from `range_server_port`
-    on, or free ones when that is 0. Raises ConfigurationError when a value cannot work.
+    on, or free ones when that is 0; likewise they advertise consecutive ports. Raises
+    ConfigurationError when a value cannot work.
     """
 
     data_dir: Path = field(
@@ -79,8 +79,10 @@ class ClusterSettings:
     )
     dialect: str = _setting_of(PlacementDriverSettings, "dialect")
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
+    pd_advertise_port: int = _setting_of(PlacementDriverSettings, "advertise_port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
     range_server_port: int = _setting_of(RangeServerSettings, "port")
+    range_server_advertise_port: int = _setting_of(RangeServerSettings, "advertise_port")
     segment_bytes: int = _setting_of(RangeServerSettings, "segment_bytes")
     heartbeat_interval_ms: int = _setting_of(RangeServerSettings, "heartbeat_interval_ms")
 
@@ -114,8 +116,9 @@ class ClusterSettings:
     def range_server(self, index: int, placement_driver: str) -> RangeServerSettings:
         """Return the settings of a range server whose placement driver is at "host:port"."""
         settings = self._settings_of(RangeServerSettings)
-        if self.range_server_port != 0:
-            settings["port"] += index
+        for port in ("port", "advertise_port"):
+            if settings[port] != 0:
+                settings[port] += index
         return RangeServerSettings(
             data_dir=self.data_dir / f"range-server-{index}",
             placement_driver=placement_driver,
@@ -167,9 +170,9 @@ class Cluster:
         try:
             driver = PlacementDriver(self._settings.placement_driver())
             driver.failed.add_done_callback(self._on_failure)
-            public = await driver.start()
+            await driver.start()
             self._placement_driver = driver
-            driver_endpoint = join_address(self._local_host(), parse_endpoint(public)[1])
+            driver_endpoint = join_address(self._local_host(), driver.port)
             reports = []
             for index in range(self._settings.range_servers):
                 server = RangeServer(

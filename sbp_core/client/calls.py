@@ -182,9 +182,11 @@ def ask(
 ) -> Program[list[T]]:
     """Ask the placement driver, again where that may help; return the headers of the answer.
 
-    One that does not lead names the one that does: that one is asked then, and from then on.
+    One that does not lead names the one that does: that one is asked then, and from then on. The
+    outcome of the error that it raises speaks of all tries.
     """
     attempts = Attempts(context, (yield Now()))
+    is_untouched = True
     while True:
         asked = context.drivers.endpoint
         (reply,) = yield from gather([Call(asked, opcode, header, context.timeout_ms)])
@@ -194,9 +196,12 @@ def ask(
             context.drivers.on_error(asked, error)
             now_ms = yield Now()
             attempts.on_failure()
+            is_untouched = is_untouched and error.outcome is Outcome.NOT_APPLIED
             wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=is_repeatable)
             if wait_ms is None:
-                raise attempts.explain(error, opcode.name, asked) from error
+                failure = attempts.explain(error, opcode.name, asked)
+                failure.outcome = error.outcome if is_untouched else Outcome.UNKNOWN
+                raise failure from error
         yield from pause(wait_ms)
 
 

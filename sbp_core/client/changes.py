@@ -112,13 +112,13 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
                 for result in answer.streams:
                     _check_trimmed(result)
         except SbpError as error:
-            errors.append(
-                with_message(
-                    error,
-                    f"TRIM_STREAMS at {server}: ",
-                    "; the placement driver has recorded the trim, repeat it for this server",
-                )
+            half_done = with_message(
+                error,
+                f"TRIM_STREAMS at {server}: ",
+                "; the placement driver has recorded the trim, repeat it for this server",
             )
+            half_done.outcome = Outcome.UNKNOWN
+            errors.append(half_done)
     if errors:
         raise errors[0]
     return smallest

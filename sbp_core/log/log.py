@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
+from sbp_core.failpoints import failpoint
 from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX, SEGMENT_BYTES
 from sbp_core.log.disk import (
     DirectoryLock,
@@ -241,8 +242,11 @@ class Log:
             locations.append(Location(next_position, entry.length))
             next_position += entry.length
         with self._dies_of_failure(f"writing {self._active.path}", outcome):
+            failpoint("log.before_write")
             self._active.pwritev(buffers, position - self._base)
+            failpoint("log.before_sync")
             self._active.fdatasync()
+            failpoint("log.after_sync")
         self._durable_upto = position
         self._end = next_position
         return tuple(locations), time_ms

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.failpoints import failpoint
 from sbp_core.limits import SEGMENT_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption, naming_damage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
@@ -144,9 +145,13 @@ def read_segment(file: DiskFile, base: int) -> Segment:
 
 def create_segment(disk: Disk, directory: Path, base: int) -> DiskFile:
     """Create the segment that starts at `base`; it is durable, name included. Raises OSError."""
+    failpoint("log.before_create")
     file = disk.create(segment_path(directory, base))
+    failpoint("log.after_create")
     write_segment_header(file, base)
+    failpoint("log.before_directory_sync")
     disk.fsync_dir(directory)
+    failpoint("log.after_directory_sync")
     return file
 
 

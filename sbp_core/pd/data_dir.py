@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
+from sbp_core.log.disk import OsDisk
 
 _LOCK_NAME: Final = "pd.lock"
 DATABASE_NAME: Final = "metadata.sqlite"
+_WRITE_AHEAD_LOG_NAME: Final = f"{DATABASE_NAME}-wal"
 
 
 class DataDir:
@@ -20,7 +22,7 @@ class DataDir:
         """Make and lock the directory. Raises ConfigurationError when that cannot be."""
         self._path = path
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            OsDisk().make_directory(path)
             self._lock = _open_private(path / _LOCK_NAME)
         except OSError as error:
             raise ConfigurationError(
@@ -30,6 +32,7 @@ class DataDir:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.close(_open_private(self.database))
+            self._settle()
         except OSError as error:
             os.close(self._lock)
             if not isinstance(error, BlockingIOError):
@@ -46,6 +49,20 @@ class DataDir:
     def database(self) -> Path:
         """The metadata file; exists, readable and writable by its owner only."""
         return self._path / DATABASE_NAME
+
+    def _settle(self) -> None:
+        """Make sure that what is read is what is on the disk.
+
+        When a sync of the process before failed, the page cache may go on showing what never got
+        there, and what is then written over it may get lost too.
+        """
+        for name in (DATABASE_NAME, _WRITE_AHEAD_LOG_NAME):
+            path = self._path / name
+            if path.exists():
+                file = OsDisk().open(path, is_writable=True)
+                file.fdatasync()
+                file.drop_cache()
+                file.close()
 
     def release(self) -> None:
         """Let other processes have the directory."""

@@ -10,7 +10,6 @@ from sbp_core.pd.membership import Membership
 from sbp_core.pd.settings import PlacementDriverSettings
 from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.pd.store_thread import StoreThread
-from sbp_core.server.addresses import join_address
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
@@ -30,7 +29,7 @@ class PlacementDriver:
         self._store: StoreThread | None = None
         self._handlers: PlacementDriverHandlers | None = None
         self._listener: Listener | None = None
-        self._endpoint: str | None = None
+        self._port: int | None = None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> str:
@@ -52,8 +51,8 @@ class PlacementDriver:
             await store.close()
             raise
         self._store, self._listener, self._handlers = store, listener, handlers
-        self._endpoint = join_address(settings.public_host, port)
-        return self._endpoint
+        self._port = port
+        return self.endpoint
 
     async def stop(self) -> None:
         """Let open calls finish, then close the connections and the metadata."""
@@ -69,9 +68,14 @@ class PlacementDriver:
     @property
     def endpoint(self) -> str:
         """Where clients connect, host:port; known once started."""
-        if self._endpoint is None:
+        return self._settings.public_endpoint(self.port)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; known once started."""
+        if self._port is None:
             raise RuntimeError("the placement driver was not started")
-        return self._endpoint
+        return self._port
 
     @property
     def live_server_count(self) -> int:

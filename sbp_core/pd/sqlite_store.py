@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
+from sbp_core.failpoints import failpoint
 from sbp_core.pd.data_dir import DataDir
 from sbp_core.pd.model import (
     ChangeRefusal,
@@ -440,7 +441,9 @@ class SqliteStore:
         self._query("BEGIN IMMEDIATE")
         try:
             yield
+            failpoint("pd.before_commit")
             self._query("COMMIT")
+            failpoint("pd.after_commit")
         finally:
             if self._connection.in_transaction:
                 self._connection.rollback()

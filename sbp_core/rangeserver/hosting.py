@@ -20,6 +20,7 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
 )
+from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.range_states import LoggedRange
 from sbp_core.rangeserver.commit import GroupCommitter
@@ -94,9 +95,11 @@ class RangeHost:
         """
         hosted = self.table.range_at(stream_id, range_index)
         hosted.receive(RangeInput.SEAL)
+        failpoint("range.before_seal")
         await self._write(
             Entry(EntryKind.SEAL, stream_id, hosted.range_index, hosted.assigned_offset, 0)
         )
+        failpoint("range.after_seal")
         return hosted
 
     async def delete(self, stream_id: int) -> None:

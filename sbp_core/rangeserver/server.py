@@ -23,7 +23,6 @@ from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
 from sbp_core.rangeserver.ranges import RangeTable
 from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.rangeserver.waiters import StreamWaiters
-from sbp_core.server.addresses import join_address
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
@@ -115,7 +114,7 @@ class RangeServer:
         )
         committer.start(host.on_durable)
         port = await self._listener.start(settings.host, settings.port)
-        self._endpoint = join_address(settings.public_host, port)
+        self._endpoint = settings.public_endpoint(port)
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)

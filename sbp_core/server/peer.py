@@ -18,6 +18,7 @@ from typing import Final, cast
 
 from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
+from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
@@ -178,6 +179,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame for which room is reserved."""
+        failpoint("server.before_answer")
         self._write(self._session.send_response(request, header, payload, is_end=is_end))
 
     # The listener's view
@@ -210,7 +212,11 @@ class Peer(asyncio.BufferedProtocol):
             self._leave_at = self._clock.monotonic() + limits.GOAWAY_GRACE_MS / 1000
 
     async def finish(self) -> None:
-        """After `go_away`: answer all that is being served, let it leave, and close."""
+        """After `go_away`: answer all that is being served, let it leave, and close.
+
+        What the peer sends before it knows that the server goes away is refused meanwhile: it need
+        not wonder whether that was done.
+        """
         while self._tasks:
             await asyncio.wait(self._tasks)
         with contextlib.suppress(TimeoutError):

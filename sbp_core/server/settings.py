@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.server.addresses import check_listening
+from sbp_core.server.addresses import check_integer, check_listening, join_address
 from sbp_core.wire.dialect import Dialect, parse_dialect
 
 
@@ -47,6 +47,15 @@ class ListenerSettings:
             "limit": "a host name or an IP address of this machine",
         },
     )
+    advertise_port: int = field(
+        default=0,
+        metadata={
+            "doc": "Port that clients are told to connect to, where it is forwarded to this one;"
+            " 0 is the port to listen on.",
+            "unit": "",
+            "limit": "0..65535",
+        },
+    )
 
     dialect: str = field(
         default=Dialect.SPECIFICATION.value,
@@ -62,8 +71,9 @@ class ListenerSettings:
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
         check_listening(self.host, self.port, self.advertise_host)
+        check_integer("advertise_port", self.advertise_port, 0, 65_535)
 
-    @property
-    def public_host(self) -> str:
-        """The host that clients are told."""
-        return self.host if self.advertise_host is None else self.advertise_host
+    def public_endpoint(self, port: int) -> str:
+        """Return the "host:port" that clients are told by a server that listens on `port`."""
+        host = self.host if self.advertise_host is None else self.advertise_host
+        return join_address(host, self.advertise_port or port)

@@ -8,8 +8,11 @@ from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, ConnectionLostError, StatusCode
+from sbp_core.limits import FRAME_BYTES_MIN
 from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import GoawayReceived, ResponseReceived
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import (
     IdAllocationRequest,
@@ -136,6 +139,30 @@ def test_draining_finishes_open_calls_and_refuses_new_ones():
             await draining
             await client.wait_closed()
             assert client.was_sent_away
+
+    run(body)
+
+
+def test_a_request_that_crosses_the_goaway_is_refused(monkeypatch):
+    monkeypatch.setattr(limits, "GOAWAY_GRACE_MS", limits.DRAIN_TIMEOUT_MS)
+
+    async def body(service, listener, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        session = Connection()
+        writer.writelines(session.start_call(Opcode.PING)[1])
+        session.receive_data(await reader.read(100))
+        assert [type(event) for event in session.events()] == [ResponseReceived]
+        draining = asyncio.create_task(listener.drain())
+        goaway = await reader.readexactly(FRAME_BYTES_MIN + 4)
+        header = encode_header(IdAllocationRequest())
+        writer.writelines(session.start_call(Opcode.ALLOCATE_ID, header)[1])
+        session.receive_data(goaway + await reader.read(1000))
+        sent_away, answer = session.events()
+        assert isinstance(sent_away, GoawayReceived)
+        assert status_of(answer.frame).code == StatusCode.RS_SHUTTING_DOWN
+        assert not draining.done()
+        writer.close()
+        await draining
 
     run(body)
 

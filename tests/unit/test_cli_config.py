@@ -89,7 +89,7 @@ def test_all_faults_of_a_file_are_named_at_once_with_the_nearest_names(config):
         "range_server is a section: write [range_server]",
         "unknown section 'range_servers', did you mean range_server?",
         "port in [placement_driver] is '12378', expected an integer",
-        "unknown key 'zzzzzz' in [placement_driver] (known: port, heartbeat_timeout_ms)",
+        "unknown key 'zzzzzz' in [placement_driver] (known: port, advertise_port, ",
     ):
         assert fault in text
 

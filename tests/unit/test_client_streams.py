@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from sbp_core.client import (
 )
 from sbp_core.errors import (
     AlreadyExistsError,
+    ConnectError,
     ConnectionLostError,
+    InvalidRequestError,
     NotFoundError,
     Outcome,
     ProtocolError,
@@ -42,7 +45,10 @@ from sbp_core.wire.headers import (
     RangeCriteria,
     SealRangesResponse,
     SealRangesResult,
+    Status,
     Stream,
+    TrimStreamResult,
+    TrimStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 
@@ -249,3 +255,32 @@ def test_bounds_give_up_when_a_server_says_nothing(make, peer) -> None:
     peer.script(Opcode.DESCRIBE_RANGE, describe_tail())
     with pytest.raises(ProtocolError, match="stream 1"):
         make(peer.endpoint).do("stream_bounds", [1])
+
+
+def test_the_outcome_of_an_error_speaks_of_all_tries(make, peer) -> None:
+    def refuse(exchange: Exchange) -> None:
+        exchange.fail(InvalidRequestError(StatusCode.INVALID_REQUEST, "no"))
+
+    peer.script(Opcode.DESCRIBE_STREAMS, reset, refuse)
+    with pytest.raises(InvalidRequestError) as caught:
+        make(peer.endpoint).do("describe_streams", [1])
+    assert caught.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(InvalidRequestError) as caught:
+        make(peer.endpoint).do("describe_streams", [1])
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+
+
+def test_a_trim_that_is_recorded_and_not_everywhere_is_not_one_without_effect(make, peer) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        gone = f"127.0.0.1:{nobody.getsockname()[1]}"
+        hosted = placed(1, 0, 0, -1, gone)
+        recorded = TrimStreamResult(Stream(1), replace(hosted, start_offset=5), Status())
+        peer.script(Opcode.LIST_RANGES, ranges(hosted))
+        peer.script(
+            Opcode.TRIM_STREAMS,
+            lambda exchange: exchange.answer(TrimStreamsResponse(streams=(recorded,))),
+        )
+        with pytest.raises(ConnectError, match="has recorded the trim") as caught:
+            make(peer.endpoint).do("trim_streams", {1: 5})
+    assert caught.value.outcome is Outcome.UNKNOWN

@@ -349,18 +349,17 @@ def test_a_taken_port_is_said_and_leaves_the_directory_free(tmp_path):
     asyncio.run(main())
 
 
-def test_the_advertised_host_is_told(tmp_path):
+def test_the_advertised_address_is_told(tmp_path):
     async def main():
         settings = PlacementDriverSettings(
-            data_dir=tmp_path, port=0, advertise_host="pd.example.org"
+            data_dir=tmp_path, port=0, advertise_host="pd.example.org", advertise_port=80
         )
         driver = PlacementDriver(settings)
         with pytest.raises(RuntimeError):
             _ = driver.endpoint
         endpoint = await driver.start()
-        assert endpoint == driver.endpoint
-        assert endpoint.startswith("pd.example.org:")
-        assert not endpoint.endswith(":0")
+        assert endpoint == driver.endpoint == "pd.example.org:80"
+        assert driver.port not in {0, 80}
         await driver.stop()
 
     asyncio.run(main())

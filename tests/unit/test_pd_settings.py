@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbp_core import limits
+from sbp_core.cluster import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 
@@ -14,7 +15,7 @@ def test_defaults():
     settings = PlacementDriverSettings(data_dir=Path("data"))
     assert (settings.host, settings.port) == ("127.0.0.1", 12378)
     assert settings.heartbeat_timeout_ms == limits.HEARTBEAT_TIMEOUT_MS
-    assert settings.public_host == "127.0.0.1"
+    assert settings.public_endpoint(12378) == "127.0.0.1:12378"
 
 
 def test_each_setting_is_documented():
@@ -45,6 +46,8 @@ def test_each_setting_is_documented():
         ("advertise_host", ""),
         ("advertise_host", "0.0.0.0"),
         ("advertise_host", 7),
+        ("advertise_port", -1),
+        ("advertise_port", 65_536),
         ("heartbeat_timeout_ms", limits.HEARTBEAT_TIMEOUT_MS_MIN - 1),
         ("heartbeat_timeout_ms", limits.HEARTBEAT_TIMEOUT_MS_MAX + 1),
         ("heartbeat_timeout_ms", None),
@@ -57,7 +60,8 @@ def test_a_wrong_value_is_refused_by_name(name, value):
 
 @pytest.mark.parametrize("host", ["localhost", "10.0.0.5", "::1", "pd_1.lan.example.org"])
 def test_hosts(host):
-    assert PlacementDriverSettings(data_dir=Path("data"), host=host).public_host == host
+    settings = PlacementDriverSettings(data_dir=Path("data"), host=host)
+    assert settings.public_endpoint(1) == (f"[{host}]:1" if ":" in host else f"{host}:1")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -65,4 +69,18 @@ def test_every_interface_needs_a_name_to_advertise(host):
     settings = PlacementDriverSettings(
         data_dir=Path("data"), host=host, advertise_host="pd.example.org"
     )
-    assert settings.public_host == "pd.example.org"
+    assert settings.public_endpoint(1) == "pd.example.org:1"
+
+
+def test_a_forwarded_port_is_told_instead_of_the_one_behind_it():
+    settings = PlacementDriverSettings(data_dir=Path("data"), port=1, advertise_port=80)
+    assert settings.public_endpoint(1) == "127.0.0.1:80"
+
+
+def test_range_servers_of_a_cluster_advertise_consecutive_ports():
+    cluster = ClusterSettings(
+        range_servers=2, pd_advertise_port=80, range_server_port=0, range_server_advertise_port=90
+    )
+    servers = [cluster.range_server(index, "pd:1") for index in range(2)]
+    assert cluster.placement_driver().advertise_port == 80
+    assert [(each.port, each.advertise_port) for each in servers] == [(0, 90), (0, 91)]

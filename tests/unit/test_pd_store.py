@@ -6,6 +6,7 @@ import sqlite3
 import pytest
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
+from sbp_core.log.disk import OsDisk, OsFile
 from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord
 from sbp_core.pd.sqlite_store import SCHEMA_VERSION, SqliteStore
 
@@ -382,3 +383,25 @@ def test_a_full_disk_is_survived(tmp_path):
     store._connection.execute("PRAGMA max_page_count = 1000000")
     create(store, "b")
     store.close()
+
+
+def test_new_directories_are_synced_into_those_above_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(OsDisk, "fsync_dir", lambda _, directory: synced.append(directory))
+    SqliteStore(tmp_path / "a" / "b").close()
+    assert synced == [tmp_path, tmp_path / "a"]
+
+
+def test_what_the_process_before_left_in_the_cache_is_not_trusted(stores, monkeypatch):
+    create(stores(), "name")
+    calls = []
+    for name in ("fdatasync", "drop_cache"):
+        monkeypatch.setattr(OsFile, name, lambda file, name=name: calls.append((name, file.path)))
+    again = stores(crash=True)
+    folder = calls[0][1].parent
+    assert calls == [
+        (name, folder / file)
+        for file in ("metadata.sqlite", "metadata.sqlite-wal")
+        for name in ("fdatasync", "drop_cache")
+    ]
+    assert [stream.name for stream in again.streams_after(-1, 10)] == ["name"]

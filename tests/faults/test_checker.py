@@ -1,0 +1,202 @@
+"""The checker finds what it is for: histories written by hand, a good one and bad ones."""
+
+import pytest
+from checker import INVARIANTS, check
+from history import History, load_history
+
+STREAM = 1
+
+
+class Story:
+    """A history of one stream, told in short."""
+
+    def __init__(self, path=None):
+        self.history = History(path)
+        self.process = "writer-0"
+
+    def append(self, records, end="ok", base_offset=0):
+        number = self.history.invoke(self.process, "append", stream=STREAM, records=[*records])
+        if end == "ok":
+            self.history.ok(number, base_offset=base_offset)
+        elif end == "fail":
+            self.history.fail(number, "refused")
+        elif end == "unknown":
+            self.history.unknown(number, "lost")
+        return self
+
+    def read(self, offset, records, first=None):
+        number = self.history.invoke("reader", "read", stream=STREAM, offset=offset)
+        first = offset if first is None else first
+        self.history.ok(number, records=[[at, name] for at, name in enumerate(records, first)])
+        return self
+
+    def end(self, records, start=0, next_offset=None):
+        number = self.history.invoke("reader", "list", stream=STREAM)
+        if records is None:
+            self.history.fail(number, "not here")
+            return self
+        pairs = [[offset, record] for offset, record in enumerate(records, start)]
+        end = start + len(pairs) if next_offset is None else next_offset
+        self.history.ok(number, start=start, next=end, records=pairs)
+        return self
+
+    def trim(self, offset, end="ok"):
+        number = self.history.invoke("trimmer", "trim", stream=STREAM, offset=offset)
+        getattr(self.history, end)(number, **({} if end == "ok" else {"error": "no"}))
+        return self
+
+    def ranges(self, *ranges):
+        number = self.history.invoke("reader", "ranges", stream=STREAM)
+        self.history.ok(number, ranges=[list(each) for each in ranges])
+        return self
+
+    def by(self, process):
+        self.process = process
+        return self
+
+    def found(self):
+        return {anomaly.kind for anomaly in check(self.history.operations())}
+
+
+def good():
+    """A bit of everything that may happen."""
+    return (
+        Story()
+        .append("ab", base_offset=0)
+        .append("cd", "unknown")
+        .append("e", "fail")
+        .append("xy", "unknown")
+        .append("z", end=None)
+        .ranges((0, 0, None))
+        .read(0, "abc")
+        .by("writer-1")
+        .append("fg", base_offset=4)
+        .read(3, "dfg")
+        .trim(1)
+        .trim(5, "unknown")
+        .trim(9, "fail")
+        .ranges((0, 0, 4), (1, 4, None))
+        .ranges((0, 0, 4), (1, 4, 6), (2, 6, None))
+        .ranges((1, 4, 6), (2, 6, None))
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "rest"), [(1, "bcdfg"), (3, "dfg"), (5, "g"), (5, "gz"), (1, "bcdfgxyz")]
+)
+def test_a_good_history_has_no_anomaly(start, rest):
+    story = good().end(rest, start)
+    assert check(story.history.operations()) == []
+
+
+BAD = {
+    "the acknowledged tail is gone": (good().end("bcdf", 1), {"lost", "vanished"}),
+    "an acknowledged batch was never there": (
+        Story().append("ab").append("cd", base_offset=2).end("ab"),
+        {"lost"},
+    ),
+    "another record has its place": (
+        Story().append("ab").append("cd", "unknown").end("cd"),
+        {"lost"},
+    ),
+    "it was never stored, and another one took its offset": (
+        Story().append("a", base_offset=0).append("b", base_offset=0).end("b"),
+        {"lost", "reordered"},
+    ),
+    "acknowledged once, there twice": (
+        Story().append("ab").end("abab"),
+        {"duplicated"},
+    ),
+    "unknown, there twice": (
+        Story().append("a").append("b", "unknown").end("abb"),
+        {"duplicated", "torn"},
+    ),
+    "refused and there": (Story().append("a").append("b", "fail").end("ab"), {"refused-present"}),
+    "a part of a batch": (Story().append("a").append("bc", "unknown").end("ab"), {"torn"}),
+    "the end of a batch": (Story().append("bc", "unknown").end("c"), {"torn"}),
+    "a batch with another in its middle": (
+        Story().append("bc", "unknown").append("a", base_offset=1).end("bac"),
+        {"torn"},
+    ),
+    "a batch the wrong way round": (Story().append("bc", "unknown").end("cb"), {"torn"}),
+    "what nobody wrote": (Story().append("a").end("aq"), {"invented"}),
+    "what nobody wrote, read once": (
+        Story().append("a").read(0, "q").end("a"),
+        {"invented", "vanished"},
+    ),
+    "a read with a hole before it": (Story().append("ab").read(0, "b", first=1).end("ab"), {"gap"}),
+    "a tail that is not there": (Story().append("a").end("a", next_offset=2), {"gap"}),
+    "nobody can read it any more": (
+        Story().append("a").end("a").end(None),
+        {"unreadable", "lost", "vanished"},
+    ),
+    "read, then gone": (
+        Story().append("a", "unknown").read(0, "a").end(""),
+        {"vanished"},
+    ),
+    "read, then at another offset": (
+        Story().append("a", "unknown").append("b", "unknown").read(0, "ab").end("ba"),
+        {"vanished"},
+    ),
+    "one writer's appends the wrong way round": (
+        Story().append("a", base_offset=1).append("b", base_offset=0).end("ba"),
+        {"reordered"},
+    ),
+    "what was trimmed is back": (
+        Story().append("abc").trim(2).end("abc"),
+        {"trimmed-wrongly"},
+    ),
+    "more is gone than was asked for": (
+        Story().append("abc").trim(1).end("c", 2),
+        {"trimmed-wrongly"},
+    ),
+    "gone, and nobody asked": (Story().append("abc").end("bc", 1), {"trimmed-wrongly"}),
+    "gone, and it was refused": (
+        Story().append("abc").trim(2, "fail").end("c", 2),
+        {"trimmed-wrongly"},
+    ),
+    "a sealed range that grew": (
+        Story().ranges((0, 0, 3), (1, 3, None)).ranges((0, 0, 4), (1, 4, None)).end(""),
+        {"ranges-moved"},
+    ),
+    "a sealed range that is open again": (
+        Story().ranges((0, 0, 3)).ranges((0, 0, None)).end(""),
+        {"ranges-moved"},
+    ),
+    "ranges with a gap": (Story().ranges((0, 0, 3), (1, 4, None)).end(""), {"ranges-moved"}),
+    "a range that is missing": (Story().ranges((0, 0, 3), (2, 3, None)).end(""), {"ranges-moved"}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_history_is_called_by_its_names(name):
+    story, kinds = BAD[name]
+    assert story.found() == kinds
+
+
+def test_each_invariant_has_a_history_that_breaks_it():
+    broken = {
+        invariant
+        for story, _ in BAD.values()
+        for invariant in INVARIANTS
+        if invariant(story.history.operations())
+    }
+    assert broken == set(INVARIANTS)
+
+
+def test_streams_that_were_written_and_never_listed_are_no_good_history():
+    with pytest.raises(AssertionError, match="never listed"):
+        check(Story().append("a").history.operations())
+
+
+def test_a_history_reads_back_from_its_file(tmp_path):
+    story = Story(tmp_path / "history.jsonl").append("ab").append("c", end=None).end("ab")
+    story.history.fault("something")
+    operations = load_history(tmp_path / "history.jsonl")
+    assert operations == story.history.operations()
+    assert [(each.action, each.end) for each in operations] == [
+        ("append", "ok"),
+        ("append", "unknown"),
+        ("list", "ok"),
+        ("fault", "ok"),
+    ]

@@ -1,0 +1,102 @@
+"""Writes and syncs that fail: the server acknowledges nothing more, says why, and ends.
+
+After a failed sync nobody knows what is on the disk, so it never goes on; started again it serves
+all that was acknowledged.
+"""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from checker import assert_sound, chosen
+from fault_cluster import FaultCluster
+from real_disks import LARGE_BYTES
+from workload import Workload, list_streams, new_streams
+
+FILE_BYTES_MAX = 300_000
+RECORD_BYTES = 200_000
+
+
+@pytest.fixture
+def strace():
+    """The words that put strace before a command; skips where it is missing or not allowed."""
+    path = shutil.which("strace")
+    if path is None:
+        pytest.skip("strace is not installed")
+    done = subprocess.run([path, "-o", os.devnull, "true"], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"strace cannot trace here: {done.stderr.decode().strip()}")
+    return (path, "-f", "--seccomp-bpf", "-qq", "-o", os.devnull)
+
+
+def run_until_it_fails(cluster, history, rng, wrapper):
+    """Serve behind `wrapper` until the disk fails; then again, without."""
+    with cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        cluster.stop()
+        cluster.wrapper = wrapper
+        cluster.start()
+        cluster.wrapper = ()
+        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+            assert cluster.wait_for_end() == 1
+            assert len(chosen(history.operations(), "append", "ok")) > 0
+            cluster.start()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    assert_sound(history.operations())
+
+
+@pytest.mark.parametrize(
+    ("calls", "code", "then"),
+    [
+        ("fdatasync", "EIO", ""),
+        ("fdatasync", "EIO", "+"),
+        ("pwritev,pwritev2", "ENOSPC", "+"),
+    ],
+    ids=["one sync", "all syncs from one on", "disk full"],
+)
+def test_system_calls_that_fail(tmp_path, history, rng, strace, calls, code, then):
+    """The calls are counted by thread, so it is always one of the log's."""
+    cluster = FaultCluster(tmp_path)
+    fault = f"inject={calls}:error={code}:when={rng.randint(10, 30)}{then}"
+    wrapper = (*strace, "-e", f"trace={calls}", "-e", fault)
+    run_until_it_fails(cluster, history, rng, wrapper)
+    assert code in cluster.log
+
+
+@pytest.mark.parametrize("calls", ["fdatasync", "pwrite64"])
+def test_metadata_that_cannot_be_written(tmp_path, history, rng, strace, calls):
+    """Seals and trims go through the placement driver, whose log is this file."""
+    cluster = FaultCluster(tmp_path)
+    metadata_log = cluster.data_dir / "placement-driver" / "metadata.sqlite-wal"
+    fault = f"inject={calls}:error=EIO:when={rng.randint(1, 5)}+"
+    wrapper = (*strace, "-P", str(metadata_log), "-e", f"trace={calls}", "-e", fault)
+    run_until_it_fails(cluster, history, rng, wrapper)
+    assert "metadata store failed: disk I/O error" in cluster.log
+
+
+def test_a_file_that_must_not_grow(tmp_path, history, rng):
+    """RLIMIT_FSIZE: the write that crosses the limit is short, the next one fails."""
+    if shutil.which("prlimit") is None:
+        pytest.skip("prlimit is not installed")
+    wrapper = ("prlimit", f"--fsize={FILE_BYTES_MAX}")
+    cluster = FaultCluster(tmp_path, alterations=[])
+    run_until_it_fails(cluster, history, rng, wrapper)
+    assert "EFBIG" in cluster.log
+
+
+def test_a_disk_that_gets_full(tmp_path, small_memory, history, rng):
+    """Once there is room the server can be started again."""
+    with FaultCluster(tmp_path, data_dir=small_memory.folder / "data", alterations=[]) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(
+            *(cluster.endpoint, history, rng, stream_ids), record_bytes_max=RECORD_BYTES
+        ) as workload:
+            assert cluster.wait_for_end() == 1
+            assert "ENOSPC" in cluster.log
+            small_memory.resize(LARGE_BYTES)
+            cluster.start()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    assert_sound(history.operations())

@@ -1,0 +1,42 @@
+"""A sync that really fails, with the kernel's page cache around it. Needs root.
+
+The file system lies in a folder in memory that gets full, so that what the server wrote cannot be
+written back: its sync fails once. A second one would succeed, and the cache still shows what never
+got to the disk; a server that believed either would lose what it acknowledges next.
+"""
+
+import re
+
+import pytest
+from checker import assert_sound, chosen
+from fault_cluster import FaultCluster
+from real_disks import LARGE_BYTES
+from workload import Workload, list_streams, new_streams
+
+
+@pytest.mark.parametrize("is_mounted_anew", [False, True], ids=["cache kept", "mounted anew"])
+def test_a_sync_that_fails(tmp_path, small_memory, full_disk, history, rng, is_mounted_anew):
+    with FaultCluster(tmp_path, data_dir=full_disk.folder / "data", alterations=[]) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(
+            *(cluster.endpoint, history, rng, stream_ids),
+            changes=False,
+            record_bytes_max=200_000,
+        ) as workload:
+            assert cluster.wait_for_end() == 1
+            history.fault("the sync failed")
+            small_memory.resize(LARGE_BYTES)
+            if is_mounted_anew:
+                full_disk.unmount()
+                full_disk.mount()
+            cluster.start()
+            workload.wait_for_progress()
+        cluster.stop()
+        full_disk.unmount()
+        full_disk.mount()  # what only the cache shows is gone now
+        cluster.start()
+        list_streams(cluster.endpoint, history, stream_ids)
+    operations = history.operations()
+    assert_sound(operations)
+    assert re.search(r"writing .*\.log failed: .*\((EIO|ENOSPC)\)", cluster.log)
+    assert len(chosen(operations, "append", "unknown")) > 0

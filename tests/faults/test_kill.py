@@ -1,0 +1,90 @@
+"""kill -9 of `sbp serve` under load: what was acknowledged is there, once, at its offset.
+
+Writers, a reader, and one who seals and trims go on through all deaths of the server. Each death
+comes at a random time or at a failpoint. On the volatile disk it is a power cut to the log.
+"""
+
+import signal
+import time
+
+import pytest
+from checker import assert_sound, chosen
+from fault_cluster import FaultCluster, failpoint_names
+from workload import Workload, list_streams, new_streams
+
+LIFE_SECONDS_MAX = 0.3
+HITS = (1, 2, 3, 5, 10)
+
+DISKS = pytest.mark.parametrize(
+    "alterations",
+    [["small-segments"], ["small-segments", "volatile-disk"]],
+    ids=["kernel's cache survives", "nothing unsynced survives"],
+)
+
+
+@DISKS
+def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
+    names = failpoint_names()
+    kill_count = 0
+    with FaultCluster(tmp_path, alterations=alterations) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+            while kill_count < rounds(25):
+                live(cluster, workload, rng.uniform(0, LIFE_SECONDS_MAX))
+                kill_count += 1
+                armed = f"{rng.choice(names)}=kill:{rng.choice(HITS)}" if rng.random() < 0.5 else ""
+                history.fault(f"kill {kill_count}, then {armed or 'nothing'}")
+                if not cluster.start_armed(armed):
+                    kill_count += 1
+                    cluster.start()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    operations = history.operations()
+    print(f"{kill_count} kills, {cluster.fired_count} of them by failpoints")
+    assert_sound(operations)
+    assert cluster.fired_count > 0
+    assert len(chosen(operations, "append", "unknown")) > 0, "no append was interrupted"
+
+
+def live(cluster, workload, seconds):
+    """Let the server work, and kill it unless a failpoint does."""
+    workload.wait_for_progress(lambda: cluster.is_alive)
+    deadline = time.monotonic() + seconds
+    while cluster.is_alive and time.monotonic() < deadline:
+        time.sleep(0.002)
+    cluster.end()
+
+
+def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
+    """What it took it answers, the rest it refuses: nobody is left in doubt about an append."""
+    with FaultCluster(tmp_path) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+            for number in range(rounds(3)):
+                workload.wait_for_progress()
+                history.fault(f"SIGTERM {number}")
+                cluster.restart()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    operations = history.operations()
+    assert_sound(operations)
+    assert chosen(operations, "append", "unknown") == []
+    assert len(chosen(operations, "append", "fail")) > 0, "nobody was refused"
+
+
+def test_killed_at_each_failpoint(tmp_path, history, rng):
+    """Every failpoint of the sources is hit here, and is survived."""
+    names = failpoint_names()
+    assert names
+    with FaultCluster(tmp_path) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+            cluster.kill()
+            for name in names:
+                history.fault(f"kill at {name}")
+                assert cluster.run_armed(f"{name}=kill:{rng.randint(1, 3)}") == -signal.SIGKILL
+            cluster.start()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    assert_sound(history.operations())
+    assert cluster.fired_names == names

@@ -1,0 +1,241 @@
+"""Networks that delay, cut and falsify: clients get through, or get an honest error.
+
+An append whose answer does not come has an unknown outcome: it is there once, or not at all.
+"""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from checker import assert_sound, chosen, final_contents
+from client_drivers import AsyncDriver, BlockingDriver
+from core_cluster import rows_batch
+from fault_proxy import Corrupt, Delay, Direction, Hold, Reset, Split, Swallow
+from proxied_cluster import proxied_cluster
+from workload import Workload, encode_record, everything, fetch_once, list_streams, new_streams
+
+from sbp_core.client import AppendItem, RetryPolicy, StreamSpec
+from sbp_core.errors import Outcome, SbpError
+from sbp_core.wire.opcodes import Opcode
+
+TO_SERVER, TO_CLIENT = Direction
+NO_RETRIES = RetryPolicy(budget_ms=0)
+SHORT_MS = 300
+HARMS = (Delay(20), Delay(200), Hold(), Swallow(), Reset(0), Reset(30), Split(1), Split(100))
+
+both_clients = pytest.mark.parametrize("new_driver", [BlockingDriver, AsyncDriver])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with proxied_cluster(tmp_path_factory.mktemp("proxied")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def healed(cluster):
+    yield
+    for proxy in cluster.proxies:
+        proxy.heal()
+        proxy.reset_all()
+        proxy.injected.clear()
+
+
+@pytest.fixture
+def stream_id(cluster):
+    return new_streams(cluster.endpoint, 1)[0]
+
+
+class Appender:
+    """Appends one record at a time, and journals it."""
+
+    def __init__(self, driver, history, stream_id):
+        self.driver, self.history, self.stream_id = driver, history, stream_id
+        self.count = 0
+
+    def append(self):
+        """The name of the record, and what became of it."""
+        self.count += 1
+        name = f"record-{self.count:05d}"
+        batch = rows_batch([encode_record(name, 40)], self.stream_id)
+        number = self.history.invoke("writer", "append", stream=self.stream_id, records=[name])
+        try:
+            (outcome,) = self.driver.do("append", [AppendItem(self.stream_id, batch)])
+        except SbpError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                raise
+            self.history.unknown(number, error)
+            return name, "unknown"
+        self.history.ok(number, base_offset=outcome.base_offset)
+        return name, "ok"
+
+
+@pytest.fixture
+def appender(cluster, history, stream_id, new_driver):
+    driver = new_driver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    yield Appender(driver, history, stream_id)
+    driver.close()
+
+
+def names_found(cluster, history, stream_id):
+    """What is there at the end, after a look at all that was journalled."""
+    cluster.heal()
+    list_streams(cluster.endpoint, history, [stream_id])
+    operations = history.operations()
+    assert_sound(operations)
+    return set(final_contents(operations)[stream_id].records.values())
+
+
+@both_clients
+@pytest.mark.parametrize("direction", Direction)
+def test_reset_at_every_octet(cluster, history, stream_id, appender, direction):
+    proxy = cluster.to_range_server
+    assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
+    length = proxy.last_bytes[direction, Opcode.APPEND]
+    cut = []
+    for after_bytes in range(length):
+        proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
+        cut.append(appender.append())
+    assert proxy.injected["Reset"] == length > 100
+    assert {end for _, end in cut} == {"unknown"}
+    found = names_found(cluster, history, stream_id)
+    are_there = {name in found for name, _ in cut}
+    assert are_there == {direction is TO_CLIENT}, "the server gets a whole frame, or none"
+
+
+@both_clients
+@pytest.mark.parametrize("direction", Direction)
+def test_half_open(cluster, history, stream_id, new_driver, direction):
+    """The call ends in time, the next one takes another connection, nothing is left behind."""
+    break_connections(cluster)
+    resources_before = open_resources()
+    driver = new_driver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    appender = Appender(driver, history, stream_id)
+    assert appender.append()[1] == "ok"
+    cluster.to_range_server.inject(Swallow(), direction, Opcode.APPEND, count=1)
+    name, end = appender.append()
+    assert end == "unknown"
+    assert appender.append()[1] == "ok"
+    driver.close()
+    found = names_found(cluster, history, stream_id)
+    assert (name in found) == (direction is TO_CLIENT)
+    break_connections(cluster)
+    wait_until(lambda: open_resources() == resources_before)
+
+
+def break_connections(cluster):
+    for proxy in cluster.proxies:
+        proxy.reset_all()
+    wait_until(lambda: not any(proxy.link_count for proxy in cluster.proxies))
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def open_resources():
+    """How many threads and descriptors this process has."""
+    return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+
+@both_clients
+def test_an_octet_at_a_time(cluster, history, stream_id, new_driver):
+    for proxy in cluster.proxies:
+        for direction in Direction:
+            proxy.inject(Split(1), direction)
+    appender = Appender(new_driver(cluster.endpoint), history, stream_id)
+    assert {appender.append()[1] for _ in range(20)} == {"ok"}
+    assert len(everything(appender.driver, stream_id)["records"]) == 20
+    assert appender.driver.do("seal_streams", [stream_id])[stream_id].start_offset == 20
+    appender.driver.close()
+    assert len(names_found(cluster, history, stream_id)) == 20
+    assert all(proxy.injected["Split"] > 0 for proxy in cluster.proxies)
+
+
+@both_clients
+def test_flipped_bits_in_appends(cluster, history, rng, rounds, stream_id, appender):
+    """Both ends agree on checksums of whole frames with the first answer of a connection."""
+    proxy = cluster.to_range_server
+    damaged = []
+    for direction in [TO_SERVER, TO_CLIENT] * rounds(60):
+        fetch_once(appender.driver, stream_id, 0)
+        proxy.inject(Corrupt(rng.getrandbits(32)), direction, Opcode.APPEND, count=1)
+        damaged.append((appender.append(), direction))
+    assert {end for (_, end), _ in damaged} == {"unknown"}
+    found = names_found(cluster, history, stream_id)
+    accepted = [name for (name, _), direction in damaged if direction is TO_SERVER if name in found]
+    assert accepted == []
+
+
+@both_clients
+def test_flipped_bits_in_what_is_read(cluster, history, rng, rounds, stream_id, new_driver):
+    """A reader gets what was written, or an error."""
+    proxy = cluster.to_range_server
+    driver = new_driver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    appender = Appender(driver, history, stream_id)
+    for _ in range(10):
+        assert appender.append()[1] == "ok"
+    errors = []
+    for _ in range(rounds(60)):
+        expected = bytes(fetch_once(driver, stream_id, 0).payload)
+        proxy.inject(Corrupt(rng.getrandbits(32)), TO_CLIENT, Opcode.FETCH, count=1)
+        try:
+            assert bytes(fetch_once(driver, stream_id, 0).payload) == expected
+        except SbpError as error:
+            errors.append(error)
+    driver.close()
+    assert len(errors) == proxy.injected["Corrupt"] > 0
+    assert len(names_found(cluster, history, stream_id)) == 10
+
+
+def test_without_the_placement_driver(cluster, history, stream_id):
+    """What is known goes on; what asks it ends in time, and works again when it is back."""
+    driver = BlockingDriver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    appender = Appender(driver, history, stream_id)
+    assert appender.append()[1] == "ok"
+    for direction in Direction:
+        cluster.to_placement_driver.inject(Hold(), direction)
+    assert {appender.append()[1] for _ in range(10)} == {"ok"}
+    with pytest.raises(SbpError) as caught:
+        driver.do("create_streams", [StreamSpec(None)])
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert len(fetch_once(driver, stream_id, 0).payload) > 0
+    assert cluster.to_placement_driver.injected["Hold"] > 0
+    cluster.heal()
+    assert len(driver.do("create_streams", [StreamSpec(None)])) == 1
+    driver.close()
+    assert len(names_found(cluster, history, stream_id)) == 11
+
+
+def test_any_harm_at_any_time(cluster, history, rng, rounds):
+    """Writers, a reader, and one who seals and trims, over a network that is seldom well."""
+    stream_ids = new_streams(cluster.endpoint)
+    harm_count = rounds(40)
+    drivers = (BlockingDriver, AsyncDriver)
+    with Workload(
+        *(cluster.endpoint, history, rng, stream_ids), drivers=drivers, timeout_ms=SHORT_MS
+    ) as workload:
+        for _ in range(harm_count):
+            proxy = rng.choice(cluster.proxies)
+            fault, direction = rng.choice(HARMS), rng.choice(list(Direction))
+            opcode = rng.choice([None, Opcode.APPEND, Opcode.FETCH, Opcode.SEAL_RANGE])
+            history.fault(f"{fault} {direction.value}, of {opcode or 'anything'}")
+            proxy.inject(fault, direction, opcode, count=rng.choice([1, 5, None]))
+            time.sleep(rng.uniform(0, 0.2))
+            if rng.random() < 0.2:
+                proxy.reset_all()
+            cluster.heal()
+            if rng.random() < 0.2:
+                workload.wait_for_progress()
+        workload.wait_for_progress()
+    for proxy in cluster.proxies:
+        proxy.reset_all()
+    list_streams(cluster.endpoint, history, stream_ids)
+    operations = history.operations()
+    assert_sound(operations)
+    assert sum(proxy.injected_count for proxy in cluster.proxies) > harm_count
+    assert len(chosen(operations, "append", "unknown")) > 0

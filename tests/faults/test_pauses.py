@@ -1,0 +1,163 @@
+"""Processes that stand still, ends that lose each other, clocks that jump."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+
+import pytest
+from checker import assert_sound, chosen
+from core_cluster import rows_batch, values_of
+from fault_cluster import FaultCluster
+from fault_proxy import Direction, FaultProxy, Hold
+from workload import Workload, list_streams, new_streams
+
+from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, RetryPolicy, StreamSpec
+from sbp_core.errors import NoRangeServerError
+from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.server import RangeServer
+from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.server.clock import SystemClock
+
+HEARTBEAT_INTERVAL_MS = 50
+HEARTBEAT_TIMEOUT_MS = 300
+PAUSE_SECONDS = 1.0
+TIMEOUT_MS = 400
+QUICK = {
+    "placement_driver": {"heartbeat_timeout_ms": HEARTBEAT_TIMEOUT_MS},
+    "range_server": {"heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS},
+}
+DAY_MS = 86_400_000
+DEADLINE_SECONDS = 30
+
+
+def test_a_server_that_stands_still(tmp_path, history, rng, rounds):
+    """For longer than a heartbeat may take, and than its clients wait."""
+    with FaultCluster(tmp_path, settings=QUICK) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with (
+            Workload(
+                *(cluster.endpoint, history, rng, stream_ids), timeout_ms=TIMEOUT_MS
+            ) as workload,
+            Client(cluster.endpoint) as client,
+        ):
+            for _ in range(rounds(3)):
+                workload.wait_for_progress()
+                history.fault("SIGSTOP")
+                os.kill(cluster.pid, signal.SIGSTOP)
+                time.sleep(PAUSE_SECONDS)
+                os.kill(cluster.pid, signal.SIGCONT)
+                workload.wait_for_progress()
+                client.create_streams([StreamSpec(None)])  # the range server is alive again
+        list_streams(cluster.endpoint, history, stream_ids)
+    operations = history.operations()
+    assert_sound(operations)
+    assert len(chosen(operations, "fault")) > 0
+    assert len(chosen(operations, "append", "unknown")) > 0, "nobody noticed"
+
+
+class JumpingClock(SystemClock):
+    """The wall clock is wrong, differently each time, by up to a day."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.jump_count = 0
+
+    def wall_ms(self) -> int:
+        self.jump_count += 1
+        return super().wall_ms() + self._rng.randint(-DAY_MS, DAY_MS)
+
+
+@contextlib.asynccontextmanager
+async def servers(folder, clock, proxy=None):
+    """A placement driver, and a range server that reaches it, perhaps through a proxy."""
+    driver = PlacementDriver(
+        PlacementDriverSettings(
+            data_dir=folder / "pd", port=0, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS
+        ),
+        clock,
+    )
+    endpoint = await driver.start()
+    if proxy is not None:
+        proxy.target = endpoint
+    server = RangeServer(
+        RangeServerSettings(
+            data_dir=folder / "rs",
+            placement_driver=proxy.endpoint if proxy else endpoint,
+            port=0,
+            heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+        ),
+        clock=clock,
+    )
+    try:
+        await server.start()
+        async with AsyncClient(endpoint, retry=RetryPolicy(budget_ms=0)) as client:
+            yield driver, client
+    finally:
+        await server.stop()
+        await driver.stop()
+
+
+async def append(client, stream_id, value):
+    (outcome,) = await client.append([AppendItem(stream_id, rows_batch([value], stream_id))])
+    return outcome.base_offset
+
+
+async def read(client, stream_id):
+    (outcome,) = [each async for each in client.fetch([FetchItem(stream_id, 0, None, 1 << 20)])]
+    assert outcome.error is None
+    return values_of(outcome.payload)
+
+
+async def until(condition):
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - a server is watched, which sets no event
+            await asyncio.sleep(0.01)
+
+
+def test_a_range_server_that_lost_its_placement_driver(tmp_path):
+    """It goes on with what it has; new streams have no place until the two meet again."""
+
+    async def main():
+        with FaultProxy() as proxy:
+            async with servers(tmp_path, SystemClock(), proxy) as (driver, client):
+                (stream,) = await client.create_streams([StreamSpec(None)])
+                assert await append(client, stream.stream_id, b"before") == 0
+                for direction in Direction:
+                    proxy.inject(Hold(), direction)
+                await until(lambda: driver.live_server_count == 0)
+                assert await append(client, stream.stream_id, b"during") == 1
+                with pytest.raises(NoRangeServerError):
+                    await client.create_streams([StreamSpec(None)])
+                assert proxy.injected["Hold"] > 0
+                proxy.heal()
+                await until(lambda: driver.live_server_count == 1)
+                (later,) = await client.create_streams([StreamSpec(None)])
+                assert await append(client, later.stream_id, b"new") == 0
+                assert await read(client, stream.stream_id) == [(0, b"before"), (1, b"during")]
+
+    asyncio.run(main())
+
+
+def test_a_wall_clock_that_jumps(tmp_path, rng):
+    """Nothing but what people see depends on it: not liveness, order, nor what is there."""
+
+    async def main():
+        clock = JumpingClock(rng)
+        async with servers(tmp_path, clock) as (driver, client):
+            spec = StreamSpec(None, retention_period_ms=7 * DAY_MS)
+            (stream,) = await client.create_streams([spec])
+            deadline = time.monotonic() + 2 * HEARTBEAT_TIMEOUT_MS / 1000
+            count = live_count = 0
+            while time.monotonic() < deadline:
+                assert await append(client, stream.stream_id, b"%d" % count) == count
+                live_count += driver.live_server_count
+                count += 1
+            assert clock.jump_count >= count > 0
+            assert live_count > 0.8 * count, "heartbeats may be late once, not all the time"
+            expected = [(offset, b"%d" % offset) for offset in range(count)]
+            assert (await read(client, stream.stream_id))[:count] == expected
+
+    asyncio.run(main())

@@ -1,0 +1,37 @@
+"""Power cuts of a real file system: what was acknowledged was on the loop_disk. Needs root.
+
+The file system is shut down under the server as a power cut would: what it did not sync is gone.
+"""
+
+import time
+
+import pytest
+from checker import assert_sound, chosen
+from fault_cluster import FaultCluster
+from real_disks import DROP_JOURNAL, KEEP_JOURNAL
+from workload import Workload, list_streams, new_streams
+
+LIFE_SECONDS_MAX = 0.3
+
+
+@pytest.mark.parametrize("journal", [DROP_JOURNAL, KEEP_JOURNAL], ids=["all is lost", "data is"])
+def test_power_cuts(tmp_path, loop_disk, history, rng, rounds, journal):
+    cuts = rounds(6)
+    with FaultCluster(tmp_path, data_dir=loop_disk.folder / "data") as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+            for number in range(cuts):
+                workload.wait_for_progress()
+                time.sleep(rng.uniform(0, LIFE_SECONDS_MAX))
+                history.fault(f"power cut {number}")
+                loop_disk.cut_power(journal)
+                cluster.end()
+                loop_disk.unmount()
+                loop_disk.mount()
+                cluster.start()
+            workload.wait_for_progress()
+        list_streams(cluster.endpoint, history, stream_ids)
+    operations = history.operations()
+    assert_sound(operations)
+    assert len(chosen(operations, "fault")) == cuts
+    assert len(chosen(operations, "append", "unknown")) > 0, "no append was interrupted"

@@ -1,0 +1,134 @@
+"""`sbp serve` as a child process that is made to fail, and the places where it can be."""
+
+from __future__ import annotations
+
+import ast
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import sbp_core
+from sbp_core.cluster import LocalCluster
+from sbp_core.errors import SbpError
+from sbp_core.failpoints import VARIABLE
+
+ALTERED_SERVE = Path(__file__).with_name("altered_serve.py")
+END_SECONDS = 30
+
+Settings = Mapping[str, Mapping[str, int | str]]
+"""By section and key of the configuration file."""
+
+
+class FaultCluster(LocalCluster):
+    """A server with small segments, or other `alterations` of altered_serve.py.
+
+    Its data is in `data_dir`, all else in `folder`, where the data is too unless told otherwise.
+    `wrapper` are words to put before the command of the next start, such as those of strace.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        data_dir: Path | None = None,
+        alterations: Sequence[str] = ("small-segments",),
+        settings: Settings | None = None,
+    ) -> None:
+        config = folder / "server.toml"
+        config.write_text(_toml(settings or {}), encoding="utf-8")
+        super().__init__(data_dir or folder / "data", options=["--config", str(config)])
+        self.log_path = folder / "serve.log"
+        self._ready_path = folder / "ready.json"
+        self.wrapper: tuple[str, ...] = ()
+        self._alterations = tuple(alterations)
+        self._failpoints = ""
+        self._exit_code = 0
+
+    def start_armed(self, failpoints: str) -> bool:
+        """Start with failpoints; whether it came to serve before one of them ended it."""
+        fired_before = self.fired_count
+        self._failpoints = failpoints
+        try:
+            self.start()
+        except SbpError:
+            if self.fired_count == fired_before:
+                raise
+            return False
+        finally:
+            self._failpoints = ""
+        return True
+
+    def run_armed(self, failpoints: str) -> int:
+        """Start with failpoints, wait until one ends the process; return its exit code."""
+        return self.wait_for_end() if self.start_armed(failpoints) else self._exit_code
+
+    @property
+    def listening_port(self) -> int:
+        """The port of the first range server, whatever it advertises."""
+        return self._first_port + 1
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def fired_count(self) -> int:
+        """How often a failpoint fired, since the first start."""
+        return len(self.fired_names)
+
+    @property
+    def fired_names(self) -> list[str]:
+        """Which failpoints fired, since the first start."""
+        return re.findall(r"^failpoint (\S+):", self.log, re.MULTILINE)
+
+    @property
+    def log(self) -> str:
+        """What the server has printed since the first start."""
+        if not self.log_path.exists():
+            return ""
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_end(self, seconds: float = END_SECONDS) -> int:
+        """Wait until the process ends by itself; return its exit code."""
+        deadline = time.monotonic() + seconds
+        while self.is_alive:
+            assert time.monotonic() < deadline, f"still alive after {seconds} s\n{self.log}"
+            time.sleep(0.01)
+        return self._reap(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill what still runs; for the end of a test whose server may be dead already."""
+        if self._process is not None:
+            self.kill()
+
+    def _reap(self, signal_number: signal.Signals) -> int:
+        self._exit_code = super()._reap(signal_number)
+        return self._exit_code
+
+    def _command(self, first_port: int) -> list[str]:
+        command = super()._command(first_port)
+        if self._alterations:
+            command[1 : command.index("serve")] = [str(ALTERED_SERVE), ",".join(self._alterations)]
+        armed = ["env", f"{VARIABLE}={self._failpoints}"] if self._failpoints else []
+        return [*armed, *self.wrapper, *command]
+
+
+def _toml(settings: Settings) -> str:
+    lines = []
+    for section, keys in settings.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {value!r}".replace("'", '"') for key, value in keys.items()]
+    return "\n".join(lines)
+
+
+def failpoint_names() -> list[str]:
+    """Every failpoint in the sources of the servers."""
+    names = set()
+    for path in Path(sbp_core.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "failpoint":
+                names.add(ast.literal_eval(node.args[0]))
+    return sorted(names)

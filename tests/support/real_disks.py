@@ -1,0 +1,96 @@
+"""File systems that really lose power and really fail, for those who may mount them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+EXT4_IOC_SHUTDOWN = 0x8004587D
+"""_IOR('X', 125, u32): the file system takes part in nothing more, as if power had gone."""
+KEEP_JOURNAL, DROP_JOURNAL = 1, 2
+"""What becomes of the part of the journal that is only in memory: with the first the names and
+lengths of files may be there without what was in them."""
+
+IMAGE_BYTES = 64 << 20
+SMALL_BYTES = 24 << 20
+LARGE_BYTES = 256 << 20
+META_BYTES = 8 << 20
+BLOCK_BYTES = 4096
+
+
+class LoopDisk:
+    """An ext4 file system in a file of its own, mounted at `folder`."""
+
+    def __init__(self, folder: Path, image: Path, size: int = IMAGE_BYTES) -> None:
+        self.folder = folder
+        self._image = image
+        self._is_mounted = False
+        folder.mkdir()
+        with image.open("wb") as file:
+            file.truncate(size)
+            layout = ["-b", "4096", "-N", "256", "-J", "size=4", "-E", "packed_meta_blocks=1"]
+            run("mkfs.ext4", "-q", *layout, str(image))
+            # Space for what is written of the file system itself: only data can meet a full disk.
+            os.posix_fallocate(file.fileno(), 0, META_BYTES)
+        self.mount()
+
+    def mount(self) -> None:
+        """Mount it; the journal is replayed."""
+        run("mount", "-o", "loop", str(self._image), str(self.folder))
+        self._is_mounted = True
+        # A loop device takes a write that its file took in part for a whole one.
+        number = os.minor(self.folder.stat().st_dev)
+        queue = Path(f"/sys/block/loop{number}/queue/max_sectors_kb")
+        queue.write_text(str(BLOCK_BYTES >> 10), encoding="ascii")
+
+    def unmount(self) -> None:
+        """Unmount it, if it is mounted; nobody may have a file open there."""
+        if self._is_mounted:
+            run("umount", str(self.folder))
+            self._is_mounted = False
+
+    def cut_power(self, journal: int) -> None:
+        """Lose all that was not synced; whoever has a file open there gets errors from now on."""
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", journal))
+        finally:
+            os.close(descriptor)
+
+
+class SmallMemory:
+    """A folder in memory of which there is not much."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+
+    def resize(self, size: int) -> None:
+        run("mount", "-o", f"remount,size={size}", str(self.folder))
+
+    def unmount(self) -> None:
+        run("umount", str(self.folder))
+
+
+def run(*command: str) -> None:
+    """Run a command. Raises what says why it failed."""
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def skip_unless_mounting(folder: Path) -> None:
+    """Skip the test, and say why, where file systems cannot be mounted."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount file systems")
+    try:
+        disk = LoopDisk(folder / "probe", folder / "probe.img")
+    except OSError as error:
+        pytest.skip(f"file systems cannot be mounted here: {error}")
+    disk.unmount()

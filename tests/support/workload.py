@@ -1,0 +1,253 @@
+"""Clients at work, each on a thread of its own, who journal all that they do and are told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from client_drivers import BlockingDriver, Driver
+from core_cluster import rows_batch, values_of
+from history import History
+
+from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
+from sbp_core.errors import OffsetOutOfRangeError, Outcome, SbpError
+
+PROGRESS_SECONDS = 30
+FETCH_BYTES = 1 << 20
+FAILURE_PAUSE_SECONDS = 0.05
+"""Before the next operation of a client whose last one failed: servers need time to come back."""
+CHANGE_PAUSE_SECONDS = 0.2
+AUDIT_BUDGET_MS = 10_000
+
+NewDriver = Callable[..., Driver]
+
+
+def encode_record(name: str, size: int) -> bytes:
+    """A record of that name, filled up with about `size` octets that tell if they are intact."""
+    return name.encode() + b"|" + zlib.crc32(name.encode()).to_bytes(4, "big") * (size // 4)
+
+
+def decode_record(value: bytes) -> str:
+    """The name of a record, or one that nobody wrote if it is not intact."""
+    name = value.partition(b"|")[0].decode(errors="replace")
+    return name if value == encode_record(name, len(value) - len(name) - 1) else f"damaged:{name}"
+
+
+def new_streams(endpoint: str, count: int = 2) -> list[int]:
+    """Create streams; return their ids."""
+    with Client(endpoint) as client:
+        created = client.create_streams([StreamSpec(None)] * count)
+    return [stream.stream_id for stream in created]
+
+
+class Workload:
+    """Writers, a reader, and with `changes` one who trims and seals. Starts and stops once.
+
+    Writers do not try again what failed, so that each outcome is that of a single call;
+    `retry_unknown` lets them, which duplicates. `drivers` are the clients to use, in turn.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        history: History,
+        rng: random.Random,
+        stream_ids: Sequence[int],
+        *,
+        writers: int = 3,
+        drivers: Sequence[NewDriver] = (BlockingDriver,),
+        timeout_ms: int = 5_000,
+        changes: bool = True,
+        retry_unknown: bool = False,
+        record_bytes_max: int = 2_000,
+    ) -> None:
+        self._endpoint = endpoint
+        self._history = history
+        self._stream_ids = stream_ids
+        self._timeout_ms = timeout_ms
+        self._retry_unknown = retry_unknown
+        self._record_bytes_max = record_bytes_max
+        self._acknowledged = [0] * writers
+        self._positions = dict.fromkeys(stream_ids, 0)
+        self._stopping = threading.Event()
+        self._failures: list[BaseException] = []
+        roles = [partial(self._write, index) for index in range(writers)]
+        roles += [self._read, *([self._change] if changes else [])]
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=(role, drivers[number % len(drivers)], random.Random(rng.random())),
+            )
+            for number, role in enumerate(roles)
+        ]
+
+    def __enter__(self) -> Workload:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(PROGRESS_SECONDS)
+            assert not thread.is_alive(), "a client hangs"
+        assert not self._failures, self._failures
+
+    def wait_for_progress(self, is_worth_it: Callable[[], bool] = lambda: True) -> None:
+        """Wait until each writer has another acknowledgement, or it is not worth it any more."""
+        before = list(self._acknowledged)
+        deadline = time.monotonic() + PROGRESS_SECONDS
+        while is_worth_it() and any(map(int.__le__, self._acknowledged, before)):
+            assert not self._failures, self._failures
+            assert time.monotonic() < deadline, f"no progress within {PROGRESS_SECONDS} s"
+            time.sleep(0.005)
+
+    # What the threads do.
+
+    def _run(
+        self, role: Callable[[Driver, random.Random], None], new: NewDriver, rng: random.Random
+    ) -> None:
+        retry = RetryPolicy() if self._retry_unknown else RetryPolicy(budget_ms=0)
+        driver = new(self._endpoint, timeout_ms=self._timeout_ms, retry=retry)
+        try:
+            while not self._stopping.is_set():
+                role(driver, rng)
+        except BaseException as error:
+            self._failures.append(error)
+            raise
+        finally:
+            driver.close()
+
+    def _write(self, index: int, driver: Driver, rng: random.Random) -> None:
+        stream_id = rng.choice(self._stream_ids)
+        batch = f"{index}-{rng.getrandbits(48):012x}"
+        names = [f"{batch}/{row}" for row in range(rng.randint(1, 5))]
+        values = [encode_record(name, rng.randrange(self._record_bytes_max)) for name in names]
+        item = AppendItem(stream_id, rows_batch(values, stream_id))
+        outcomes = self._attempt(
+            lambda: driver.do("append", [item], retry_unknown=self._retry_unknown),
+            lambda outcomes: {"base_offset": outcomes[0].base_offset},
+            *(f"writer-{index}", "append"),
+            stream=stream_id,
+            records=names,
+        )
+        self._acknowledged[index] += outcomes is not None
+
+    def _read(self, driver: Driver, rng: random.Random) -> None:
+        stream_id = rng.choice(self._stream_ids)
+        position = self._positions[stream_id]
+        outcome = self._attempt(
+            lambda: fetch_once(driver, stream_id, position),
+            lambda outcome: {"records": named(outcome.payload, position)},
+            *("reader", "read"),
+            stream=stream_id,
+            offset=position,
+        )
+        if outcome is not None:
+            self._positions[stream_id] = outcome.next_offset
+
+    def _change(self, driver: Driver, rng: random.Random) -> None:
+        self._stopping.wait(rng.uniform(0, CHANGE_PAUSE_SECONDS))
+        stream_id = rng.choice(self._stream_ids)
+        if rng.random() < 0.5:
+            self._attempt(
+                lambda: driver.do("seal_streams", [stream_id]),
+                no_answer,
+                *("changer", "seal"),
+                stream=stream_id,
+            )
+            self._attempt(
+                lambda: driver.do("list_ranges", [stream_id]),
+                lambda ranges: {"ranges": triples(ranges[stream_id])},
+                *("changer", "ranges"),
+                stream=stream_id,
+            )
+        else:
+            offset = rng.randint(0, self._positions[stream_id] // 2)
+            self._attempt(
+                lambda: driver.do("trim_streams", {stream_id: offset}),
+                no_answer,
+                *("changer", "trim"),
+                stream=stream_id,
+                offset=offset,
+            )
+
+    def _attempt(
+        self,
+        do: Callable[[], Any],
+        answer: Callable[[Any], dict[str, Any]],
+        process: str,
+        action: str,
+        **request: Any,
+    ) -> Any:
+        """Do and journal one operation; return its result, None when it failed."""
+        number = self._history.invoke(process, action, **request)
+        try:
+            result = do()
+        except SbpError as error:
+            is_refused = error.outcome is Outcome.NOT_APPLIED
+            (self._history.fail if is_refused else self._history.unknown)(number, error)
+            if isinstance(error, OffsetOutOfRangeError) and error.maybe_bounds:
+                self._positions[request["stream"]] = error.maybe_bounds[0]
+            self._stopping.wait(FAILURE_PAUSE_SECONDS)
+            return None
+        self._history.ok(number, **answer(result))
+        return result
+
+
+def list_streams(endpoint: str, history: History, stream_ids: Sequence[int]) -> None:
+    """Journal all that the streams hold, and their ranges, when nobody works on them any more."""
+    driver = BlockingDriver(endpoint, retry=RetryPolicy(budget_ms=AUDIT_BUDGET_MS))
+    for stream_id in stream_ids:
+        number = history.invoke("auditor", "list", stream=stream_id)
+        try:
+            history.ok(number, **everything(driver, stream_id))
+        except SbpError as error:
+            history.fail(number, error)
+        number = history.invoke("auditor", "ranges", stream=stream_id)
+        ranges = driver.do("list_ranges", [stream_id])
+        history.ok(number, ranges=triples(ranges[stream_id]))
+    driver.close()
+
+
+def everything(driver: Driver, stream_id: int) -> dict[str, Any]:
+    """What a stream holds, as the answer of a "list"."""
+    (bounds,) = driver.do("stream_bounds", [stream_id])
+    position = bounds.start_offset
+    records: list[list[Any]] = []
+    while position < bounds.next_offset:
+        outcome = fetch_once(driver, stream_id, position)
+        records += named(outcome.payload, position)
+        assert outcome.next_offset > position, f"nothing at {position} of {bounds}"
+        position = outcome.next_offset
+    return {"start": bounds.start_offset, "next": bounds.next_offset, "records": records}
+
+
+def fetch_once(driver: Driver, stream_id: int, position: int) -> Any:
+    """The outcome of one fetch. Raises its error."""
+    item = FetchItem(stream_id, position, None, FETCH_BYTES)
+    (outcome,) = driver.fetch([item], max_wait_ms=20)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+def named(payload: memoryview, position: int) -> list[list[Any]]:
+    """[offset, name] of the records from `position` on."""
+    found = values_of(payload)
+    return [[offset, decode_record(value)] for offset, value in found if offset >= position]
+
+
+def triples(ranges: Sequence[Any]) -> list[list[Any]]:
+    """[index, start, end or None] of each range."""
+    return [[each.range_index, each.start_offset, each.end_offset] for each in ranges]
+
+
+def no_answer(_: Any) -> dict[str, Any]:
+    """What an answer without content says."""
+    return {}
