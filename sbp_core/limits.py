@@ -129,6 +129,8 @@ SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
 """Ranges in one SNAPSHOT entry, 29 octets each."""
 LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
+CLEAN_LIVE_SHARE_MAX: Final = 0.3
+"""A segment of whose batches less is live, by octets, is rewritten without the others."""
 
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249
