@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from benchmarks import isolation, memory, report, sources
+from benchmarks import headers, isolation, memory, report, sources
 from benchmarks.scenarios import SCENARIOS, Scenario, Side, open_bench
 from benchmarks.sources import Shape
 from sbp_spark.java import use_java
@@ -25,6 +25,8 @@ TASKS: Final = 2
 STREAMS: Final = tuple(f"bench-{index}" for index in range(TASKS))
 PAYLOAD_BYTES_DEFAULT: Final = 200_000_000
 MEMORY: Final = "memory"
+HEADERS: Final = "headers"
+CHOICES: Final = (*SCENARIOS, MEMORY, HEADERS)
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -44,15 +46,19 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="measure a reader at the tail beside others that catch up, without Spark, and no more",
     )
     parser.add_argument(
-        "--only",
-        action="append",
-        choices=[*SCENARIOS, MEMORY],
-        help="measure this only; may be repeated",
+        "--only", action="append", choices=CHOICES, help="measure this only; may be repeated"
+    )
+    parser.add_argument(
+        "--headers",
+        dest="only",
+        action="append_const",
+        const=HEADERS,
+        help="the same as --only headers: what headers cost, without Spark",
     )
     settings = parser.parse_args(arguments)
     settings.rows = settings.rows or max(1, PAYLOAD_BYTES_DEFAULT // settings.values)
     chosen = settings.only or [*SCENARIOS, *([MEMORY] if settings.memory else [])]
-    settings.only = [name for name in (*SCENARIOS, MEMORY) if name in chosen]
+    settings.only = [name for name in CHOICES if name in chosen]
     return settings
 
 
@@ -132,6 +138,20 @@ def run_isolation(rounds: int) -> int:
     return 0
 
 
+def measure_in_spark(
+    settings: argparse.Namespace, shape: Shape, folder: Path
+) -> tuple[list[report.Rate], list[report.Memory]]:
+    """Measure what moves rows; Spark is not started for anything else."""
+    chosen = [SCENARIOS[name] for name in settings.only if name in SCENARIOS]
+    if not chosen and MEMORY not in settings.only:
+        return [], []
+    spark = start_spark(folder)
+    rates = [measure(spark, scenario, shape, settings.rounds) for scenario in chosen]
+    memories = measure_memory(spark) if MEMORY in settings.only else []
+    spark.stop()
+    return rates, memories
+
+
 def tell(line: str) -> None:
     """Print a line of progress at once."""
     print(line, file=sys.stderr, flush=True)
@@ -148,20 +168,16 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
         surroundings = report.environment(Path(folder))
         tell(", ".join(f"{name} {value}" for name, value in surroundings.items()))
-        spark = start_spark(Path(folder))
-        rates = [
-            measure(spark, SCENARIOS[name], shape, settings.rounds)
-            for name in settings.only
-            if name != MEMORY
-        ]
-        memories = measure_memory(spark) if MEMORY in settings.only else []
-        spark.stop()
+        rates, memories = measure_in_spark(settings, shape, Path(folder))
+        costs = headers.measure() if HEADERS in settings.only else []
     what = f"{settings.rows:,} rows of {settings.values} B"
     if rates:
         print(f"\n{what}, {settings.rounds} rounds, {TASKS} tasks\n\n{report.rate_table(rates)}")
     if memories:
         mib = memory.PAYLOAD_BYTES // 2**20
         print(f"\n{mib:,} MiB of {memory.VALUE_BYTES} B values\n\n{report.memory_table(memories)}")
+    if costs:
+        print(f"\nprocessor time of one header\n\n{report.header_table(costs)}")
     results = RESULTS / "results.json"
     report.write_json(
         results,
@@ -169,6 +185,7 @@ def main(arguments: Sequence[str]) -> int:
         surroundings=surroundings,
         rates=rates,
         memories=memories,
+        headers=costs,
     )
     picture = report.maybe_draw(RESULTS / "results.png", rates, title=what)
     tell(f"\n{results}\n{picture or ''}\n{time.monotonic() - started:.0f} s")

@@ -91,6 +91,17 @@ def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
     return sorted(seconds)[len(seconds) * percent // 100] * 1000
 
 
+@dataclass(frozen=True, slots=True)
+class HeaderCost:
+    """Processor time that it takes to encode a header with so many items, and to decode it."""
+
+    header: str
+    items: int
+    octets: int
+    encode_us: float
+    decode_us: float
+
+
 def rate(
     scenario: str,
     ceiling: str,
@@ -179,6 +190,23 @@ def latency_table(latencies: Sequence[Latency]) -> str:
     return table(header, lines, text_columns={0})
 
 
+def header_table(costs: Sequence[HeaderCost]) -> str:
+    """Return the costs of headers as a table for the terminal."""
+    header = ("header", "items", "octets", "encode us", "decode us", "both us")
+    lines = [
+        (
+            each.header,
+            f"{each.items:,}",
+            f"{each.octets:,}",
+            f"{each.encode_us:,.0f}",
+            f"{each.decode_us:,.0f}",
+            f"{each.encode_us + each.decode_us:,.0f}",
+        )
+        for each in costs
+    ]
+    return table(header, lines, text_columns={0})
+
+
 def table(
     header: tuple[str, ...], lines: Sequence[tuple[str, ...]], *, text_columns: set[int]
 ) -> str:
@@ -237,6 +265,7 @@ def write_json(
     surroundings: dict[str, Any],
     rates: Sequence[Rate],
     memories: Sequence[Memory],
+    headers: Sequence[HeaderCost],
 ) -> None:
     """Write all that was measured, and where, as JSON."""
     content = {
@@ -244,6 +273,7 @@ def write_json(
         "environment": surroundings,
         "rates": [asdict(each) for each in rates],
         "memory": [asdict(each) for each in memories],
+        "headers": [asdict(each) for each in headers],
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

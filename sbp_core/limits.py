@@ -25,9 +25,16 @@ ISOLATION_CLASS_LENGTH_MAX: Final = 64
 
 # Headers: a few octets of FlatBuffers can describe an exponential tree, so nodes are counted.
 HEADER_DEPTH_MAX: Final = 8
-HEADER_TABLES_MAX: Final = 200_000
+HEADER_TABLES_MAX: Final = 131_072
+"""Tables of one header, each as often as it is referred to: 20 000 items have six each."""
+HEADER_LAYOUTS_MAX: Final = 4_096
+"""Ways in which the tables of one header place their fields: a sender has a few for each table."""
 HEADER_DECODED_BYTES_MAX: Final = 2 * HEADER_BYTES_MAX
 """Strings and vectors of one header, each counted as often as it is referred to."""
+HEADER_VECTOR_BYTES: Final = 32
+"""What a string or vector counts for beside its elements, so that empty ones are not free."""
+TABLE_PLANS_MAX: Final = 64
+"""Layouts of one table that are remembered, of those that peers use and of our own."""
 STRING_BYTES_MAX: Final = 64 * KIB
 
 # Calls.
@@ -171,3 +178,4 @@ assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
 assert 0 < FETCH_POLL_MS <= FETCH_POLL_MS_MAX < FETCH_WAIT_MS_MAX
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX
+assert 6 * STREAMS_PER_REQUEST_MAX < HEADER_TABLES_MAX

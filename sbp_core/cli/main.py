@@ -103,6 +103,12 @@ def _run_seal(options: argparse.Namespace) -> int:
     return seal(options)
 
 
+def _run_cluster(options: argparse.Namespace) -> int:
+    from sbp_core.cli.streams import cluster
+
+    return cluster(options)
+
+
 def _run_ping(options: argparse.Namespace) -> int:
     from sbp_core.cli.streams import ping
 
@@ -136,6 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_streams(commands.add_parser, client)
     _add_produce(commands.add_parser, client)
     _add_consume(commands.add_parser, client)
+    commands.add_parser(
+        "cluster", parents=[client], help="list the placement drivers, and which one leads"
+    ).set_defaults(run=_run_cluster)
     ping = commands.add_parser(
         "ping", parents=[client], help="measure a round trip to the placement driver"
     )

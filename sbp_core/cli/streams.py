@@ -1,4 +1,4 @@
-"""`sbp streams` and `sbp ping`: questions to the placement driver."""
+"""`sbp streams`, `sbp cluster` and `sbp ping`: questions to the placement driver."""
 
 from __future__ import annotations
 
@@ -145,6 +145,19 @@ def seal(options: Namespace) -> int:
             f" {opened.range_index} from {opened.start_offset},"
             f" on {', '.join(opened.servers) or 'no server'}"
         )
+    return 0
+
+
+def cluster(options: Namespace) -> int:
+    """List the placement drivers."""
+    with connect(options) as client:
+        drivers = client.placement_drivers()
+    if options.json:
+        for driver in drivers:
+            write_json(asdict(driver))
+        return 0
+    rows = [(each.endpoint, "leader" if each.is_leader else "-") for each in drivers]
+    write_table(("PLACEMENT DRIVER", "ROLE"), rows)
     return 0
 
 

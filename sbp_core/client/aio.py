@@ -41,6 +41,7 @@ from sbp_core.client.types import (
     AppendOutcome,
     FetchItem,
     FetchOutcome,
+    PlacementDriverInfo,
     RangeInfo,
     StreamBounds,
     StreamInfo,
@@ -281,9 +282,11 @@ class AsyncClient:
             context = replace(context, timeout_ms=timeout_ms)
         return await self._run(calls.ask(context, opcode, header, table))
 
-    async def find_followers(self, asker: RangeServer) -> list[str]:
-        """Return where the placement drivers are that do not lead; remember them."""
-        return await self._run(calls.find_followers(self._context, asker))
+    async def placement_drivers(
+        self, asker: RangeServer | None = None
+    ) -> list[PlacementDriverInfo]:
+        """Return the placement drivers of the cluster; `asker` is the range server that asks."""
+        return await self._run(calls.placement_drivers(self._context, asker))
 
     async def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

@@ -29,7 +29,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
         self._address = parse_endpoint(endpoint)
         self._connect_seconds = connecting.timeout_ms / 1000
-        self._conversation = Conversation(endpoint, client_id, connecting.wishes)
+        self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
         self._queued: list[Octets] = self._conversation.greeting()
         self._transport: asyncio.Transport | None = None
         self._may_write = asyncio.Event()

@@ -42,6 +42,7 @@ from sbp_core.client.types import (
     AppendOutcome,
     FetchItem,
     FetchOutcome,
+    PlacementDriverInfo,
     RangeInfo,
     StreamBounds,
     StreamInfo,
@@ -257,6 +258,10 @@ class Client:
             timeout_ms,
         )
         self._pool = ConnectionPool(connecting or Connecting())
+
+    def placement_drivers(self) -> list[PlacementDriverInfo]:
+        """Return the placement drivers of the cluster."""
+        return self._run(calls.placement_drivers(self._context))
 
     def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

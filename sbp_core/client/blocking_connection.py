@@ -41,7 +41,7 @@ class BlockingConnection:
     def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
         self._address = parse_endpoint(endpoint)
         self._connect_seconds = connecting.timeout_ms / 1000
-        self._conversation = Conversation(endpoint, client_id, connecting.wishes)
+        self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
         self._lock = threading.Lock()
         self._outgoing: deque[memoryview] = deque(
             memoryview(each) for each in self._conversation.greeting()

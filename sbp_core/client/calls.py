@@ -11,6 +11,7 @@ from sbp_core.client.leader import PlacementDrivers, reachable_nodes
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
+from sbp_core.client.types import PlacementDriverInfo
 from sbp_core.errors import (
     DeadlineExceededError,
     NotLeaderError,
@@ -199,8 +200,10 @@ def ask(
         yield from pause(wait_ms)
 
 
-def find_followers(context: Context, asker: RangeServer) -> Program[list[str]]:
-    """Return where the placement drivers are that do not lead (SPEC "DESCRIBE_PD_CLUSTER").
+def placement_drivers(
+    context: Context, asker: RangeServer | None = None
+) -> Program[list[PlacementDriverInfo]]:
+    """Return the placement drivers of the cluster (SPEC "DESCRIBE_PD_CLUSTER").
 
     They are remembered, and asked when the leader is gone.
     """
@@ -210,7 +213,7 @@ def find_followers(context: Context, asker: RangeServer) -> Program[list[str]]:
     )
     cluster = answers[-1].cluster or PlacementDriverCluster()
     context.drivers.learn(cluster)
-    return [endpoint for endpoint, is_leader in reachable_nodes(cluster) if not is_leader]
+    return [PlacementDriverInfo(*node) for node in reachable_nodes(cluster)]
 
 
 def exchange(call: Call) -> Program[list[Frame]]:

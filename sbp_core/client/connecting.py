@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbp_core import limits
 from sbp_core.client.timing import OnTiming
@@ -20,3 +20,8 @@ class Connecting:
     timeout_ms: int = limits.CONNECT_TIMEOUT_MS
     wishes: Wishes = NO_WISHES
     on_timing: OnTiming | None = None
+
+    @property
+    def all_wishes(self) -> Wishes:
+        """The wishes, with what `on_timing` needs."""
+        return replace(self.wishes, handler_duration=self.on_timing is not None)

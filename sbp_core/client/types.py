@@ -14,6 +14,14 @@ LATEST: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementDriverInfo:
+    """A placement driver of the cluster, at `endpoint` ("host:port")."""
+
+    endpoint: str
+    is_leader: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream's metadata.
 

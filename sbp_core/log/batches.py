@@ -1,7 +1,7 @@
 """Reading the bodies of batches, each verified: what rotted on the disk is never served.
 
-Batches that lie close together are read in one go. What a batch's octets must be follows from its
-place and from whose it is, so an index that is wrong is noticed as well.
+Batches that lie close together are read in one go. What stands in front of a body follows from the
+body, its place and whose it is, so an index that is wrong is noticed as well.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.errors import LogError
 from sbp_core.log.damage import corruption
-from sbp_core.log.entry import ENTRY_HEADER_BYTES, EntryKind, decode_entry
+from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind, decode_entry, encode_entry
 from sbp_core.log.range_states import RangeKey
 from sbp_core.log.rows import Slot
+from sbp_core.wire.checksum import Octets
 
 _SPAN_WASTE_MAX: Final = 2
 """Read batches in one go while at most half of the octets belong to other ranges."""
@@ -36,14 +37,39 @@ def read_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies:
     octets: list[memoryview] = []
     try:
         for span in _spans(slots):
-            first = span[0].location.position
-            data = memoryview(span[0].view.read(first, span[-1].location.end - first))
-            for slot in span:
-                start = slot.location.position - first
-                octets.append(_verified(key, slot, data[start : start + slot.location.length]))
+            octets += _cut(key, span, span[0].view.read(*_extent(span)))
     except LogError as error:
         return Bodies(tuple(octets), error)
     return Bodies(tuple(octets))
+
+
+def maybe_cached_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies | None:
+    """Return what `read_bodies` would, if that needs no wait for the disk and nothing fails."""
+    octets: list[memoryview] = []
+    for span in _spans(slots):
+        data = span[0].view.maybe_read_cached(*_extent(span))
+        if data is None:
+            return None
+        try:
+            octets += _cut(key, span, data)
+        except LogError:
+            return None
+    return Bodies(tuple(octets))
+
+
+def _extent(span: Sequence[Slot]) -> tuple[int, int]:
+    """Return where a run of batches begins, and its octets."""
+    first = span[0].location.position
+    return first, span[-1].location.end - first
+
+
+def _cut(key: RangeKey, span: Sequence[Slot], octets: Octets) -> Iterator[memoryview]:
+    """Yield the verified bodies of a run of batches. Raises LogCorruptionError."""
+    data = memoryview(octets)
+    first, _ = _extent(span)
+    for slot in span:
+        start = slot.location.position - first
+        yield _verified(key, slot, data[start : start + slot.location.length])
 
 
 def _spans(slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
@@ -62,21 +88,18 @@ def _spans(slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
 def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     """Return the body of the batch in `data`. Raises LogCorruptionError."""
     position = slot.location.position
+    body = data[ENTRY_HEADER_BYTES:]
+    expected = Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
+    if data[:ENTRY_HEADER_BYTES] == encode_entry(expected, position)[0]:
+        return body
     try:
-        entry = decode_entry(data, position)
-        if (entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count) != (
-            EntryKind.BATCH,
-            *key,
-            slot.base_offset,
-            slot.count,
-        ):
-            raise LogCorruptionError(f"another batch was expected here than {entry.kind.name}")
-    except LogCorruptionError as error:
-        stream_id, range_index = key
-        raise corruption(
-            slot.view.file.path,
-            position,
-            f"the batch of offsets [{slot.base_offset}, {slot.end_offset}) of range {range_index}"
-            f" of stream {stream_id} cannot be served: {error}",
-        ) from error
-    return data[ENTRY_HEADER_BYTES:]
+        found = decode_entry(data, position)
+        reason = f"another entry, {found.kind.name}, is in its place"
+    except LogError as error:
+        reason = str(error)
+    raise corruption(
+        slot.view.file.path,
+        position,
+        f"the batch of offsets [{slot.base_offset}, {slot.end_offset}) of range {key[1]} of stream"
+        f" {key[0]} cannot be served: {reason}",
+    )

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
+
 from sbp_core.errors import LogError
 from sbp_core.wire.checksum import Octets
 
@@ -41,6 +43,9 @@ class DiskFile(Protocol):
 
         Safe in several threads at once, and while another one writes elsewhere in the file.
         """
+
+    def maybe_pread_cached(self, length: int, position: int) -> Octets | None:
+        """Return what `pread` would, if that needs no wait for the disk and it is all there."""
 
     def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
         """Write all of `buffers`, one after the other, from `position`, or raise."""
@@ -136,6 +141,15 @@ class OsFile:
             parts.append(data)
             got += len(data)
         return b"".join(parts)
+
+    def maybe_pread_cached(self, length: int, position: int) -> Octets | None:
+        """Return octets that are in the page cache, None where that cannot be told."""
+        buffer = np.empty(length, np.uint8).data
+        try:
+            got = os.preadv(self._descriptor, [buffer], position, os.RWF_NOWAIT)
+        except OSError:  # not cached, or a file system that does not say; pread tells real errors
+            return None
+        return buffer if got == length else None
 
     def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
         """Write all of `buffers` from `position`, in as many calls as it takes."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.limits import ENTRY_BYTES_MAX
@@ -81,8 +81,7 @@ class Entry:
         return ENTRY_HEADER_BYTES + len(self.body)
 
 
-@dataclass(frozen=True, slots=True)
-class EntryHeader:
+class EntryHeader(NamedTuple):
     """The header of an entry, its checksum verified: all but the body, which `crc` covers too.
 
     `length` counts the octets of the whole entry.
@@ -95,7 +94,7 @@ class EntryHeader:
     stream_id: int
     range_index: int
     base_offset: int
-    count: int
+    record_count: int
 
     def check_body(self, body: Octets) -> None:
         """Raise LogCorruptionError unless this is the body that was written."""
@@ -109,7 +108,7 @@ class EntryHeader:
     def with_body(self, body: Octets = b"") -> Entry:
         """Return the entry."""
         return Entry(
-            self.kind, self.stream_id, self.range_index, self.base_offset, self.count, body
+            self.kind, self.stream_id, self.range_index, self.base_offset, self.record_count, body
         )
 
 

@@ -68,8 +68,7 @@ class BatchLookup:
         while True:
             rows = extent.rows.maybe_rows(key)
             if rows is not None and offset >= rows.first_offset:
-                slots = rows.slots_from(offset, extent.active)
-                yield from _contiguous(slots, key, offset, extent.active)
+                yield from rows.slots_from(offset, extent.active)
                 return
             at = bisect_right(
                 range(len(extent.sealed)),

@@ -116,6 +116,11 @@ class RangeStates:
             if is_deleted and stream_id not in held:
                 del self._streams[stream_id]
 
+    def apply(self, entry: Entry) -> None:
+        """Move on to what one entry makes of the ranges. Raises as `after` does."""
+        for logged in self._touched(entry, {}):
+            self._put(logged)
+
     def _put(self, logged: LoggedRange) -> None:
         self._streams.setdefault(logged.stream_id, {})[logged.range_index] = logged
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
-from sbp_core.log.damage import corruption, naming_damage
+from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.range_states import RangeStates, SnapshotReader
@@ -47,6 +47,7 @@ class DamagedBatch:
 class Replay:
     """The ranges at the end of a segment, and its batches."""
 
+    path: Path
     snapshot: SnapshotReader = field(default_factory=SnapshotReader)
     states: RangeStates = field(default_factory=RangeStates)
     rows: SegmentRows = field(default_factory=SegmentRows)
@@ -54,12 +55,14 @@ class Replay:
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in the next entry. Raises LogCorruptionError if it contradicts those before it."""
-        if not self.snapshot.is_complete:
-            if self.snapshot.add(entry):
+        try:
+            if self.snapshot.is_complete:
+                self.states.apply(entry)
+                self.entry_count += 1
+            elif self.snapshot.add(entry):
                 self.states = RangeStates(self.snapshot.ranges)
-            return
-        self.states.update(self.states.after([entry]))
-        self.entry_count += 1
+        except LogCorruptionError as error:
+            raise corruption(self.path, location.position, str(error)) from error
         if entry.kind is EntryKind.BATCH:
             self.rows.append(entry, location, time_ms)
 
@@ -72,15 +75,14 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
     if segment.generation:
         reason = "the segment behind it lost the snapshot of its ranges, and this one was compacted"
         raise corruption(file.path, segment.base, reason)
-    replay = Replay()
+    replay = Replay(file.path)
     scanner = SegmentScanner(file, segment.base, segment.size)
     for item in scanner.entries():
         found = item.maybe_batch() if isinstance(item, Damage) else item
         if found is None:
             assert isinstance(item, Damage)
             raise corruption(file.path, item.position, item.reason)
-        with naming_damage(file.path, found[1].position):
-            replay.apply(*found, scanner.time_ms)
+        replay.apply(*found, scanner.time_ms)
     if not replay.snapshot.is_complete:
         reason = "the segment ends within the snapshot of its ranges"
         raise corruption(file.path, scanner.position, reason)
@@ -94,7 +96,7 @@ class LastSegment:
     """
 
     def __init__(self, file: DiskFile, base: int) -> None:
-        self.replay = Replay()
+        self.replay = Replay(file.path)
         self.durable_upto = base
         self.torn_tail: TornTail | None = None
         self.damaged_batches: list[DamagedBatch] = []
@@ -152,8 +154,7 @@ class LastSegment:
                 found = self._go_around(item, proof)
             else:
                 found = item
-            with naming_damage(self._file.path, found[1].position):
-                self.replay.apply(*found, scanner.time_ms)
+            self.replay.apply(*found, scanner.time_ms)
         return None
 
     def _go_around(self, damage: Damage, proof: int) -> tuple[Entry, Location]:

@@ -60,11 +60,13 @@ class RangeRows:
         self.base_offset.append(base_offset)
 
     def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the batches from the last that starts at `offset` or before.
+        """Yield the batches from the one that holds `offset` on, also those appended meanwhile.
 
-        Also those that are appended meanwhile.
+        `offset` is not below the first one.
         """
-        row = max(bisect_right(self.base_offset, offset) - 1, 0)
+        row = bisect_right(self.base_offset, offset) - 1
+        if self.base_offset[row] + self.count[row] <= offset:
+            row += 1
         while row < len(self.base_offset):
             location = Location(self.position[row], self.length[row])
             yield Slot(self.base_offset[row], self.count[row], location, view, self.time_ms[row])

@@ -178,6 +178,10 @@ class SegmentView:
             )
         return data
 
+    def maybe_read_cached(self, position: int, length: int) -> Octets | None:
+        """Return what `read` would, if that needs no wait for the disk; else None."""
+        return self.file.maybe_pread_cached(length, position - self.segment.base)
+
 
 class SegmentViews:
     """Open segments: at most SEGMENT_FILES_OPEN_MAX, the least recently used go first.

@@ -28,7 +28,7 @@ from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
 from sbp_core.rangeserver.read_scheduler import ReadScheduler
-from sbp_core.rangeserver.reading import Wanted, find_slots, read_slots
+from sbp_core.rangeserver.reading import Wanted, find_slots, maybe_cached_slots, read_slots
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
@@ -101,6 +101,7 @@ class FetchHandler:
         self._waiters = waiters
         self._readers = readers
         self._reads = ReadScheduler(readers)
+        self._sending_count = 0
         self._clock = clock
         self._metrics = metrics
 
@@ -175,16 +176,48 @@ class FetchHandler:
         return ()
 
     async def _send(self, answering: _Answering, answers: list[_Answer], *, is_end: bool) -> None:
+        self._sending_count += 1
+        try:
+            await self._send_frame(answering, answers, is_end=is_end)
+        finally:
+            self._sending_count -= 1
+
+    async def _send_frame(
+        self, answering: _Answering, answers: list[_Answer], *, is_end: bool
+    ) -> None:
         call = answering.call
         if not any(answer.slots for answer in answers):
             self._count(answering.began_at, answers, 0)
             await call.respond(_response(answers), is_end=is_end)
             return
         async with call.reserve():
+            cached = self._maybe_cached(call, answers)
+            if cached is not None:
+                self._count(answering.began_at, answers, sum(map(len, cached.parts)))
+                call.respond_now(_response(answers), cached, is_end=is_end)
+                return
             job = self._job(call.agreement.isolation, answers)
             async with self._reads.read(job, partial(_read, call, answers)) as (served, payload):
                 self._count(answering.began_at, served, sum(each.length_bytes for each in served))
                 call.respond_now(_response(served), payload, is_end=is_end)
+
+    def _maybe_cached(self, call: ServerCall, answers: Sequence[_Answer]) -> Payload | None:
+        """Return the payload of the answers if it is there at once and nobody else reads.
+
+        What waits for neither the disk nor a turn is faster without a thread.
+        """
+        is_alone = self._reads.is_idle and self._sending_count <= limits.READS_AT_WORK_MAX
+        if not is_alone or call.agreement.has_compression:
+            return None
+        octets: list[Octets] = []
+        for answer in answers:
+            if answer.slots:
+                key = (answer.item.stream_id, answer.range_index)
+                bodies = maybe_cached_slots(key, answer.slots)
+                if bodies is None:
+                    return None
+                octets += bodies.buffers
+        return call.pack(octets)
 
     def _job(self, isolation: str, answers: Sequence[_Answer]) -> ReadJob:
         """Return what the read is to the scheduler: of the tail only if all of it lies there."""

@@ -217,10 +217,11 @@ class Membership:
         """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too."""
         while True:
             try:
-                followers = await self._client.find_followers(self.self_table())
+                drivers = await self._client.placement_drivers(self.self_table())
             except SbpError as error:
                 _LOG.debug("the other placement drivers are not known: %s", error)
             else:
+                followers = [each.endpoint for each in drivers if not each.is_leader]
                 await asyncio.gather(*map(self._tell, followers))
             await asyncio.sleep(self._interval_ms / 1000)
 

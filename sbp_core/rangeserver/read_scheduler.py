@@ -28,6 +28,11 @@ class ReadScheduler:
         self._turns: dict[ReadJob, asyncio.Future[None]] = {}
         self._at_work_count = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody reads and nobody waits."""
+        return not self._turns
+
     @asynccontextmanager
     async def read(self, job: ReadJob, read: Callable[[], T]) -> AsyncIterator[T]:
         """Run `read` on a thread when it is the turn of `job`; give what it returned.

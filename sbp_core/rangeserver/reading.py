@@ -11,7 +11,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.batches import Bodies, maybe_cached_bodies, read_bodies
 from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeKey
 from sbp_core.log.rows import Slot
@@ -85,6 +85,16 @@ def read_slots(key: RangeKey, slots: Sequence[Slot]) -> SlotBodies:
     bodies = read_bodies(key, slots)
     if bodies.error is not None:
         _LOG.error("%s", bodies.error)
+    return _joined(bodies)
+
+
+def maybe_cached_slots(key: RangeKey, slots: Sequence[Slot]) -> SlotBodies | None:
+    """Return what `read_slots` would, if that needs no wait for the disk and nothing fails."""
+    bodies = maybe_cached_bodies(key, slots)
+    return None if bodies is None else _joined(bodies)
+
+
+def _joined(bodies: Bodies) -> SlotBodies:
     buffers: tuple[Octets, ...] = bodies.octets
     if sum(map(len, buffers)) < len(buffers) * limits.FETCH_JOIN_BYTES:
         buffers = (b"".join(buffers),)

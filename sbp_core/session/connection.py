@@ -69,6 +69,12 @@ class Payload:
 
 _EMPTY: Final = Payload()
 
+_REQUEST: Final = int(Flag.REQUEST)
+_PART: Final = int(Flag.RESPONSE)
+_LAST: Final = int(Flag.RESPONSE | Flag.END)
+_ERROR: Final = int(Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR)
+_COMPRESSED: Final = int(Flag.COMPRESSED)
+
 
 class Connection:
     """The conversation on one connection: calls of ours, and requests of the peer."""
@@ -152,7 +158,7 @@ class Connection:
                 f"{limits.CALLS_IN_FLIGHT_MAX} calls are open on this connection already",
             )
         call_id = self._next_call_id
-        buffers = self._encode(opcode, Flag.REQUEST, call_id, header, self.pack(payload))
+        buffers = self._encode(opcode, _REQUEST, call_id, header, self.pack(payload))
         self._next_call_id = call_id % limits.CALL_ID_MAX + 1
         self._calls[call_id] = _Call(opcode)
         if deadline is not None:
@@ -199,7 +205,7 @@ class Connection:
         """
         if request.call_id not in self._requests:
             return []
-        flags = Flag.RESPONSE | Flag.END if is_end else Flag.RESPONSE
+        flags = _LAST if is_end else _PART
         packed = payload if isinstance(payload, Payload) else self.pack(payload)
         buffers = self._encode(request.opcode, flags, request.call_id, bytes(header), packed)
         if is_end:
@@ -211,7 +217,7 @@ class Connection:
         self._requests.discard(request.call_id)
         return self._encode(
             request.opcode,
-            Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR,
+            _ERROR,
             request.call_id,
             encode_header(SystemErrorResponse(status=status_for(error))),
         )
@@ -220,7 +226,7 @@ class Connection:
         """Return the octets that tell the peer why its connection is being closed."""
         return self._encode(
             Opcode.GOAWAY,
-            Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR,
+            _ERROR,
             0,
             encode_header(SystemErrorResponse(status=status_for(error))),
         )
@@ -230,11 +236,11 @@ class Connection:
         if self.state is not ConnectionState.OPEN:
             return []
         self.state = ConnectionState.DRAINING
-        return self._encode(Opcode.GOAWAY, Flag.REQUEST, 0)
+        return self._encode(Opcode.GOAWAY, _REQUEST, 0)
 
     def answer_goaway(self, request: Frame) -> list[Octets]:
         """Return the octets that answer a GOAWAY, for peers that expect it."""
-        return self._encode(Opcode.GOAWAY, Flag.RESPONSE | Flag.END, request.call_id)
+        return self._encode(Opcode.GOAWAY, _LAST, request.call_id)
 
     # Octets.
 
@@ -276,10 +282,10 @@ class Connection:
         ]
 
     def _encode(
-        self, opcode: int, flags: Flag, call_id: int, header: bytes = b"", payload: Payload = _EMPTY
+        self, opcode: int, flags: int, call_id: int, header: bytes = b"", payload: Payload = _EMPTY
     ) -> list[Octets]:
         if payload.is_compressed:
-            flags |= Flag.COMPRESSED
+            flags |= _COMPRESSED
         return encode_frame(
             opcode,
             flags,

@@ -76,6 +76,7 @@ class Wishes:
 
     compression: bool = False
     isolation: str = ""
+    handler_duration: bool = False
 
     def __post_init__(self) -> None:
         if self.isolation and not _ISOLATION_CLASS.fullmatch(self.isolation.encode()):
@@ -93,11 +94,12 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
     offered = [
         Feature(FeatureName.DEADLINE),
         Feature(FeatureName.CONNECTION_ID),
-        Feature(FeatureName.HANDLER_DURATION),
         Feature(FeatureName.HEADER_CHECKSUM),
     ]
     if wishes.compression:
         offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
+    if wishes.handler_duration:
+        offered.append(Feature(FeatureName.HANDLER_DURATION))
     if wishes.isolation:
         offered.append(Feature(FeatureName.ISOLATION, wishes.isolation.encode()))
     return tuple(offered)

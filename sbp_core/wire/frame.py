@@ -36,6 +36,12 @@ from sbp_core.wire.opcodes import KNOWN_OPCODES, Flag
 MAGIC: Final = 23
 HEADER_FORMAT_FLATBUFFERS: Final = 1
 
+_RESPONSE, _END, _SYSTEM_ERROR, _COMPRESSED, _HEADER_CHECKSUM = (
+    flag.value
+    for flag in (Flag.RESPONSE, Flag.END, Flag.SYSTEM_ERROR, Flag.COMPRESSED, Flag.HEADER_CHECKSUM)
+)
+"""As plain numbers: arithmetic with members of a Flag is slow."""
+
 _PREFIX: Final = struct.Struct(">IBHBII")
 _CHECKSUM: Final = struct.Struct(">I")
 _LENGTH_OFFSET: Final = 4
@@ -58,22 +64,22 @@ class Frame:
     @property
     def is_response(self) -> bool:
         """SPEC "Flags", 0x01."""
-        return bool(self.flags & Flag.RESPONSE)
+        return bool(self.flags & _RESPONSE)
 
     @property
     def is_end(self) -> bool:
         """SPEC "Flags", 0x02: the last frame of a response."""
-        return bool(self.flags & Flag.END)
+        return bool(self.flags & _END)
 
     @property
     def is_system_error(self) -> bool:
         """SPEC "Flags", 0x04: the header is a SystemErrorResponse."""
-        return bool(self.flags & Flag.SYSTEM_ERROR)
+        return bool(self.flags & _SYSTEM_ERROR)
 
     @property
     def is_compressed(self) -> bool:
         """Whether the payload is compressed, where both ends agreed on it."""
-        return bool(self.flags & Flag.COMPRESSED)
+        return bool(self.flags & _COMPRESSED)
 
 
 def encode_frame(
@@ -100,7 +106,7 @@ def encode_frame(
     if len(header) > limits.HEADER_BYTES_MAX:
         raise FrameError(f"a header of {len(header)} octets passes {limits.HEADER_BYTES_MAX}")
     if covers_header:
-        flags |= Flag.HEADER_CHECKSUM
+        flags |= _HEADER_CHECKSUM
     header_word = HEADER_FORMAT_FLATBUFFERS << 24 | len(header)
     head = _PREFIX.pack(length, MAGIC, opcode, flags, call_id, header_word) + header
     covered = [head, *payload] if covers_header else payload
@@ -292,7 +298,7 @@ class FrameDecoder:
         """Whether the checksum of the frame at hand is of all of it."""
         if self.header_checksum is HeaderChecksum.IGNORED:
             return False
-        if flags & Flag.HEADER_CHECKSUM:
+        if flags & _HEADER_CHECKSUM:
             self.header_checksum = HeaderChecksum.REQUIRED
         elif self.header_checksum is HeaderChecksum.REQUIRED:
             raise FrameError("a frame without a header checksum, which was agreed on")

@@ -6,14 +6,21 @@ The tests check what this writes with flatc; a vector that was published never c
 """
 
 import json
+import struct
+import sys
 from itertools import count
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from official_flatbuffers import encode_officially
 from vector_json import to_json
 
 from sbp_core.records.envelope import encode_envelope
 from sbp_core.wire import headers
 from sbp_core.wire._generated.headers import LAYOUTS
+from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
+from sbp_core.wire._generated.record_batch import KeyValue, RecordBatchMeta
 from sbp_core.wire.flat import Octets, Scalar, Table, Vector
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, encode_header
 
@@ -58,7 +65,8 @@ def header_vectors():
                 "name": f"{what}, {name}, {suffix}",
                 "table": name,
                 "value": to_json(value),
-                "hex": encode_header(value).hex(),
+                "hex": encode_officially(LAYOUTS, value).hex(),
+                "hex_written": encode_header(value).hex(),
             }
 
 
@@ -118,18 +126,34 @@ def batch_vectors():
             ],
         ),
     ):
-        octets = [encode_envelope([body], **fields) for fields, body in batches]
+        official = [official_batch(body, **fields) for fields, body in batches]
+        written = [encode_envelope([body], **fields) for fields, body in batches]
         yield {
             "name": name,
             "batches": [{**fields, "body": body.hex()} for fields, body in batches],
-            "hex": b"".join(octets).hex(),
+            "hex": b"".join(official).hex(),
+            "hex_written": b"".join(written).hex(),
         }
+
+
+def official_batch(body, *, stream_id, record_count, base_timestamp_ms, encoding, base_offset=0):
+    """A batch whose metadata FlatBuffers' own library writes."""
+    properties = (KeyValue("encoding", encoding), KeyValue("body_bytes", str(len(body))))
+    meta = RecordBatchMeta(
+        stream_id=stream_id,
+        last_offset_delta=record_count,
+        base_timestamp=base_timestamp_ms,
+        properties=properties,
+    )
+    octets = encode_officially(BATCH_LAYOUTS, meta)
+    octets += bytes(-(13 + len(octets)) % 8)
+    return struct.pack(">Bqi", 0x22, base_offset, len(octets)) + octets + body
 
 
 def invalid_batches():
     """Batches with one thing wrong."""
-    valid = encode_envelope(
-        [b"body"], stream_id=1, record_count=2, base_timestamp_ms=3, encoding="rows"
+    valid = official_batch(
+        b"body", stream_id=1, record_count=2, base_timestamp_ms=3, encoding="rows"
     )
     meta_end = len(valid) - len(b"body")
     announced = valid.rindex(b"\x01\0\0\x004\0") + 4

@@ -6,10 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from official_flatbuffers import encode_officially
 from vector_json import feedings, from_json, to_json
 
 from sbp_core.errors import HeaderError
 from sbp_core.wire import headers
+from sbp_core.wire._generated.headers import LAYOUTS
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
@@ -26,9 +28,10 @@ def test_there_is_a_vector_for_every_operation():
     assert tables <= {vector["table"] for vector in VALID}
 
 
+@pytest.mark.parametrize("layout", ["hex", "hex_written"])
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
-def test_headers_are_read_in_whatever_pieces_they_come(vector):
-    octets = bytes.fromhex(vector["hex"])
+def test_headers_are_read_in_whatever_pieces_they_come(vector, layout):
+    octets = bytes.fromhex(vector[layout])
     expected = from_json(vector["table"], vector["value"])
     framed = b"".join(encode_frame(Opcode.FETCH, Flag.REQUEST, 1, octets))
     for pieces in feedings(framed):
@@ -44,7 +47,8 @@ def test_headers_are_read_in_whatever_pieces_they_come(vector):
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
 def test_headers_are_written_to_the_same_octets(vector):
     value = from_json(vector["table"], vector["value"])
-    assert encode_header(value).hex() == vector["hex"]
+    assert encode_header(value).hex() == vector["hex_written"]
+    assert encode_officially(LAYOUTS, value).hex() == vector["hex"]
     assert to_json(value) == vector["value"]
 
 
@@ -54,9 +58,10 @@ def test_invalid_headers_are_refused(vector):
         decode_header(getattr(headers, vector["table"]), bytes.fromhex(vector["hex"]))
 
 
+@pytest.mark.parametrize("layout", ["hex", "hex_written"])
 @pytest.mark.parametrize("vector", VALID[::2], **BY_NAME)
-def test_headers_that_are_cut_off_are_refused_or_read_as_far_as_they_go(vector):
-    octets = bytes.fromhex(vector["hex"])
+def test_headers_that_are_cut_off_are_refused_or_read_as_far_as_they_go(vector, layout):
+    octets = bytes.fromhex(vector[layout])
     table = getattr(headers, vector["table"])
     whole = decode_header(table, octets)
     refused_count = 0
@@ -78,7 +83,7 @@ def test_flatc_agrees_both_ways(table, tmp_path):
     vectors = [vector for vector in VALID if vector["table"] == table]
     root = ["--root-type", f"sbp.{table}"]
     for number, vector in enumerate(vectors):
-        (tmp_path / f"ours{number}.bin").write_bytes(bytes.fromhex(vector["hex"]))
+        (tmp_path / f"ours{number}.bin").write_bytes(bytes.fromhex(vector["hex_written"]))
         (tmp_path / f"theirs{number}.json").write_text(json.dumps(vector["value"]), "utf-8")
     ours = [f"ours{number}.bin" for number in range(len(vectors))]
     theirs = [f"theirs{number}.json" for number in range(len(vectors))]

@@ -19,7 +19,7 @@ from sbp_core.wire.opcodes import Flag, Opcode
 
 _FRAME = struct.Struct(">IBHBII")
 _CHECKSUM = struct.Struct(">I")
-_EVERYTHING = Wishes(compression=True, isolation="class")
+_EVERYTHING = Wishes(compression=True, isolation="class", handler_duration=True)
 _ODD = (Feature("compression", b"lz4,zstd"), Feature(None, b"x"), Feature("isolation", b"\xff"))
 _TEXT = b"".join(b"%d," % number for number in range(2000))
 

@@ -6,6 +6,7 @@ asserts holds for every input that is accepted.
 
 from __future__ import annotations
 
+import json
 import logging
 import struct
 from collections.abc import Callable, Iterator
@@ -124,13 +125,17 @@ _TYPES = {table.__name__: table for table in _TABLES}
 _LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS}
 _SCHEMA = Schema(_LAYOUTS)
 _ROUND_TRIP_BYTES_MAX = 4096
+_VECTORS = Path(__file__).parents[1] / "conformance" / "vectors" / "headers.json"
 
 
 def header_corpus() -> list[bytes]:
+    """Tables as this project writes them, and as FlatBuffers' own libraries do."""
+    indexes = {table.__name__: index for index, table in enumerate(_TABLES)}
+    vectors = json.loads(_VECTORS.read_text(encoding="utf-8"))["valid"]
     return [
         bytes([index]) + _SCHEMA.encode(_filled(table, depth=3))
         for index, table in enumerate(_TABLES)
-    ]
+    ] + [bytes([indexes[each["table"]]]) + bytes.fromhex(each["hex"]) for each in vectors]
 
 
 def check_header(data: bytes) -> None:

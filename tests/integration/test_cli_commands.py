@@ -289,3 +289,11 @@ def test_changes_that_cannot_be_are_one_line(run, stream):
     assert "nothing to change" in failed(run("streams", "update", stream), 2)
     assert "more than digits" in failed(run("streams", "update", stream, "--rename", "12"), 2)
     assert "nobody" in failed(run("streams", "seal", "nobody"), 1)
+
+
+def test_the_placement_drivers_are_listed(run, cluster):
+    listed = run("cluster", "--json")
+    assert listed.exit_code == 0
+    assert json.loads(listed.output) == {"endpoint": cluster.endpoint, "is_leader": True}
+    shown = run("cluster").output.decode().splitlines()
+    assert shown[1].split() == [cluster.endpoint, "leader"]

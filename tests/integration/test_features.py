@@ -24,7 +24,7 @@ from sbp_core.session.negotiation import NO_WISHES, Agreement, offer
 from sbp_core.wire.headers import FetchInfo, FetchRequest, HeartbeatRequest
 from sbp_core.wire.opcodes import Opcode
 
-EVERYTHING = Wishes(compression=True, isolation="backfill")
+EVERYTHING = Wishes(compression=True, isolation="backfill", handler_duration=True)
 VALUES = [b"value %d of many that are alike" % number for number in range(20_000)]
 
 

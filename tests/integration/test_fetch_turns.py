@@ -30,7 +30,10 @@ TAIL, CATCH_UP = ReadClass("", True), ReadClass("", False)
 
 
 class GatedDisk(OsDisk):
-    """Reads of opened segments wait for `gate`; `begun` and `read_lengths` say what was asked."""
+    """Reads of opened segments, which nothing caches, wait for `gate`.
+
+    `begun` and `read_lengths` say what was asked.
+    """
 
     def __init__(self):
         self.gate = threading.Event()
@@ -50,6 +53,7 @@ class GatedDisk(OsDisk):
                 return real(length, position)
 
             file.pread = pread
+            file.maybe_pread_cached = lambda length, position: None
         return file
 
 

@@ -16,6 +16,7 @@ from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS
@@ -269,7 +270,7 @@ async def in_front_of(pd, cluster):
         await call.respond(DescribePlacementDriverClusterResponse(status=SUCCESS, cluster=cluster))
 
     handlers = {**pd._handlers.by_opcode(), Opcode.DESCRIBE_PD_CLUSTER: describe}
-    listener = Listener(handlers, server_name="placement driver", clock=SystemClock())
+    listener = Listener(handlers, speech=Speech(ServerRole.PLACEMENT_DRIVER), clock=SystemClock())
     try:
         yield f"127.0.0.1:{await listener.start('127.0.0.1', 0)}"
     finally:

@@ -11,6 +11,7 @@ from core_cluster import core_cluster, rows_batch, values_of
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import StatusCode, StorageError
+from sbp_core.log.disk import OsFile
 from sbp_core.log.segment import SEGMENT_HEADER_BYTES
 
 STREAM, OTHER = 1, 2
@@ -139,3 +140,18 @@ def test_a_damaged_header_refuses_the_start_and_changes_nothing(tmp_path):
     with pytest.raises(Exception, match=f"{path} is damaged at log position"):
         run(fill, tmp_path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("cache", [OsFile.maybe_pread_cached, lambda *_: None], ids=["told", "not"])
+def test_whether_the_cache_is_told_of_or_not_the_same_is_served(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr(OsFile, "maybe_pread_cached", cache)
+
+    async def body(cluster):
+        await create_streams(cluster)
+        for number in range(5):
+            await append(cluster, STREAM, b"value %d" % number)
+        wanted = [(number, b"value %d" % number) for number in range(5)]
+        assert await cluster.read(STREAM) == wanted
+        assert await cluster.read(STREAM, 3) == wanted[3:]
+
+    run(body, tmp_path)

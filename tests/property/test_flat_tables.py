@@ -1,17 +1,81 @@
-"""Every table of the schemas: round trips, and damaged octets."""
+"""Every table: round trips, what FlatBuffers' own runtime makes of it, and damaged octets."""
 
 import struct
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from official_flatbuffers import decode_officially, encode_officially
+from strict_flatbuffers import check_strictly
 
 from sbp_core.errors import HeaderError
 from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
 from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
-from sbp_core.wire.flat import Octets, Scalar, Schema, Table, Text
+from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Text, Vector
 
-LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS}
+CODES = "?bBhHiIq"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Numbers of every width, each alone, in vectors and in structs."""
+
+    flag: bool = False
+    i8: int = 0
+    u8: int = 0
+    i16: int = 0
+    u16: int = 7
+    i32: int = -1
+    u32: int = 0
+    i64: int = -1
+    flags: tuple[bool, ...] = ()
+    i8s: tuple[int, ...] = ()
+    u8s: tuple[int, ...] = ()
+    i16s: tuple[int, ...] = ()
+    u16s: tuple[int, ...] = ()
+    i32s: tuple[int, ...] = ()
+    u32s: tuple[int, ...] = ()
+    i64s: tuple[int, ...] = ()
+    narrow: tuple[tuple[int, int, int], ...] = ()
+    wide: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Numbers behind content of any length."""
+
+    text: str | None = None
+    octets: bytes = b""
+    one: Numbers | None = None
+    texts: tuple[str, ...] = ()
+    many: tuple[Numbers, ...] = ()
+
+
+NUMBERS = (
+    *(
+        Field(name, index, Scalar(code), default)
+        for index, (name, code, default) in enumerate(
+            zip(Numbers.__slots__[:8], CODES, (False, 0, 0, 0, 7, -1, 0, -1), strict=True)
+        )
+    ),
+    *(
+        Field(name, index, Vector(Scalar(code)))
+        for index, (name, code) in enumerate(
+            zip(Numbers.__slots__[8:16], CODES, strict=True), start=8
+        )
+    ),
+    Field("narrow", 16, Structs("hhh")),
+    Field("wide", 17, Structs("qq")),
+)
+MIXED = (
+    Field("text", 0, Text()),
+    Field("octets", 1, Octets()),
+    Field("one", 2, Table("Numbers")),
+    Field("texts", 3, Vector(Text())),
+    Field("many", 4, Vector(Table("Numbers"))),
+)
+LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS, Numbers: NUMBERS, Mixed: MIXED}
 TYPES = {table.__name__: table for table in LAYOUTS}
 SCHEMA = Schema(LAYOUTS)
 
@@ -34,6 +98,9 @@ def content(kind):
         return st.none() | TEXTS
     if isinstance(kind, Octets):
         return st.binary(max_size=12)
+    if isinstance(kind, Structs):
+        item = st.tuples(*(numbers(code) for code in kind.codes))
+        return st.lists(item, max_size=3).map(tuple)
     if isinstance(kind, Table):
         return st.none() | values(TYPES[kind.name])
     if isinstance(kind.element, Table):
@@ -79,7 +146,12 @@ def maybe_decoded_type(table, octets):
 @given(st.data())
 def test_round_trip(table, data):
     value = data.draw(values(table))
-    assert SCHEMA.decode(table, SCHEMA.encode(value)) == value
+    octets, official_octets = SCHEMA.encode(value), encode_officially(LAYOUTS, value)
+    assert SCHEMA.decode(table, octets) == value
+    assert SCHEMA.decode(table, official_octets) == value
+    assert decode_officially(LAYOUTS, table, octets) == value
+    check_strictly(LAYOUTS, table, octets)
+    check_strictly(LAYOUTS, table, official_octets)
 
 
 @settings(max_examples=400, deadline=None)

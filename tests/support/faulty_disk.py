@@ -107,6 +107,9 @@ class FaultyFile:
         self._enter("pread")
         return bytes(self._inode.cached[position : position + length])
 
+    def maybe_pread_cached(self, length: int, position: int) -> None:
+        """Nothing is known to be cached: all reads are seen by `pread`."""
+
     def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
         data = b"".join(buffers)
         try:

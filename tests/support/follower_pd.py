@@ -11,6 +11,7 @@ from sbp_core.server.clock import SystemClock
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.server.listener import Listener
 from sbp_core.wire.cluster import encode_cluster
+from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
     ClientRole,
@@ -70,7 +71,7 @@ async def follower_pd(
     """Run a follower on a free port."""
     follower = Follower(code, is_system_error=is_system_error)
     handlers = dict.fromkeys(RESPONSE_TABLES, follower.serve)
-    listener = Listener(handlers, server_name="follower", clock=SystemClock())
+    listener = Listener(handlers, speech=Speech(ServerRole.PLACEMENT_DRIVER), clock=SystemClock())
     follower.endpoint = f"127.0.0.1:{await listener.start('127.0.0.1', 0)}"
     try:
         yield follower

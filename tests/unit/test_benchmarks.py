@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 
 import pyarrow.compute as pc
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import report, sources
+from benchmarks import headers, report, sources
 from benchmarks.isolation import Side
 from benchmarks.memory import Sampler, summarize
 from benchmarks.scenarios import SCENARIOS
@@ -139,6 +140,33 @@ class TestTables:
             "by turns                    1.0            2.0     3.0    45.2    67.0          1,234",
         ]
 
+    def test_headers(self):
+        cost = report.HeaderCost("FetchRequest", 1000, 72_016, encode_us=4000.4, decode_us=5000)
+        assert report.header_table([cost]).splitlines() == [
+            "header        items  octets  encode us  decode us  both us",
+            "------------  -----  ------  ---------  ---------  -------",
+            "FetchRequest  1,000  72,016      4,000      5,000    9,000",
+        ]
+
+
+class TestHeaders:
+    def test_every_item_is_in_the_header(self):
+        for header in headers.headers(7):
+            (items,) = (
+                content
+                for field in fields(header)
+                if isinstance(content := getattr(header, field.name), tuple)
+            )
+            assert len(set(items)) == 7
+
+    def test_costs_are_told_for_every_header_and_count(self, monkeypatch):
+        monkeypatch.setattr(headers, "ROUND_SECONDS", 0)
+        monkeypatch.setattr(headers, "ROUNDS", 1)
+        costs = headers.measure()
+        assert [cost.items for cost in costs] == [1] * 4 + [10] * 4 + [1000] * 4
+        assert len({(cost.header, cost.items) for cost in costs}) == 12
+        assert all(cost.octets > 16 * cost.items for cost in costs)
+
 
 class TestMemory:
     def test_first_highest_and_last_of_each_process(self):
@@ -176,6 +204,14 @@ class TestArguments:
         assert command.parse_arguments(["--isolation"]).isolation
         assert not command.parse_arguments([]).isolation
 
+    def test_headers_alone(self):
+        assert command.parse_arguments(["--headers"]).only == ["headers"]
+        assert command.parse_arguments(["--only", "headers"]).only == ["headers"]
+
+    def test_nothing_is_moved_in_spark_for_headers(self, tmp_path):
+        settings = command.parse_arguments(["--headers"])
+        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == ([], [])
+
     def test_only_keeps_the_usual_order(self):
         arguments = ["--only", "memory", "--only", "batch-read"]
         assert command.parse_arguments(arguments).only == ["batch-read", "memory"]
@@ -199,12 +235,14 @@ class TestFiles:
             surroundings={"cpu_count": 2},
             rates=[one_rate()],
             memories=[report.Memory("write", "server", 1, 2, 3)],
+            headers=[report.HeaderCost("FetchRequest", 10, 700, 40, 50)],
         )
         content = json.loads(path.read_text())
         assert content["settings"] == {"rows": 5}
         assert content["environment"] == {"cpu_count": 2}
         assert content["rates"][0]["seconds"] == [2.0, 4.0, 5.0]
         assert content["memory"][0]["peak_mib"] == 2
+        assert content["headers"][0]["decode_us"] == 50
 
     def test_the_environment_is_told_and_leaves_nothing_behind(self, tmp_path):
         told = report.environment(tmp_path)

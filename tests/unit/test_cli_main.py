@@ -19,6 +19,7 @@ COMMANDS = [
     ["streams", "delete"],
     ["produce"],
     ["consume"],
+    ["cluster"],
     ["ping"],
 ]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
+from faulty_disk import FaultyDisk
 
 from sbp_core.errors import LogWriteError
-from sbp_core.log.disk import OsDisk, translate_os_error
+from sbp_core.log.disk import OsDisk, translate_os_error, write_file
 
 
 def open_descriptors() -> set[Path]:
@@ -42,6 +44,22 @@ def test_finishes_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert file.pread(99, 8) == b"89"
 
 
+def test_cached_octets_are_those_of_the_file_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = OsDisk().create(tmp_path / "f")
+    file.pwritev([b"0123456789"], 0)
+    cached = file.maybe_pread_cached(4, 3)
+    assert cached is None or bytes(cached) == b"3456"  # not every file system says
+    assert file.maybe_pread_cached(4, 8) is None, "it is not all there"
+
+    def refuse(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert file.maybe_pread_cached(4, 3) is None
+
+
 def test_truncate_sync_drop_cache_and_reopen(tmp_path: Path) -> None:
     disk = OsDisk()
     with_cut = disk.create(tmp_path / "f")
@@ -55,6 +73,50 @@ def test_truncate_sync_drop_cache_and_reopen(tmp_path: Path) -> None:
     assert again.pread(99, 0) == b"0123"
     with pytest.raises(OSError, match="Bad file descriptor"):
         again.pwritev([b"x"], 0)
+
+
+def test_a_mapped_file_shows_all_and_outlives_its_handle_and_its_name(tmp_path: Path) -> None:
+    disk = OsDisk()
+    file = disk.create(tmp_path / "f")
+    file.pwritev([b"0123456789"], 0)
+    octets = file.map()
+    file.close()
+    disk.remove(tmp_path / "f")
+    assert bytes(octets) == b"0123456789"
+    with pytest.raises(FileNotFoundError):
+        disk.remove(tmp_path / "f")
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_file_is_written_in_place_of_another_whatever_was_left_over(
+    tmp_path: Path, is_durable: bool
+) -> None:
+    disk = OsDisk()
+    path = tmp_path / "f"
+    for content in (b"first and longer", b"second"):
+        (tmp_path / "f.tmp").write_bytes(b"left over")
+        opened_before = disk.open(path, is_writable=False) if path.exists() else None
+        write_file(disk, path, [content[:3], content[3:]], is_durable=is_durable)
+        assert path.read_bytes() == content
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert disk.list_names(tmp_path) == ["f"]
+    assert opened_before is not None
+    assert opened_before.pread(99, 0) == b"first and longer"
+
+
+def test_a_file_that_replaces_another_is_never_seen_in_part_after_a_power_cut() -> None:
+    path = Path("/d/f")
+    for seed in range(60):
+        disk = FaultyDisk()
+        write_file(disk, path, [b"old" * 50])
+        disk.fail(random.Random(seed).choice(["replace", "fsync_dir", "fsync"]), 1, 5)
+        with pytest.raises(OSError, match="Input/output"):
+            write_file(disk, path, [b"new!" * 50])
+        disk.lose_power(random.Random(seed).randrange)
+        assert bytes(disk.names[path].cached) in (b"old" * 50, b"new!" * 50)
+        write_file(disk, path, [b"newer"])
+        disk.lose_power(random.Random(seed).randrange)
+        assert bytes(disk.names[path].cached) == b"newer"
 
 
 def test_files_and_directories_are_private_and_never_followed(tmp_path: Path) -> None:

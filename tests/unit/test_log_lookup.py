@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import random
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
+from faulty_disk import FaultyDisk, Inode
 from log_files import DIRECTORY, batch, created, open_log, segment_bases
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.batches import read_bodies
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, Location
+from sbp_core.log.entry import (
+    COMMIT_BYTES,
+    ENTRY_HEADER_BYTES,
+    Commit,
+    Entry,
+    Location,
+    encode_entry,
+)
 from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
 from sbp_core.log.log import Log
-from sbp_core.log.segment import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.range_states import RangeStates, encode_snapshot
+from sbp_core.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    encode_segment_header,
+    segment_path,
+)
 
 KEYS = [(1, 0), (1, 1), (7, 0), (2**62, 3)]
 STARTS = dict(zip(KEYS, (0, 9, 100, 5), strict=True))
@@ -34,6 +48,7 @@ class Filled:
         self.log = self.open()
         self.batches: dict[tuple[int, int], list[Entry]] = {key: [] for key in KEYS}
         self.locations: dict[tuple[int, ...], Location] = {}
+        self.group_positions: list[int] = []
         self.log.append([created(*key, STARTS[key]) for key in KEYS])
         for _ in range(group_count):
             group: list[Entry] = []
@@ -42,7 +57,9 @@ class Filled:
                 body = choose.randbytes(choose.randrange(60))
                 group.append(batch(tails[key], choose.randrange(1, 4), body, key))
                 tails[key] += group[-1].count
-            for entry, at in zip(group, self.log.append(group).locations, strict=True):
+            locations = self.log.append(group).locations
+            self.group_positions.append(locations[0].position - COMMIT_BYTES)
+            for entry, at in zip(group, locations, strict=True):
                 self.batches[entry.stream_id, entry.range_index].append(entry)
                 self.locations[entry.stream_id, entry.range_index, entry.base_offset] = at
 
@@ -72,6 +89,10 @@ class Filled:
             bodies = read_bodies(key, slots)
             assert bodies.error is None
             assert list(bodies.octets) == [each.body for each in expected]
+
+    def group_of(self, position: int) -> int:
+        """The number of the group that an octet belongs to."""
+        return bisect_right(self.group_positions, position)
 
     def index_paths(self) -> list[Path]:
         return sorted(path for path in self.disk.names if path.suffix == ".idx")
@@ -199,6 +220,10 @@ def test_every_damaged_octet_of_a_full_segment_costs_its_batch_and_no_other() ->
     }
     assert lost[True] == at_fault
     assert lost[False] > at_fault, "a damaged header hides what follows it in its group"
+    for position, key, base_offset in lost[False]:
+        assert filled.group_of(position) == filled.group_of(
+            filled.locations[(*key, base_offset)].position
+        ), "it hides other groups"
     in_bodies = {
         position
         for location in filled.locations.values()
@@ -218,6 +243,28 @@ def read_first(log: Log, key: tuple[int, int], offset: int) -> tuple[LogError | 
     return bodies.error, b"".join(bodies.octets)
 
 
+def test_batches_that_are_lost_at_the_end_of_a_segment_are_missed() -> None:
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=600)
+    log.append([created(1), created(2)])
+    log.append([batch(0)])
+    lost = log.append([batch(1)]).locations[0]
+    for number in range(8):
+        log.append([batch(number, 1, bytes(100), (2, 0))])
+    assert len(segment_bases(disk)) > 2
+    assert lost.position < segment_bases(disk)[1]
+    disk.names[segment_path(DIRECTORY, 0)].cached[lost.position] ^= 1
+    disk.remove(index_path(DIRECTORY, 0))
+    disk.kill_process()
+    log = open_log(disk, segment_bytes=600)
+    slots = log.batches_from((1, 0), 0)
+    assert next(slots).end_offset == 1
+    with pytest.raises(LogCorruptionError, match=r"offsets \[1, 2\) of range 0 of stream 1"):
+        next(slots)
+    with pytest.raises(LogCorruptionError, match=r"offsets \[1, 2\)"):
+        next(log.batches_from((1, 0), 1))
+
+
 def test_a_reader_goes_on_with_the_file_that_it_found() -> None:
     filled = Filled()
     slots = list(filled.log.batches_from((7, 0), 100))
@@ -231,9 +278,42 @@ def test_a_segment_that_was_exchanged_under_an_open_log_is_noticed() -> None:
     filled = Filled()
     first, second, *_ = segment_bases(filled.disk)
     names = filled.disk.names
-    names[segment_path(DIRECTORY, first)] = names[segment_path(DIRECTORY, second)]
-    with pytest.raises(LogError, match=f"belongs to {second}"):
-        next(filled.log.batches_from((7, 0), 100))
+    path = segment_path(DIRECTORY, first)
+    rewritten = Inode()
+    rewritten.cached[:] = names[path].cached
+    header = encode_segment_header(SegmentHeader(first, generation=1, end=second))
+    rewritten.cached[: len(header)] = header
+    for exchanged, reason in (
+        (names[segment_path(DIRECTORY, second)], f"belongs to {second}"),
+        (rewritten, "generation=1"),
+    ):
+        names[path] = exchanged
+        with pytest.raises(LogError, match=reason):
+            next(filled.log.batches_from((7, 0), 100))
+
+
+def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
+    """What a cleaner leaves: the entries that are needed, at new positions, and the old end."""
+    filled = Filled()
+    first, second, *_ = segment_bases(filled.disk)
+    path = segment_path(DIRECTORY, first)
+    kept = [Commit(first, 5).to_entry(), *encode_snapshot(RangeStates())]
+    kept += [
+        batch(entry.base_offset, entry.count, b"kept", (7, 0)) for entry in filled.batches[7, 0]
+    ]
+    octets = encode_segment_header(SegmentHeader(first, generation=1, end=second))
+    for entry in kept:
+        octets += b"".join(encode_entry(entry, first + len(octets)))
+        if first + len(octets) > second - 200:
+            break
+    filled.disk.names[path].cached[:] = octets
+    filled.disk.names[path].sync(may_shrink=True)
+    log = filled.open()
+    slots = log.batches_from((7, 0), 100)
+    body = read_bodies((7, 0), [next(slots)])
+    assert body.error is None
+    assert body.octets == (b"kept",)
+    assert len(filled.index_paths()) == len(segment_bases(filled.disk)) - 1
 
 
 def test_few_files_stay_open_however_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,18 @@ def test_another_format_version_is_refused_and_kept(rest: bytes) -> None:
     assert contents(disk) == {FIRST: data}
 
 
+def test_a_compacted_segment_is_never_the_last() -> None:
+    files, _ = three_segments()
+    first, second, _ = segments_of(files)
+    compacted = encode_segment_header(SegmentHeader(0, generation=1, end=int(second.stem)))
+    octets = compacted + files[first][SEGMENT_HEADER_BYTES:-50]
+    open_log(disk_with({**files, first: octets}))
+    disk = disk_with({first: octets})
+    with pytest.raises(LogCorruptionError, match=f"position {int(second.stem)}.*are missing"):
+        open_log(disk)
+    assert contents(disk) == {first: octets}
+
+
 # A log that does not start at 0.
 
 

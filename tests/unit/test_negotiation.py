@@ -18,7 +18,7 @@ from sbp_core.session.negotiation import (
 )
 from sbp_core.wire.headers import Feature, HeartbeatRequest, decode_header, encode_header
 
-EVERYTHING = Wishes(compression=True, isolation="nightly.backfill-1")
+EVERYTHING = Wishes(compression=True, isolation="nightly.backfill-1", handler_duration=True)
 
 
 def negotiate(wishes, connection_id=7):

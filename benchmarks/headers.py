@@ -1,0 +1,97 @@
+"""What a frame's header costs the processor: writing it, and reading it with all its checks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from benchmarks.report import HeaderCost
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    AppendResponse,
+    AppendResult,
+    FetchInfo,
+    FetchRequest,
+    FetchResponse,
+    FetchResult,
+    Status,
+    StreamRange,
+    decode_header,
+    encode_header,
+)
+
+ITEM_COUNTS: Final = (1, 10, 1000)
+ROUND_SECONDS: Final = 0.005
+ROUNDS: Final = 30
+
+
+def measure() -> list[HeaderCost]:
+    """Time the headers of APPEND and FETCH with few and many items."""
+    return [_cost(header, count) for count in ITEM_COUNTS for header in headers(count)]
+
+
+def headers(count: int) -> Iterator[object]:
+    """Yield requests and answers of `count` items, with the fields that client and server set."""
+    now_ms = 1_700_000_000_000
+    indexes = range(count)
+    ranges = [StreamRange(stream_id=1000 + index, range_index=3) for index in indexes]
+    yield AppendRequest(
+        timeout_ms=30_000,
+        append_requests=tuple(
+            AppendInfo(ranges[index], index, 1_000_000, ranges[index].stream_id)
+            for index in indexes
+        ),
+    )
+    yield AppendResponse(
+        append_responses=tuple(
+            AppendResult(1000 + index, index, 10_000_000 + index, now_ms, Status())
+            for index in indexes
+        ),
+        status=Status(),
+    )
+    yield FetchRequest(
+        max_wait_ms=500,
+        min_bytes=1,
+        fetch_requests=tuple(
+            FetchInfo(ranges[index], index, 10_000_000, 1_000_000, 1000 + index, 20_000_000)
+            for index in indexes
+        ),
+        timeout_ms=30_000,
+    )
+    yield FetchResponse(
+        fetch_responses=tuple(
+            FetchResult(1000 + index, index, 2, Status(), 1_000_000, 10_000_000)
+            for index in indexes
+        ),
+        status=Status(),
+    )
+
+
+def _cost(header: object, item_count: int) -> HeaderCost:
+    encoded = encode_header(header)
+    if decode_header(type(header), encoded) != header:
+        raise RuntimeError(f"{type(header).__name__} is read as another one")
+    return HeaderCost(
+        header=type(header).__name__,
+        items=item_count,
+        octets=len(encoded),
+        encode_us=_microseconds(lambda: encode_header(header)),
+        decode_us=_microseconds(lambda: decode_header(type(header), encoded)),
+    )
+
+
+def _microseconds(work: Callable[[], object]) -> float:
+    """Return the processor time of one call, in the least disturbed of many rounds."""
+    calls = 1
+    while _seconds(work, calls) < ROUND_SECONDS:
+        calls *= 2
+    return min(_seconds(work, calls) for _ in range(ROUNDS)) / calls * 1e6
+
+
+def _seconds(work: Callable[[], object], calls: int) -> float:
+    started = time.process_time()
+    for _ in range(calls):
+        work()
+    return time.process_time() - started

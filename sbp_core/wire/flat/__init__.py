@@ -1,0 +1,18 @@
+"""FlatBuffers tables <-> frozen dataclasses, driven by the layouts that the schema generates."""
+
+from __future__ import annotations
+
+from sbp_core.wire.flat.kinds import Field, Kind, Octets, Scalar, Structs, Table, Text, Vector
+from sbp_core.wire.flat.schema import Schema
+
+__all__ = [
+    "Field",
+    "Kind",
+    "Octets",
+    "Scalar",
+    "Schema",
+    "Structs",
+    "Table",
+    "Text",
+    "Vector",
+]

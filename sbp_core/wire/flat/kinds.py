@@ -1,0 +1,73 @@
+"""What a layout is made of: the kinds of content that the fields of a table have."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+REFERENCE_BYTES = 4
+"""What a table holds of a string, a vector or another table: the offset to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number or bool held in the table itself: `code` is its struct format character."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A UTF-8 string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Octets:
+    """A vector of unsigned octets, `bytes` in Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A nested table, by the name of its dataclass."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A vector of scalars, strings or tables, a tuple in Python."""
+
+    element: Scalar | Text | Table
+
+
+@dataclass(frozen=True, slots=True)
+class Structs:
+    """A vector of structs of equally wide numbers, a tuple of tuples in Python.
+
+    `codes` has one struct format character per number.
+    """
+
+    codes: str
+
+
+Kind = Scalar | Text | Octets | Table | Vector | Structs
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a table: Python name, id, kind, and the default that is never written."""
+
+    name: str
+    id: int
+    kind: Kind
+    default: int | float | bool | None = None
+
+    @property
+    def inline_bytes(self) -> int:
+        """The octets that the table itself holds of the field; they are aligned to as many."""
+        return code_bytes(self.kind.code) if isinstance(self.kind, Scalar) else REFERENCE_BYTES
+
+
+def code_bytes(code: str) -> int:
+    """Return the octets of a number with this struct format character."""
+    return struct.calcsize(f"<{code}")

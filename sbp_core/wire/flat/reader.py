@@ -1,0 +1,268 @@
+"""Octets -> values, verified as they are read.
+
+Every offset, vtable, vector and string must lie inside the buffer; nesting, the number of tables,
+the ways in which they are laid out and the decoded size are bounded, and all is copied into
+immutable values. FlatBuffers' own Python accessors check nothing, so a hostile header read through
+them yields garbage silently.
+
+What a vtable says is checked once and makes a plan: a single struct for all that the table itself
+holds, and the order in which its dataclass takes that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError
+from sbp_core.wire.flat.kinds import (
+    REFERENCE_BYTES,
+    Field,
+    Kind,
+    Octets,
+    Scalar,
+    Structs,
+    Table,
+    Text,
+    Vector,
+    code_bytes,
+)
+
+_U16: Final = struct.Struct("<H")
+_I32: Final = struct.Struct("<i")
+_U32: Final = struct.Struct("<I")
+
+_REFERENCE_CODE: Final = "I"
+_VTABLE_BYTES_MIN: Final = 4  # its own size, the size of the table
+_TABLE_BYTES_MIN: Final = 4  # the distance to its vtable
+
+
+class _Reference(NamedTuple):
+    """A field that refers to something: its place in the table, and the method that reads it.
+
+    `column` is where the offset is among what the struct of the plan gives.
+    """
+
+    column: int
+    place: int
+    kind: Any
+    read: Callable[[Reader, Any, int, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a vtable says.
+
+    `unpack` gives what the table holds; `arrange` puts that, with the defaults of all fields after
+    it, in the order of the dataclass.
+    """
+
+    table_bytes: int
+    unpack: Callable[[bytes, int], tuple[Any, ...]]
+    references: tuple[_Reference, ...]
+    arrange: Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+class ReadTable:
+    """What the reader knows of a table: its fields, and the defaults of its dataclass."""
+
+    def __init__(self, table: type, layout: Sequence[Field]) -> None:
+        self.table = table
+        self.name = table.__name__
+        self._layout = layout
+        self._names = [attribute.name for attribute in fields(table)]
+        self.defaults = tuple(attribute.default for attribute in fields(table))
+        assert MISSING not in self.defaults, f"{self.name}: a field without default"
+        slot_count = 1 + max((field.id for field in layout), default=-1)
+        self.vtable_bytes_max = _VTABLE_BYTES_MIN + _U16.size * slot_count
+        self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)
+
+    def _make_plan(self, vtable: bytes) -> _Plan:
+        """Return the plan of a vtable that is cut off behind the known fields.
+
+        Raises HeaderError when a field is outside its table or overlaps another one.
+        """
+        _, table_bytes, *places = struct.unpack(f"<{len(vtable) // _U16.size}H", vtable)
+        if table_bytes < _TABLE_BYTES_MIN:
+            raise HeaderError(f"{self.name}: table of impossible size {table_bytes}")
+        codes, end = "<", 0
+        columns: dict[str, int] = {}
+        references = []
+        for place, field in self._present(places):
+            if place < _TABLE_BYTES_MIN or place + field.inline_bytes > table_bytes:
+                raise HeaderError(f"{self.name}.{field.name}: outside its table")
+            if place < end:
+                raise HeaderError(f"{self.name}.{field.name}: overlaps another field")
+            column = columns[field.name] = len(columns)
+            if isinstance(field.kind, Scalar):
+                code = field.kind.code
+            else:
+                code = _REFERENCE_CODE
+                references.append(_Reference(column, place, field.kind, _read_method(field.kind)))
+            codes += f"{place - end}x{code}"
+            end = place + field.inline_bytes
+        order = [columns.get(name, len(columns) + index) for index, name in enumerate(self._names)]
+        return _Plan(
+            table_bytes, struct.Struct(codes).unpack_from, tuple(references), _tuple_getter(order)
+        )
+
+    def _present(self, places: Sequence[int]) -> list[tuple[int, Field]]:
+        """Return the fields that have a place in the table, from front to back."""
+        present = [
+            (places[field.id], field)
+            for field in self._layout
+            if field.id < len(places) and places[field.id]
+        ]
+        return sorted(present, key=itemgetter(0))
+
+
+def _tuple_getter(columns: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(columns) > 1:
+        return itemgetter(*columns)
+    return lambda row: tuple(row[column] for column in columns)
+
+
+class Reader:
+    """One verified reading of one buffer."""
+
+    def __init__(self, tables: Mapping[str, ReadTable], data: bytes) -> None:
+        self._tables = tables
+        self._data = data
+        self._size = len(data)
+        self._plans: dict[tuple[str, bytes], _Plan] = {}
+        # A table is referred to at least once, so an honest buffer has no more than these fit.
+        self._tables_max = min(limits.HEADER_TABLES_MAX, len(data) // REFERENCE_BYTES)
+        self._tables_left = self._tables_max
+        self._octets_left = limits.HEADER_DECODED_BYTES_MAX
+
+    def read_root(self, name: str) -> Any:
+        """Return the buffer's root, a table of this name. Raises HeaderError."""
+        try:
+            (offset,) = _U32.unpack_from(self._data)
+            return self._read_table(self._tables[name], self._follow(0, offset), 0)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise HeaderError(f"{name}: not a valid table: {error}") from error
+
+    def _follow(self, position: int, offset: int) -> int:
+        """Follow the forward offset stored at `position`."""
+        target = position + offset
+        if offset == 0 or target + 4 > self._size:
+            raise HeaderError(f"offset at octet {position} points outside the header")
+        return target
+
+    def _read_table(self, table: ReadTable, position: int, depth: int) -> Any:
+        self._tables_left -= 1
+        if depth > limits.HEADER_DEPTH_MAX or self._tables_left < 0:
+            raise HeaderError(
+                f"{table.name}: tables nested deeper than {limits.HEADER_DEPTH_MAX} or more than"
+                f" {self._tables_max} of them in {self._size} octets"
+            )
+        plan = self._read_vtable(table, position - _I32.unpack_from(self._data, position)[0])
+        if position + plan.table_bytes > self._size:
+            raise HeaderError(f"{table.name}: table of impossible size {plan.table_bytes}")
+        row = [*plan.unpack(self._data, position), *table.defaults]
+        for column, place, kind, read in plan.references:
+            row[column] = read(self, kind, self._follow(position + place, row[column]), depth)
+        return table.table(*plan.arrange(row))
+
+    def _read_vtable(self, table: ReadTable, position: int) -> _Plan:
+        if position < 0 or position + _VTABLE_BYTES_MIN > self._size:
+            raise HeaderError(f"{table.name}: vtable outside the header")
+        (vtable_bytes,) = _U16.unpack_from(self._data, position)
+        if (
+            vtable_bytes < _VTABLE_BYTES_MIN
+            or vtable_bytes % 2
+            or position + vtable_bytes > self._size
+        ):
+            raise HeaderError(f"{table.name}: vtable of impossible size {vtable_bytes}")
+        known_bytes = min(vtable_bytes, table.vtable_bytes_max)
+        key = table.name, self._data[position : position + known_bytes]
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) == limits.HEADER_LAYOUTS_MAX:
+                raise HeaderError(
+                    f"{table.name}: the tables of the header are laid out in more than"
+                    f" {limits.HEADER_LAYOUTS_MAX} ways"
+                )
+            plan = self._plans[key] = table.plan(key[1])
+        return plan
+
+    def _read_child(self, kind: Table, position: int, depth: int) -> Any:
+        return self._read_table(self._tables[kind.name], position, depth + 1)
+
+    def _read_tables(self, kind: Vector, position: int, depth: int) -> tuple[Any, ...]:
+        assert isinstance(kind.element, Table)
+        table = self._tables[kind.element.name]
+        targets = self._read_targets(position)
+        return tuple([self._read_table(table, target, depth + 1) for target in targets])
+
+    def _read_text(self, _: Text, position: int, __: int) -> str:
+        start, count = self._read_count(position, 1)
+        if count > limits.STRING_BYTES_MAX:
+            raise HeaderError(f"string of {count} octets, more than {limits.STRING_BYTES_MAX}")
+        return self._data[start : start + count].decode("utf-8")
+
+    def _read_texts(self, _: Vector, position: int, depth: int) -> tuple[str, ...]:
+        targets = self._read_targets(position)
+        return tuple([self._read_text(_TEXT, target, depth) for target in targets])
+
+    def _read_octets(self, _: Octets, position: int, __: int) -> bytes:
+        start, count = self._read_count(position, 1)
+        return self._data[start : start + count]
+
+    def _read_numbers(self, kind: Vector, position: int, _: int) -> tuple[Any, ...]:
+        assert isinstance(kind.element, Scalar)
+        code = kind.element.code
+        start, count = self._read_count(position, code_bytes(code))
+        return struct.unpack_from(f"<{count}{code}", self._data, start)
+
+    def _read_structs(self, kind: Structs, position: int, _: int) -> tuple[tuple[Any, ...], ...]:
+        layout = struct.Struct(f"<{kind.codes}")
+        start, count = self._read_count(position, layout.size)
+        return tuple(layout.iter_unpack(self._data[start : start + count * layout.size]))
+
+    def _read_targets(self, position: int) -> Iterator[int]:
+        """Follow the offsets of a vector, one after the other."""
+        start, count = self._read_count(position, REFERENCE_BYTES)
+        offsets = struct.unpack_from(f"<{count}I", self._data, start)
+        places = range(start, start + REFERENCE_BYTES * count, REFERENCE_BYTES)
+        return map(self._follow, places, offsets)
+
+    def _read_count(self, position: int, element_bytes: int) -> tuple[int, int]:
+        """Return (where the elements of a vector begin, how many there are)."""
+        (count,) = _U32.unpack_from(self._data, position)
+        start = position + 4
+        if start + count * element_bytes > self._size:
+            raise HeaderError(f"vector of {count} elements at octet {position} passes the end")
+        self._octets_left -= limits.HEADER_VECTOR_BYTES + count * element_bytes
+        if self._octets_left < 0:
+            raise HeaderError(
+                "the header refers to so many strings and vectors, or to the same so often, that it"
+                f" would decode to more than {limits.HEADER_DECODED_BYTES_MAX} octets"
+            )
+        return start, int(count)
+
+
+_TEXT: Final = Text()
+_METHODS: Final[Mapping[type, Callable[[Reader, Any, int, int], Any]]] = {
+    Table: Reader._read_child,
+    Text: Reader._read_text,
+    Octets: Reader._read_octets,
+    Structs: Reader._read_structs,
+}
+_ELEMENT_METHODS: Final[Mapping[type, Callable[[Reader, Any, int, int], Any]]] = {
+    Table: Reader._read_tables,
+    Text: Reader._read_texts,
+    Scalar: Reader._read_numbers,
+}
+
+
+def _read_method(kind: Kind) -> Callable[[Reader, Any, int, int], Any]:
+    if isinstance(kind, Vector):
+        return _ELEMENT_METHODS[type(kind.element)]
+    return _METHODS[type(kind)]

@@ -1,0 +1,250 @@
+"""Values -> octets, from front to back: a table first, what it refers to behind it.
+
+The fields that a table has decide its layout, so each set of them gets a plan once: the vtable,
+which the tables of one buffer share, and a single struct for all numbers. Offsets are filled in
+when it is known where their targets are.
+
+Everything begins at a multiple of 4 octets. Numbers of 8 octets are to be at a multiple of 8: what
+holds them begins 4 octets before one, for they follow its first 4 octets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import compress, islice
+from operator import attrgetter, ne, sub
+from typing import Any, Final, NamedTuple
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError
+from sbp_core.wire.flat.kinds import (
+    REFERENCE_BYTES,
+    Field,
+    Kind,
+    Octets,
+    Scalar,
+    Structs,
+    Table,
+    Text,
+    Vector,
+    code_bytes,
+)
+
+_U32: Final = struct.Struct("<I")
+_WORD: Final = bytes(4)
+_WIDE_BYTES: Final = 8
+_PADDING: Final = (b"", bytes(3), bytes(2), bytes(1))
+"""What fills the last word, by the octets in it."""
+_TERMINATION: Final = (_WORD, *_PADDING[1:])
+"""The same behind a string: one zero octet at least."""
+_MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
+"""What content of another kind than its field's runs into."""
+
+
+class _Reference(NamedTuple):
+    """A field that refers to something: its place in the table, and the method that writes it."""
+
+    place: int
+    name: str
+    kind: Any
+    write: Callable[[Writer, Any, Any], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The layout of a table that has certain fields.
+
+    `pack` takes the distance to the vtable and the numbers. `is_wide`: some have 8 octets.
+    """
+
+    vtable: bytes
+    is_wide: bool
+    pack: Callable[..., bytes]
+    number_count: int
+    references: tuple[_Reference, ...]
+
+
+class WrittenTable:
+    """What the writer knows of a table: its fields, numbers before others and the widest first.
+
+    `contents` takes them from a value; `absent` is what they have when they are not written.
+    """
+
+    def __init__(self, table: type, layout: Sequence[Field]) -> None:
+        self.table = table
+        self._fields = sorted(
+            layout, key=lambda field: (not isinstance(field.kind, Scalar), -field.inline_bytes)
+        )
+        self.contents = _tuple_getter([field.name for field in self._fields])
+        self.absent = tuple(_absent(field) for field in self._fields)
+        self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)
+
+    def _make_plan(self, is_present: tuple[bool, ...]) -> _Plan:
+        fields = [*compress(self._fields, is_present)]
+        references = [field for field in fields if not isinstance(field.kind, Scalar)]
+        codes, end = "<i", 4
+        places: dict[int, int] = {}
+        for field in sorted(fields, key=lambda field: -field.inline_bytes):
+            codes += field.kind.code if isinstance(field.kind, Scalar) else f"{REFERENCE_BYTES}x"
+            places[field.id] = end
+            end += field.inline_bytes
+        slots = [places.get(slot, 0) for slot in range(max(places, default=-1) + 1)]
+        vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
+        return _Plan(
+            vtable=vtable + _PADDING[len(vtable) % 4],
+            is_wide=any(field.inline_bytes == _WIDE_BYTES for field in fields),
+            pack=struct.Struct(f"{codes}{-end % 4}x").pack,
+            number_count=len(fields) - len(references),
+            references=tuple(
+                _Reference(places[field.id], field.name, field.kind, _write_method(field.kind))
+                for field in references
+            ),
+        )
+
+    def number_error(self, contents: Sequence[Any]) -> HeaderError:
+        """Return the error for the number that cannot be written."""
+        for field, content in zip(self._fields, contents, strict=True):
+            if isinstance(field.kind, Scalar):
+                try:
+                    struct.pack(f"<{field.kind.code}", content)
+                except struct.error as error:
+                    name = f"{self.table.__name__}.{field.name}"
+                    return HeaderError(f"{name} cannot be {content!r:.80}: {error}")
+        raise AssertionError(f"{self.table.__name__}: all numbers can be written")
+
+
+def _absent(field: Field) -> Any:
+    if isinstance(field.kind, Octets):
+        return b""
+    return () if isinstance(field.kind, Vector | Structs) else field.default
+
+
+def _tuple_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+class Writer:
+    """One writing of one buffer. Its methods return where begins what they wrote."""
+
+    def __init__(self, tables: Mapping[str, WrittenTable]) -> None:
+        self._tables = tables
+        self._vtables: dict[bytes, int] = {}
+        self._out = bytearray()
+
+    def write_root(self, value: object) -> bytes:
+        """Return the buffer whose root is `value`.
+
+        Raises HeaderError, which names the field, for content that does not fit its field.
+        """
+        self._out += _WORD
+        _U32.pack_into(self._out, 0, self._write_table(self._tables[type(value).__name__], value))
+        return bytes(self._out)
+
+    def _write_table(self, table: WrittenTable, value: object) -> int:
+        if type(value) is not table.table:
+            raise TypeError(f"{value!r:.80} is no {table.table.__name__}")
+        contents = table.contents(value)
+        is_present = tuple(map(ne, contents, table.absent))
+        plan = table.plan(is_present)
+        out = self._out
+        vtable = self._vtables.get(plan.vtable)
+        if vtable is None:
+            vtable = self._vtables[plan.vtable] = len(out)
+            out += plan.vtable
+        if plan.is_wide:
+            self._align_behind_word()
+        position = len(out)
+        present = compress(contents, is_present)
+        try:
+            out += plan.pack(position - vtable, *islice(present, plan.number_count))
+        except struct.error:
+            raise table.number_error(contents) from None
+        for place, name, kind, write in plan.references:
+            try:
+                target = write(self, kind, next(present))
+            except _MISFIT as error:
+                raise HeaderError(f"{table.table.__name__}.{name}: {error}") from error
+            _U32.pack_into(out, position + place, target - (position + place))
+        return position
+
+    def _write_child(self, kind: Table, value: object) -> int:
+        return self._write_table(self._tables[kind.name], value)
+
+    def _write_tables(self, kind: Vector, values: Sequence[object]) -> int:
+        assert isinstance(kind.element, Table)
+        table = self._tables[kind.element.name]
+        return self._write_targets(len(values), (self._write_table(table, item) for item in values))
+
+    def _write_text(self, _: Text, text: str) -> int:
+        return self._write_counted(text.encode("utf-8"), _TERMINATION)
+
+    def _write_texts(self, _: Vector, texts: Sequence[str]) -> int:
+        return self._write_targets(len(texts), (self._write_text(_TEXT, text) for text in texts))
+
+    def _write_octets(self, _: Octets, octets: bytes) -> int:
+        return self._write_counted(bytes(memoryview(octets)), _PADDING)
+
+    def _write_counted(self, octets: bytes, endings: Sequence[bytes]) -> int:
+        position = len(self._out)
+        self._out += _U32.pack(len(octets))
+        self._out += octets
+        self._out += endings[len(octets) % 4]
+        return position
+
+    def _write_numbers(self, kind: Vector, numbers: Sequence[int]) -> int:
+        assert isinstance(kind.element, Scalar)
+        code = kind.element.code
+        octets = struct.pack(f"<{len(numbers)}{code}", *numbers)
+        return self._write_elements(len(numbers), octets, code)
+
+    def _write_structs(self, kind: Structs, items: Sequence[Sequence[int]]) -> int:
+        layout = struct.Struct(f"<{kind.codes}")
+        octets = b"".join([layout.pack(*item) for item in items])
+        return self._write_elements(len(items), octets, kind.codes[0])
+
+    def _write_elements(self, count: int, octets: bytes, code: str) -> int:
+        if code_bytes(code) == _WIDE_BYTES:
+            self._align_behind_word()
+        position = len(self._out)
+        self._out += _U32.pack(count)
+        self._out += octets
+        self._out += _PADDING[len(octets) % 4]
+        return position
+
+    def _write_targets(self, count: int, targets: Iterator[int]) -> int:
+        """Write a vector of offsets, and behind it their targets as they are drawn."""
+        position = len(self._out)
+        places = range(position + 4, position + 4 + REFERENCE_BYTES * count, REFERENCE_BYTES)
+        self._out += struct.pack(f"<I{REFERENCE_BYTES * count}x", count)
+        struct.pack_into(f"<{count}I", self._out, position + 4, *map(sub, targets, places))
+        return position
+
+    def _align_behind_word(self) -> None:
+        """Move the end so that what comes a word later is at a multiple of 8."""
+        if len(self._out) % _WIDE_BYTES == 0:
+            self._out += _WORD
+
+
+_TEXT: Final = Text()
+_METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
+    Table: Writer._write_child,
+    Text: Writer._write_text,
+    Octets: Writer._write_octets,
+    Structs: Writer._write_structs,
+}
+_ELEMENT_METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
+    Table: Writer._write_tables,
+    Text: Writer._write_texts,
+    Scalar: Writer._write_numbers,
+}
+
+
+def _write_method(kind: Kind) -> Callable[[Writer, Any, Any], int]:
+    if isinstance(kind, Vector):
+        return _ELEMENT_METHODS[type(kind.element)]
+    return _METHODS[type(kind)]

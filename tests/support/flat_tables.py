@@ -1,0 +1,37 @@
+"""Two tables that between them have a field of every kind."""
+
+from dataclasses import dataclass
+
+from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Text, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    flag: bool = False
+    number: int = -1
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    data: bytes = b""
+    numbers: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    leaf: Leaf | None = None
+    children: tuple["Node", ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+
+
+LEAF = (Field("flag", 0, Scalar("?"), False), Field("number", 1, Scalar("q"), -1))
+LAYOUTS = {
+    Leaf: (*LEAF, Field("text", 2, Text())),
+    Node: (
+        Field("data", 0, Octets()),
+        Field("numbers", 1, Vector(Scalar("i"))),
+        Field("texts", 2, Vector(Text())),
+        Field("leaf", 3, Table("Leaf")),
+        Field("children", 4, Vector(Table("Node"))),
+        Field("pairs", 5, Structs("qq")),
+    ),
+}
+SCHEMA = Schema(LAYOUTS)
