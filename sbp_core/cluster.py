@@ -85,6 +85,9 @@ class ClusterSettings:
     range_server_advertise_port: int = _setting_of(RangeServerSettings, "advertise_port")
     segment_bytes: int = _setting_of(RangeServerSettings, "segment_bytes")
     heartbeat_interval_ms: int = _setting_of(RangeServerSettings, "heartbeat_interval_ms")
+    retention_check_interval_ms: int = _setting_of(
+        RangeServerSettings, "retention_check_interval_ms"
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.range_servers <= limits.CLUSTER_RANGE_SERVERS_MAX:

@@ -136,6 +136,10 @@ SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
 """Ranges in one SNAPSHOT entry, 29 octets each."""
 LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
+RETENTION_CHECK_INTERVAL_MS: Final = 60_000
+RETENTION_CHECK_INTERVAL_MS_MAX: Final = 86_400_000
+CLEAN_LIVE_SHARE_MAX: Final = 0.3
+"""A segment of whose batches less is live, by octets, is rewritten without the others."""
 
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249

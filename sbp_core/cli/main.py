@@ -211,8 +211,15 @@ def _add_streams(add_parser: _AddParser, client: _Parser) -> None:
         type=_parse_duration_ms,
         default=0,
         metavar="TIME",
-        help="how long records are worth keeping, such as 90s, 30m, 12h or 7d (default: 0, for"
-        " ever); kept with the stream, nothing is removed yet",
+        help="how long records are kept, such as 90s, 30m, 12h or 7d (default: 0, for ever)",
+    )
+    create.add_argument(
+        "--retention-size",
+        type=_parse_size,
+        default=0,
+        metavar="SIZE",
+        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; beyond it the"
+        " oldest records go (default: 0, no limit)",
     )
     create.set_defaults(run=_run_create)
 
@@ -256,7 +263,13 @@ def _add_changes(add_parser: _AddParser, client: _Parser) -> None:
         "--retention",
         type=_parse_duration_ms,
         metavar="TIME",
-        help="how long records are worth keeping, such as 90s, 30m, 12h or 7d; 0 is for ever",
+        help="how long records are kept, such as 90s, 30m, 12h or 7d; 0 is for ever",
+    )
+    update.add_argument(
+        "--retention-size",
+        type=_parse_size,
+        metavar="SIZE",
+        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; 0 is no limit",
     )
     update.add_argument("--rename", metavar="NEW", help="the stream's new name")
 
@@ -343,6 +356,17 @@ def _parse_duration_ms(text: str) -> int:
     if duration_ms >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is longer than a 64-bit number of ms holds")
     return duration_ms
+
+
+def _parse_size(text: str) -> int:
+    unit_bytes = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    number, unit = (text[:-3], text[-3:]) if text != "0" else ("0", "KiB")
+    if unit not in unit_bytes or not (number.isascii() and number.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0 or a size such as 500MiB or 10GiB")
+    size_bytes = int(number) * unit_bytes[unit]
+    if size_bytes >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than a 64-bit number of octets holds")
+    return size_bytes
 
 
 if __name__ == "__main__":

@@ -26,7 +26,12 @@ def create(options: Namespace) -> int:
         names = [f"{options.name}-{index}" for index in range(options.count)]
     _check_name(names[0])
     specs = [
-        StreamSpec(name, replica_count=options.replicas, retention_period_ms=options.retention)
+        StreamSpec(
+            name,
+            replica_count=options.replicas,
+            retention_period_ms=options.retention,
+            retention_bytes=options.retention_size,
+        )
         for name in names
     ]
     with connect(options) as client:
@@ -92,12 +97,16 @@ def delete(options: Namespace) -> int:
 
 
 def update(options: Namespace) -> int:
-    """Change a stream's retention, its name, or both."""
-    if options.retention is None and options.rename is None:
-        raise ConfigurationError("nothing to change: give --retention, --rename or both")
+    """Change a stream's retention, its name, or all of that."""
+    if {options.retention, options.retention_size, options.rename} == {None}:
+        raise ConfigurationError(
+            "nothing to change: give --retention, --retention-size or --rename"
+        )
     if options.rename is not None:
         _check_name(options.rename)
-    change = StreamUpdate(parse_stream(options.stream), options.rename, options.retention)
+    change = StreamUpdate(
+        parse_stream(options.stream), options.rename, options.retention, options.retention_size
+    )
     with connect(options) as client:
         (info,) = client.update_streams([change])
     if options.json:
@@ -186,9 +195,12 @@ def _write_stream(info: StreamInfo, held: StreamBounds, ranges: tuple[RangeInfo,
 
 
 def _retention(info: StreamInfo) -> str:
-    if info.retention_period_ms == 0:
-        return "for ever"
-    return f"{info.retention_period_ms / 1000:g} s"
+    limits_set = []
+    if info.retention_period_ms:
+        limits_set.append(f"{info.retention_period_ms / 1000:g} s")
+    if info.retention_bytes:
+        limits_set.append(f"{info.retention_bytes / limits.MIB:g} MiB")
+    return ", ".join(limits_set) or "for ever"
 
 
 def _time(time_ms: int) -> str:

@@ -41,8 +41,13 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
     others of the same call are changed nevertheless.
     """
     for update in updates:
-        retention_ms = update.retention_period_ms
-        check_spec(StreamSpec(update.name, retention_period_ms=retention_ms or 0))
+        check_spec(
+            StreamSpec(
+                update.name,
+                retention_period_ms=update.retention_period_ms or 0,
+                retention_bytes=update.retention_bytes or 0,
+            )
+        )
     known = yield from describe_streams(context, [update.stream for update in updates])
     wanted = [_wanted(update, info) for update, info in zip(updates, known, strict=True)]
     updated: list[StreamInfo] = []
@@ -65,11 +70,12 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
 
 def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
     """The wire has no "leave it" for the retention, so the one that is known is sent again."""
-    retention_ms = update.retention_period_ms
+    retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
     return Stream(
         stream_id=known.stream_id,
         name=update.name,
         retention_period_ms=known.retention_period_ms if retention_ms is None else retention_ms,
+        retention_bytes=known.retention_bytes if retention_bytes is None else retention_bytes,
     )
 
 

@@ -84,6 +84,7 @@ def create_streams(context: Context, specs: Sequence[StreamSpec]) -> Program[lis
                     name=spec.name,
                     replica_nums=spec.replica_count,
                     retention_period_ms=spec.retention_period_ms,
+                    retention_bytes=spec.retention_bytes,
                 )
                 for spec in chunk
             ),
@@ -163,6 +164,11 @@ def check_spec(spec: StreamSpec) -> None:
             f"retention_period_ms {spec.retention_period_ms} of stream {spec.name!r} is negative;"
             " 0 keeps records for ever"
         )
+    if spec.retention_bytes < 0:
+        raise ConfigurationError(
+            f"retention_bytes {spec.retention_bytes} of stream {spec.name!r} is negative;"
+            " 0 is no limit"
+        )
 
 
 def check_named(wanted: str | None, stream: Stream) -> None:
@@ -185,6 +191,7 @@ def stream_info(stream: Stream) -> StreamInfo:
         replica_count=stream.replica_nums,
         retention_period_ms=stream.retention_period_ms,
         created_at_ms=stream.created_at_ms,
+        retention_bytes=stream.retention_bytes,
     )
 
 

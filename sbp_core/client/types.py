@@ -23,13 +23,18 @@ class PlacementDriverInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A stream's metadata. `retention_period_ms` 0 keeps records for ever."""
+    """A stream's metadata.
+
+    `retention_period_ms` 0 keeps records for ever; `retention_bytes` is what each range server
+    keeps of the stream, 0 for no limit.
+    """
 
     stream_id: int
     name: str | None
     replica_count: int
     retention_period_ms: int
     created_at_ms: int
+    retention_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class StreamSpec:
     name: str | None
     replica_count: int = 1
     retention_period_ms: int = 0
+    retention_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class StreamUpdate:
     stream: int | str
     name: str | None = None
     retention_period_ms: int | None = None
+    retention_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

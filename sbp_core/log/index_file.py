@@ -28,7 +28,8 @@ opened.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,6 +141,16 @@ def check_index(file: DiskFile, segment: Segment) -> None:
         raise LogCorruptionError(f"it has the checksum {crc:08x}, expected {body_crc:08x}")
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The batches of a segment: octets of all, octets and streams of those that are live."""
+
+    held_bytes: int
+    live_bytes: int
+    stream_ids: frozenset[int]
+    live_stream_ids: frozenset[int]
+
+
 class SegmentIndex:
     """The index of one segment, over octets that were checked."""
 
@@ -168,14 +179,41 @@ class SegmentIndex:
         first = start + int(base_offsets[start:end].searchsorted(offset, "right")) - 1
         for step in range(max(first, start), end, _SLOTS_PER_STEP):
             rows = slice(step, min(step + _SLOTS_PER_STEP, end))
-            for base_offset, count, position, length in zip(
+            for base_offset, count, position, length, time_ms in zip(
                 *(
                     self._columns[name][rows].tolist()
-                    for name in ("base_offset", "count", "position", "length")
+                    for name in ("base_offset", "count", "position", "length", "time_ms")
                 ),
                 strict=True,
             ):
-                yield Slot(base_offset, count, Location(position, length), view)
+                yield Slot(base_offset, count, Location(position, length), view, time_ms)
+
+    def bytes_from(self, key: RangeKey, offset: int) -> int:
+        """Return the octets of the range's batches that reach beyond `offset`."""
+        at = self._maybe_range(key)
+        if at is None:
+            return 0
+        rows = slice(
+            int(self._columns["row_end"][at - 1]) if at else 0, self._columns["row_end"][at]
+        )
+        end_offset = self._columns["base_offset"][rows] + self._columns["count"][rows]
+        return int(self._columns["length"][rows][end_offset > offset].sum(dtype=_I8))
+
+    def held(self, live_from: Callable[[RangeKey], int]) -> Held:
+        """Weigh the batches; those are live that reach beyond what `live_from` says of a range."""
+        row_counts = np.diff(self._columns["row_end"], prepend=0)
+        (used,) = row_counts.nonzero()
+        stream_ids = self._columns["stream_id"][used]
+        keys = zip(stream_ids.tolist(), self._columns["range_index"][used].tolist(), strict=True)
+        starts = np.array([live_from(key) for key in keys], _I8).repeat(row_counts[used])
+        is_live = self._columns["base_offset"] + self._columns["count"] > starts
+        length = self._columns["length"]
+        return Held(
+            int(length.sum(dtype=_I8)),
+            int(length[is_live].sum(dtype=_I8)),
+            frozenset(stream_ids.tolist()),
+            frozenset(stream_ids.repeat(row_counts[used])[is_live].tolist()),
+        )
 
     def _maybe_range(self, key: RangeKey) -> int | None:
         stream_id, range_index = key

@@ -1,18 +1,18 @@
 """The log: append groups of entries durably, find batches by stream, range and offset.
 
-Threads: `append`, `ranges` and `close` belong to one thread, the writer. `batches_from` and
-`is_recent` may run in any number of other threads at the same time: what they share with the
-writer is one immutable value, the extent of what can be read, which the writer replaces with every
-new segment, and rows that the writer adds when their group is synced. So nothing is ever found that
-could still be lost.
+Threads: what changes the log belongs to one thread, the writer: `append`, `close`, `replace_sealed`
+and `note_streams`, and so does `ranges`. All else may run in any number of other threads at the
+same time: what they share with the writer is one immutable value, the extent of what can be read,
+which the writer replaces with every new segment, and rows and ranges that the writer adds when
+their group is synced. So nothing is ever found that could still be lost.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -72,13 +72,13 @@ class Log:
         recovered: Recovered,
     ) -> None:
         self.recovery: RecoveryReport = recovered.report
-        self._directory = directory
-        self._disk = disk
+        self.directory = directory
+        self.disk = disk
         self._lock = lock
         self._now_ms = now_ms
         self._segment_bytes = segment_bytes
         self._states = recovered.states
-        self._lookup = BatchLookup(disk, directory)
+        self.lookup = BatchLookup(disk, directory)
         self._durable_upto = recovered.report.durable_upto
         self._state = LogState.OPEN
         self._failure = ""
@@ -89,6 +89,7 @@ class Log:
             self._active: DiskFile = disk.open(path, is_writable=True)
             view = self._open_view(self._base)
         self._extent = Extent(recovered.sealed, view, recovered.rows)
+        self._maybe_streams_held: set[int] | None = None
         self._is_active_empty = recovered.report.entry_count == 0
 
     @classmethod
@@ -168,9 +169,9 @@ class Log:
         """
         self._check_open()
         length = COMMIT_BYTES + _check_group(entries)
-        changed = self._states.after(entries)
         if self._end - self._base + length > self._segment_bytes and not self._is_active_empty:
             self._roll()
+        changed = self._states.after(entries)
         locations, time_ms = self._write_group(entries, Outcome.UNKNOWN)
         self._states.update(changed)
         self._is_active_empty = self._is_active_empty and not entries
@@ -187,12 +188,39 @@ class Log:
         """
         if self._state is LogState.CLOSED:
             raise LogError("the log is closed")
-        return self._lookup.slots_from(self._extent, key, offset)
+        return self._slots_from(key, offset)
+
+    def bytes_from(self, key: RangeKey, offset: int) -> int:
+        """Return the octets that a range's batches from `offset` on take. Raises LogError."""
+        return self.lookup.bytes_from(self._extent, key, offset)
 
     def is_recent(self, key: RangeKey, offset: int) -> bool:
         """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
         rows = self._extent.rows.maybe_rows(key)
         return rows is not None and offset >= rows.first_offset
+
+    @property
+    def extent(self) -> Extent:
+        """What can be read of the log at this moment."""
+        return self._extent
+
+    def maybe_range(self, key: RangeKey) -> LoggedRange | None:
+        """Return a range as it is now: what is trimmed or deleted in it will always be."""
+        return self._states.maybe_range(key)
+
+    def replace_sealed(self, changes: Mapping[Segment, Segment | None]) -> None:
+        """Let full segments be found no more, or others in their places."""
+        sealed = (changes.get(segment, segment) for segment in self._extent.sealed)
+        kept = tuple(segment for segment in sealed if segment is not None)
+        self._extent = replace(self._extent, sealed=kept)
+
+    def note_streams(self, extent: Extent, stream_ids: Iterable[int]) -> None:
+        """Learn of which streams the full segments of `extent` hold batches.
+
+        The next snapshot leaves out the deleted ones that nothing is held of.
+        """
+        if extent.active is self._extent.active:  # else there is one more full segment by now
+            self._maybe_streams_held = set(stream_ids)
 
     def close(self) -> None:
         """Close the log and give the directory back. Idempotent.
@@ -208,7 +236,7 @@ class Log:
         finally:
             self._state = LogState.CLOSED
             self._active.close()
-            self._lookup.clear()
+            self.lookup.clear()
             del self._extent  # its file is closed when the last reader lets go of it
             self._lock.release()
 
@@ -251,6 +279,18 @@ class Log:
         self._end = next_position
         return tuple(locations), time_ms
 
+    def _slots_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
+        while True:
+            extent = self._extent
+            try:
+                for slot in self.lookup.slots_from(extent, key, offset):
+                    yield slot
+                    offset = slot.end_offset
+                return
+            except LogError:
+                if self._state is LogState.CLOSED or extent is self._extent:
+                    raise  # else what failed may be a segment that is no more
+
     def _write_snapshot(self) -> None:
         """Begin the active segment, which is empty, with the states of all ranges."""
         self._write_group(encode_snapshot(self._states), Outcome.NOT_APPLIED)
@@ -260,19 +300,22 @@ class Log:
         """Go on in a new segment."""
         before, base = self._extent, self._end
         full = Segment(self._base, base, base - self._base)
-        self._lookup.write_index(full, list(self._states), before.rows)
-        path = segment_path(self._directory, base)
+        self.lookup.write_index(full, list(self._states), before.rows)
+        path = segment_path(self.directory, base)
         with self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
-            file = create_segment(self._disk, self._directory, base)
+            file = create_segment(self.disk, self.directory, base)
             self._active.close()
             view = self._open_view(base)
         self._active, self._base, self._end = file, base, base + SEGMENT_HEADER_BYTES
+        if self._maybe_streams_held is not None:
+            self._maybe_streams_held |= before.rows.stream_ids
+            self._states.forget_deleted(self._maybe_streams_held)
         self._write_snapshot()
         self._extent = Extent((*before.sealed, full), view, SegmentRows())
 
     def _open_view(self, base: int) -> SegmentView:
         """Open the active segment for reading. Raises OSError."""
-        file = self._disk.open(segment_path(self._directory, base), is_writable=False)
+        file = self.disk.open(segment_path(self.directory, base), is_writable=False)
         return SegmentView(Segment(base, base, 0), file)
 
     def _check_open(self) -> None:

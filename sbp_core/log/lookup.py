@@ -55,7 +55,7 @@ class BatchLookup:
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._directory = directory
-        self._views = SegmentViews(disk, directory)
+        self.views = SegmentViews(disk, directory)
         self._indexes: OrderedDict[Segment, _OpenIndex] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -74,11 +74,11 @@ class BatchLookup:
                 range(len(extent.sealed)),
                 offset,
                 lo=first,
-                key=lambda at: self._index(extent, at).next_offset(key),
+                key=lambda at: self.index(extent, at).next_offset(key),
             )
             if at == len(extent.sealed):
                 return
-            index, view = self._index(extent, at), self._views.view(extent.sealed[at])
+            index, view = self.index(extent, at), self.views.view(extent.sealed[at])
             for slot in _contiguous(index.slots_from(key, offset, view), key, offset, view):
                 yield slot
                 offset = slot.end_offset
@@ -96,13 +96,39 @@ class BatchLookup:
         except OSError as error:
             _LOG.warning("%s could not be written and will be made again: %s", path, error)
 
+    def ranges_after(self, extent: Extent, at: int) -> list[LoggedRange]:
+        """Return the ranges at the end of a full segment: the next one begins with them.
+
+        Raises LogError.
+        """
+        is_last = at + 1 == len(extent.sealed)
+        return read_snapshot(extent.active if is_last else self.views.view(extent.sealed[at + 1]))
+
+    def bytes_from(self, extent: Extent, key: RangeKey, offset: int) -> int:
+        """Return the octets of a range's batches that reach beyond `offset`. Raises LogError."""
+        rows = extent.rows.maybe_rows(key)
+        total = 0 if rows is None else rows.bytes_from(offset)
+        for at in reversed(range(len(extent.sealed))):
+            index = self.index(extent, at)
+            if index.next_offset(key) <= offset:
+                break
+            total += index.bytes_from(key, offset)
+        return total
+
+    def drop(self, segment: Segment) -> None:
+        """Let the files of a segment go that is no more, so that their space is free."""
+        with self._lock:
+            self._indexes.pop(segment, None)
+        self.views.drop(segment)
+
     def clear(self) -> None:
         """Let all files go."""
         with self._lock:
             self._indexes.clear()
-        self._views.clear()
+        self.views.clear()
 
-    def _index(self, extent: Extent, at: int) -> SegmentIndex:
+    def index(self, extent: Extent, at: int) -> SegmentIndex:
+        """Return the index of the full segment at `at`. Raises LogError if it cannot be made."""
         segment = extent.sealed[at]
         with self._lock:
             place = self._indexes.setdefault(segment, _OpenIndex())
@@ -125,12 +151,9 @@ class BatchLookup:
             return None
 
     def _rebuild(self, extent: Extent, at: int) -> SegmentIndex:
-        """Make an index from its segment and the snapshot that the one behind it begins with."""
         segment = extent.sealed[at]
-        is_last = at + 1 == len(extent.sealed)
-        following = extent.active if is_last else self._views.view(extent.sealed[at + 1])
-        ranges = read_snapshot(following)
-        rows = _read_rows(self._views.view(segment))
+        ranges = self.ranges_after(extent, at)
+        rows = _read_rows(self.views.view(segment))
         self.write_index(segment, ranges, rows)
         return self._maybe_load(segment) or SegmentIndex(
             b"".join(encode_index(segment, ranges, rows))

@@ -9,7 +9,7 @@ range_index i32, state_code u8.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -104,6 +104,18 @@ class RangeStates:
         for logged in changed.values():
             self._put(logged)
 
+    def maybe_range(self, key: RangeKey) -> LoggedRange | None:
+        """Return a range. Safe in any thread, also while another one updates."""
+        stream_id, range_index = key
+        return self._streams.get(stream_id, {}).get(range_index)
+
+    def forget_deleted(self, held: Container[int]) -> None:
+        """Forget the streams of which all ranges are deleted, but for the ids in `held`."""
+        for stream_id, ranges in list(self._streams.items()):
+            is_deleted = all(each.state is RangeState.DELETED for each in ranges.values())
+            if is_deleted and stream_id not in held:
+                del self._streams[stream_id]
+
     def apply(self, entry: Entry) -> None:
         """Move on to what one entry makes of the ranges. Raises as `after` does."""
         for logged in self._touched(entry, {}):
@@ -141,10 +153,8 @@ class RangeStates:
     def _maybe_range(
         self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]
     ) -> LoggedRange | None:
-        found = changed.get((entry.stream_id, entry.range_index))
-        if found is not None:
-            return found
-        return self._streams.get(entry.stream_id, {}).get(entry.range_index)
+        key = (entry.stream_id, entry.range_index)
+        return changed.get(key) or self.maybe_range(key)
 
     def _known(self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]) -> LoggedRange:
         found = self._maybe_range(entry, changed)

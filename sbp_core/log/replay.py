@@ -68,7 +68,13 @@ class Replay:
 
 
 def replay_segment(file: DiskFile, segment: Segment) -> Replay:
-    """Read a full segment. Raises LogCorruptionError for damage other than to a batch's body."""
+    """Read a full segment. Raises LogCorruptionError for damage other than to a batch's body.
+
+    A compacted one does not say what became of its ranges: that is LogCorruptionError, too.
+    """
+    if segment.generation:
+        reason = "the segment behind it lost the snapshot of its ranges, and this one was compacted"
+        raise corruption(file.path, segment.base, reason)
     replay = Replay(file.path)
     scanner = SegmentScanner(file, segment.base, segment.size)
     for item in scanner.entries():

@@ -14,12 +14,16 @@ from sbp_core.log.segment import SegmentView
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One batch: records [base_offset, base_offset + count), found at `location` of `view`."""
+    """One batch: records [base_offset, base_offset + count), found at `location` of `view`.
+
+    `time_ms` is when it was written, since the epoch, UTC.
+    """
 
     base_offset: int
     count: int
     location: Location
     view: SegmentView
+    time_ms: int
 
     @property
     def end_offset(self) -> int:
@@ -65,8 +69,16 @@ class RangeRows:
             row += 1
         while row < len(self.base_offset):
             location = Location(self.position[row], self.length[row])
-            yield Slot(self.base_offset[row], self.count[row], location, view)
+            yield Slot(self.base_offset[row], self.count[row], location, view, self.time_ms[row])
             row += 1
+
+    def bytes_from(self, offset: int) -> int:
+        """Return the octets of the batches that reach beyond `offset`."""
+        row_count = len(self.base_offset)
+        row = max(bisect_right(self.base_offset, offset) - 1, 0)
+        if row < row_count and self.base_offset[row] + self.count[row] <= offset:
+            row += 1
+        return sum(self.length[row:row_count])
 
 
 class SegmentRows:
@@ -74,6 +86,11 @@ class SegmentRows:
 
     def __init__(self) -> None:
         self._ranges: dict[RangeKey, RangeRows] = {}
+
+    @property
+    def stream_ids(self) -> set[int]:
+        """The streams that have batches here."""
+        return {stream_id for stream_id, _ in self._ranges}
 
     def append(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Add the next BATCH entry."""

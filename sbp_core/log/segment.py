@@ -26,6 +26,8 @@ import re
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -197,11 +199,14 @@ class SegmentViews:
         self._disk = disk
         self._directory = directory
         self._views: OrderedDict[Segment, SegmentView] = OrderedDict()
+        self._pinned: dict[Segment, SegmentView] = {}
         self._lock = threading.Lock()
 
     def view(self, segment: Segment) -> SegmentView:
         """Return `segment`, opened. Raises LogError, also if the file is another one by now."""
         with self._lock:
+            if segment in self._pinned:
+                return self._pinned[segment]
             view = self._views.get(segment)
             if view is not None:
                 self._views.move_to_end(segment)
@@ -216,6 +221,23 @@ class SegmentViews:
             if len(self._views) > SEGMENT_FILES_OPEN_MAX:
                 self._views.popitem(last=False)
             return view
+
+    @contextmanager
+    def pinned(self, segment: Segment) -> Iterator[SegmentView]:
+        """Keep `segment` open, whatever becomes of its file meanwhile. Raises LogError."""
+        view = self.view(segment)
+        with self._lock:
+            self._pinned[segment] = view
+        try:
+            yield view
+        finally:
+            with self._lock:
+                del self._pinned[segment]
+
+    def drop(self, segment: Segment) -> None:
+        """Let the view of a segment go that is no more."""
+        with self._lock:
+            self._views.pop(segment, None)
 
     def clear(self) -> None:
         """Let all views go."""

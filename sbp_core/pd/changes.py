@@ -50,7 +50,9 @@ def _plan_change(stream: Stream) -> StreamChange | SbpError:
         check_stream_fields(stream)
     except SbpError as error:
         return error
-    return StreamChange(stream.stream_id, stream.name, stream.retention_period_ms)
+    return StreamChange(
+        stream.stream_id, stream.name, stream.retention_period_ms, stream.retention_bytes
+    )
 
 
 def _updated(change: StreamChange, outcome: StreamRecord | ChangeRefusal) -> UpdateStreamResult:

@@ -23,11 +23,12 @@ class NewStream:
     ack_count: int
     retention_period_ms: int
     server_ids: tuple[int, ...]
+    retention_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A stream. A retention period of 0 keeps records for ever."""
+    """A stream. A retention of 0 keeps all records: `period_ms` by age, `bytes` by size."""
 
     stream_id: int
     name: str | None
@@ -35,6 +36,7 @@ class StreamRecord:
     ack_count: int
     retention_period_ms: int
     created_at_ms: int
+    retention_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class StreamChange:
     stream_id: int
     name: str | None
     retention_period_ms: int
+    retention_bytes: int = 0
 
 
 class ChangeRefusal(enum.Enum):

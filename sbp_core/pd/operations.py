@@ -89,6 +89,7 @@ def _plan_stream(stream: Stream, placement: Placement) -> NewStream | SbpError:
             ack_count=1,
             retention_period_ms=stream.retention_period_ms,
             server_ids=(placement.next_server(),),
+            retention_bytes=stream.retention_bytes,
         )
     except SbpError as error:
         return error
@@ -106,6 +107,10 @@ def check_stream_fields(stream: Stream) -> None:
         raise _invalid(
             "retention_period_ms must be 0 (keep for ever) or more,"
             f" got {stream.retention_period_ms}"
+        )
+    if stream.retention_bytes < 0:
+        raise _invalid(
+            f"retention_bytes must be 0 (no limit) or more, got {stream.retention_bytes}"
         )
     if stream.name is not None:
         check_stream_name(stream.name)

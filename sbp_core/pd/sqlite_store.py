@@ -30,7 +30,7 @@ from sbp_core.pd.model import (
 
 _LOG: Final = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
@@ -46,7 +46,8 @@ _SCHEMA: Final = (
         replica_count INTEGER NOT NULL,
         ack_count INTEGER NOT NULL,
         retention_period_ms INTEGER NOT NULL,
-        created_at_ms INTEGER NOT NULL
+        created_at_ms INTEGER NOT NULL,
+        retention_bytes INTEGER NOT NULL
     )""",
     """CREATE TABLE ranges (
         stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
@@ -72,8 +73,8 @@ _SCHEMA: Final = (
 )
 
 _STREAM: Final = (
-    "SELECT stream_id, name, replica_count, ack_count, retention_period_ms, created_at_ms"
-    " FROM streams"
+    "SELECT stream_id, name, replica_count, ack_count, retention_period_ms, created_at_ms,"
+    " retention_bytes FROM streams"
 )
 _RANGES: Final = (
     "SELECT stream_id, range_index, start_offset, end_offset, ack_count, server_id"
@@ -326,15 +327,17 @@ class SqliteStore:
             new.ack_count,
             new.retention_period_ms,
             created_at_ms,
+            new.retention_bytes,
         )
         self._query(
-            "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)",
             stream.stream_id,
             stream.name,
             stream.replica_count,
             stream.ack_count,
             stream.retention_period_ms,
             stream.created_at_ms,
+            stream.retention_bytes,
         )
         first = RangeRecord(stream.stream_id, 0, 0, None, new.ack_count, new.server_ids)
         self._insert_range(first)
@@ -366,10 +369,11 @@ class SqliteStore:
             if named is not None and named.stream_id != change.stream_id:
                 return ChangeRefusal.NAME_TAKEN
         self._query(
-            "UPDATE streams SET name = coalesce(?, name), retention_period_ms = ?"
-            " WHERE stream_id = ?",
+            "UPDATE streams SET name = coalesce(?, name), retention_period_ms = ?,"
+            " retention_bytes = ? WHERE stream_id = ?",
             change.name,
             change.retention_period_ms,
+            change.retention_bytes,
             change.stream_id,
         )
         changed = self._maybe_stream("stream_id", change.stream_id)

@@ -19,6 +19,7 @@ def stream_table(stream: StreamRecord) -> Stream:
         ack_count=stream.ack_count,
         name=stream.name,
         created_at_ms=stream.created_at_ms,
+        retention_bytes=stream.retention_bytes,
     )
 
 

@@ -74,6 +74,10 @@ class GroupCommitter:
         self._wakeup.set()
         return submission.done
 
+    def run_between_groups(self, change: Callable[[], None]) -> None:
+        """Run `change` where the log is written; return when it is done. For other threads."""
+        self._thread.submit(change).result()
+
     async def stop(self) -> None:
         """Commit what is queued, then end."""
         if self._task is not None:

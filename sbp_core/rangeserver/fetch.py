@@ -250,10 +250,7 @@ class FetchHandler:
 
     async def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
         try:
-            hosted, offset = self._locate(item)
-            tail = hosted.next_offset
-            wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
-            slots = await find_slots(self._log, wanted, self._readers)
+            hosted, offset, tail, slots = await self._find(item)
         except SbpError as error:
             return _Answer(item, (), item.fetch_offset, status=status_for(error))
         next_offset = slots[-1].end_offset if slots else offset
@@ -265,6 +262,23 @@ class FetchHandler:
         )
         answer = _Answer(item, slots, next_offset, hosted.range_index)
         return answer if is_complete or is_last else None
+
+    async def _find(self, item: _Item) -> tuple[HostedRange, int, int, tuple[Slot, ...]]:
+        """Return the range that serves the request, its first offset, its tail, and the batches.
+
+        What was trimmed or deleted while it was looked for is not lost: the request is judged anew.
+        """
+        place = self._locate(item)
+        while True:
+            hosted, offset = place
+            tail = hosted.next_offset
+            wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+            try:
+                return hosted, offset, tail, await find_slots(self._log, wanted, self._readers)
+            except LogError:
+                place = self._locate(item)
+                if place == (hosted, offset):
+                    raise
 
     def _locate(self, item: _Item) -> tuple[HostedRange, int]:
         """Return the range that serves the request, and its first offset."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +14,11 @@ from sbp_core.client.placement import chunks
 from sbp_core.errors import InvalidRequestError, NotFoundError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
+from sbp_core.rangeserver.retention import Retention
 from sbp_core.wire.headers import (
     ClientRole,
+    DescribeStreamsRequest,
+    DescribeStreamsResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     IdAllocationRequest,
@@ -27,6 +30,9 @@ from sbp_core.wire.headers import (
     ReportMetricsRequest,
     ReportMetricsResponse,
     StreamRange,
+    TrimmedStream,
+    TrimStreamsRequest,
+    TrimStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
@@ -129,6 +135,30 @@ class Membership:
             elif not isinstance(error, NotFoundError):
                 raise error
         return placed
+
+    async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
+        """Return how long these streams are kept, those that are unknown left out."""
+        found: dict[int, Retention] = {}
+        for chunk in chunks(stream_ids):
+            request = DescribeStreamsRequest(limits.REQUEST_TIMEOUT_MS, tuple(chunk))
+            answers = await self._client.ask(
+                Opcode.DESCRIBE_STREAMS, request, DescribeStreamsResponse
+            )
+            for stream in (each.stream for answer in answers for each in answer.describe_responses):
+                if stream is not None:
+                    kept = Retention(stream.retention_period_ms, stream.retention_bytes)
+                    found[stream.stream_id] = kept
+        return found
+
+    async def report_trims(self, offsets: Mapping[int, int]) -> None:
+        """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS)."""
+        for chunk in chunks([TrimmedStream(*each) for each in offsets.items()]):
+            request = TrimStreamsRequest(limits.REQUEST_TIMEOUT_MS, tuple(chunk))
+            answers = await self._client.ask(Opcode.TRIM_STREAMS, request, TrimStreamsResponse)
+            for result in (each for answer in answers for each in answer.streams):
+                error = maybe_error(result.status)
+                if error is not None:
+                    _LOG.warning("the placement driver did not record a trim: %s", error)
 
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)

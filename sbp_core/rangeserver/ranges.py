@@ -138,6 +138,14 @@ class RangeTable:
             for hosted in ranges.values()
         )
 
+    def live_streams(self) -> list[int]:
+        """Return the ids of the streams that were not deleted."""
+        return [
+            stream_id
+            for stream_id, ranges in self._streams.items()
+            if ranges[max(ranges)].state is not RangeState.DELETED
+        ]
+
     def has_stream(self, stream_id: int) -> bool:
         """Whether any range of the stream is hosted here, deleted ones included."""
         return stream_id in self._streams

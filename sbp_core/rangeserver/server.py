@@ -9,6 +9,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import SbpError
+from sbp_core.log.cleaner import Cleaner
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.log import Log
 from sbp_core.log.recovery import RecoveryReport
@@ -17,6 +18,7 @@ from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.fetch import FetchHandler
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.housekeeping import Housekeeping
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
@@ -60,6 +62,7 @@ class RangeServer:
         self._log: Log | None = None
         self._committer: GroupCommitter | None = None
         self._membership: Membership | None = None
+        self._housekeeping: Housekeeping | None = None
         self._listener: Listener | None = None
         self._endpoint = ""
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
@@ -118,6 +121,14 @@ class RangeServer:
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)
+        self._housekeeping = Housekeeping(
+            host,
+            self._log,
+            membership,
+            Cleaner(self._log, committer.run_between_groups),
+            clock=self._clock,
+            interval_ms=settings.retention_check_interval_ms,
+        )
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return self._log.recovery
 
@@ -126,6 +137,8 @@ class RangeServer:
         self._waiters.close()
         if self._listener is not None:
             await self._listener.drain()
+        if self._housekeeping is not None:
+            await self._housekeeping.stop()
         if self._membership is not None:
             await self._membership.leave()
         if self._committer is not None:

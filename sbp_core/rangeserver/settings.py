@@ -43,6 +43,15 @@ class RangeServerSettings(ListenerSettings):
             "limit": f"1..{limits.HEARTBEAT_TIMEOUT_MS // 3}",
         },
     )
+    retention_check_interval_ms: int = field(
+        default=limits.RETENTION_CHECK_INTERVAL_MS,
+        metadata={
+            "doc": "Pause between looks for records whose retention is over and for disk space to"
+            " free.",
+            "unit": "milliseconds",
+            "limit": f"1..{limits.RETENTION_CHECK_INTERVAL_MS_MAX}",
+        },
+    )
 
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
@@ -58,4 +67,10 @@ class RangeServerSettings(ListenerSettings):
             self.heartbeat_interval_ms,
             1,
             limits.HEARTBEAT_TIMEOUT_MS // 3,
+        )
+        check_integer(
+            "retention_check_interval_ms",
+            self.retention_check_interval_ms,
+            1,
+            limits.RETENTION_CHECK_INTERVAL_MS_MAX,
         )

@@ -267,8 +267,11 @@ def test_streams_are_updated_trimmed_and_sealed(run, stream):
     new_name = f"{stream}-renamed"
     output = done(run("streams", "update", stream, "--retention", "2h", "--rename", new_name))
     assert output.endswith(b": retention 7200 s\n")
+    output = done(run("streams", "update", new_name, "--retention-size", "10GiB"))
+    assert output.endswith(b": retention 7200 s, 10240 MiB\n")
     (info,) = objects(done(run("streams", "update", new_name, "--rename", stream, "--json")))
     assert (info["name"], info["retention_period_ms"]) == (stream, 7_200_000)
+    assert info["retention_bytes"] == 10 * 2**30
     output = done(run("streams", "trim", stream, "2"))
     assert output.endswith(b": offsets 2 to 3, exclusive\n")
     assert done(run("consume", stream)) == b"c\n"

@@ -220,18 +220,29 @@ def test_a_trim_passes_over_ranges_and_servers(tmp_path):
 def test_streams_are_renamed_and_their_retention_changed(tmp_path):
     async def body(cluster):
         client = cluster.client
-        await client.create_streams([StreamSpec("a", retention_period_ms=5), StreamSpec("b")])
+        created = StreamSpec("a", retention_period_ms=500_000, retention_bytes=7)
+        await client.create_streams([created, StreamSpec("b")])
         (renamed,) = await client.update_streams([StreamUpdate("a", name="c")])
-        assert (renamed.name, renamed.retention_period_ms) == ("c", 5)
+        assert (renamed.name, renamed.retention_period_ms, renamed.retention_bytes) == (
+            "c",
+            500_000,
+            7,
+        )
         (kept,) = await client.update_streams([StreamUpdate(renamed.stream_id)])
         assert kept == renamed
         (kept,) = await client.update_streams([StreamUpdate("c", retention_period_ms=0)])
-        assert (kept.name, kept.retention_period_ms) == ("c", 0)
+        assert (kept.name, kept.retention_period_ms, kept.retention_bytes) == ("c", 0, 7)
+        (kept,) = await client.update_streams([StreamUpdate("c", retention_bytes=0)])
+        assert kept.retention_bytes == 0
         with pytest.raises(AlreadyExistsError, match="named 'b'"):
             await client.update_streams([StreamUpdate("c", name="b")])
         with pytest.raises(NotFoundError, match="'a'"):
             await client.update_streams([StreamUpdate("c", name="d"), StreamUpdate("a")])
-        for wrong in (StreamUpdate("c", name="?"), StreamUpdate("c", retention_period_ms=-1)):
+        for wrong in (
+            StreamUpdate("c", name="?"),
+            StreamUpdate("c", retention_period_ms=-1),
+            StreamUpdate("c", retention_bytes=-1),
+        ):
             with pytest.raises(ConfigurationError):
                 await client.update_streams([wrong])
         assert [info.name for info in await client.list_streams()] == ["c", "b"]

@@ -70,6 +70,7 @@ class CoreCluster:
 async def core_cluster(folder: Path, **server_options: object) -> AsyncIterator[CoreCluster]:
     """Start a cluster on `folder`, on free ports; stop it at the end."""
     disk = server_options.pop("disk", None)
+    clock = server_options.pop("clock", None)
     pd = PlacementDriver(PlacementDriverSettings(data_dir=folder / "pd", port=0))
     endpoint = await pd.start()
     server = RangeServer(
@@ -77,6 +78,7 @@ async def core_cluster(folder: Path, **server_options: object) -> AsyncIterator[
             data_dir=folder / "rs", placement_driver=endpoint, port=0, **server_options
         ),
         disk=disk,
+        clock=clock,
     )
     try:
         await server.start()

@@ -182,6 +182,10 @@ class FaultyDisk:
         """Make the `nth` call from now (1 is the next) of `operation` fail."""
         self._faults[operation] = (self.calls[operation] + nth, errno)
 
+    def heal(self) -> None:
+        """Let nothing fail any more."""
+        self._faults.clear()
+
     def enter(self, operation: str, path: Path) -> None:
         self.calls[operation] += 1
         call, errno = self._faults.get(operation, (0, 0))

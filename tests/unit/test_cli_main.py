@@ -46,6 +46,9 @@ def test_every_command_has_help(capsys, words):
         (["streams", "create", "a", "--retention", "1.5h"], "'1.5h'"),
         (["streams", "create", "a", "--retention", "\u0661d"], "'\u0661d'"),
         (["streams", "create", "a", "--retention", "9" * 19 + "d"], "64-bit"),
+        (["streams", "create", "a", "--retention-size", "10GB"], "10GiB"),
+        (["streams", "create", "a", "--retention-size", "1.5GiB"], "1.5GiB"),
+        (["streams", "update", "a", "--retention-size", "9" * 19 + "TiB"], "64-bit"),
         (["streams", "delete"], "NAME_OR_ID"),
         (["produce", "a", "--key-separator", ""], "empty"),
         (["consume", "a", "--from", "-2"], "--from"),
@@ -72,6 +75,15 @@ def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named)
 def test_durations(text, duration_ms):
     parsed = command._parser().parse_args(["streams", "create", "a", "--retention", text])
     assert parsed.retention == duration_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("0", 0), ("7KiB", 7168), ("500MiB", 524_288_000), ("10GiB", 10 * 2**30), ("2TiB", 2**41)],
+)
+def test_sizes(text, size_bytes):
+    parsed = command._parser().parse_args(["streams", "create", "a", "--retention-size", text])
+    assert parsed.retention_size == size_bytes
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_groups_never_span_segments_and_each_segment_begins_with_all_ranges() ->
         for before, base in itertools.pairwise(bases):
             assert len(disk.names[segment_path(DIRECTORY, before)].cached) == base - before
         for base, first in ((bases[4], big), (bases[5], after)):
-            snapshot = read_snapshot(log._lookup._views.view(segment_at(disk, base)))
+            snapshot = read_snapshot(log.lookup.views.view(segment_at(disk, base)))
             assert [each.stream_id for each in snapshot] == sorted(
                 entry.stream_id for entry, at in logged(disk) if at.position < base
             )

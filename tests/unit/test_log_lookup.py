@@ -322,8 +322,8 @@ def test_few_files_stay_open_however_many_segments(monkeypatch: pytest.MonkeyPat
     filled = Filled()
     assert len(segment_bases(filled.disk)) > 8
     filled.check()
-    lookup = filled.log._lookup
-    assert len(lookup._views._views) == 4
+    lookup = filled.log.lookup
+    assert len(lookup.views._views) == 4
     assert len(lookup._indexes) == 3
     assert limits.SEGMENT_FILES_OPEN_MAX > 4
 
@@ -370,8 +370,8 @@ def test_readers_in_threads_find_whole_groups_while_the_writer_appends(tmp_path:
                 if seed == 0:
                     for path in list(tmp_path.glob("*.idx")):
                         path.unlink(missing_ok=True)
-                    with log._lookup._lock:
-                        log._lookup._indexes.clear()
+                    with log.lookup._lock:
+                        log.lookup._indexes.clear()
         except BaseException as error:
             failures.append(error)
 

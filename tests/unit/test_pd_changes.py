@@ -104,6 +104,7 @@ def test_each_item_of_an_update_fails_by_itself(run):
             Stream(stream_id=a, replica_nums=3),
             Stream(stream_id=a, ack_count=2),
             Stream(stream_id=a, retention_period_ms=-1),
+            Stream(stream_id=a, retention_bytes=-1),
             Stream(stream_id=a, name="no spaces"),
             Stream(),
             Stream(stream_id=b, name="c", retention_period_ms=7),
@@ -113,7 +114,7 @@ def test_each_item_of_an_update_fails_by_itself(run):
         assert codes(results) == [
             StatusCode.NOT_FOUND,
             StatusCode.CONFLICT,
-            *[StatusCode.INVALID_REQUEST] * 4,
+            *[StatusCode.INVALID_REQUEST] * 5,
             StatusCode.NOT_FOUND,
             *[StatusCode.NONE] * 3,
         ]

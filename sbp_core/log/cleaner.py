@@ -1,0 +1,182 @@
+"""Giving the space of dead batches back: those of deleted streams, and those that were trimmed.
+
+Full segments only, one at a time. The first ones of the log are removed once nothing in them is
+live; one further back of which little is live is rewritten without the rest.
+
+Nobody waits for the cleaner. It runs in a thread of its own, and what it has prepared becomes
+visible by one assignment in the writer's thread. What was live once it looked may be dead by now,
+never the other way round. Who reads a segment that is removed or replaced goes on in the old file.
+
+A crash at any moment leaves the log as it was or as it was to become: segments are removed only
+when a durable `start` lies behind them, and a rewritten one is durable before it takes the name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sbp_core.errors import LogCorruptionError, LogWriteError
+from sbp_core.limits import CLEAN_LIVE_SHARE_MAX
+from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
+from sbp_core.log.entry import Entry
+from sbp_core.log.index_file import Held, index_path
+from sbp_core.log.log import Log
+from sbp_core.log.lookup import Extent
+from sbp_core.log.range_states import RangeKey, RangeState
+from sbp_core.log.rewriting import rewrite_segment
+from sbp_core.log.segment import Segment, segment_path
+from sbp_core.log.start import write_start
+
+_LOG: Final = logging.getLogger(__name__)
+_OFFSET_MAX: Final = 2**63 - 1
+
+InWriter = Callable[[Callable[[], None]], None]
+"""Runs a function in the log's writer thread, returns when it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a round of cleaning did."""
+
+    removed_count: int = 0
+    rewritten_count: int = 0
+    freed_bytes: int = 0
+
+    def __add__(self, other: Cleaned) -> Cleaned:
+        return Cleaned(
+            self.removed_count + other.removed_count,
+            self.rewritten_count + other.rewritten_count,
+            self.freed_bytes + other.freed_bytes,
+        )
+
+
+class Cleaner:
+    """Cleans one log. It belongs to one thread; `stop` may be called from any."""
+
+    def __init__(self, log: Log, in_writer: InWriter) -> None:
+        self._log = log
+        self._in_writer = in_writer
+        self._is_stopping = threading.Event()
+        self._doomed: deque[Segment] = deque()
+        self._reported: set[Segment] = set()
+
+    def stop(self) -> None:
+        """Let `clean` end before the next segment, now and later."""
+        self._is_stopping.set()
+
+    def clean(self) -> Cleaned:
+        """Free what can be freed. Raises LogError when the disk fails; try again then.
+
+        A segment that is damaged stays as it is, and is logged once.
+        """
+        cleaned = self._remove_front()
+        extent = first = self._log.extent
+        held: set[int] = set()
+        is_all_known = True
+        for at in range(len(first.sealed)):  # more may come behind them, nothing else changes
+            if self._is_stopping.is_set():
+                return cleaned
+            weighed = self._maybe_weigh(extent, at)
+            if weighed is None:
+                is_all_known = False
+                continue
+            if weighed.live_bytes >= CLEAN_LIVE_SHARE_MAX * weighed.held_bytes:
+                held |= weighed.stream_ids
+                continue
+            try:
+                cleaned += self._rewrite(extent, at)
+                held |= weighed.live_stream_ids
+            except LogCorruptionError as error:
+                self._report(extent.sealed[at], error)
+                held |= weighed.stream_ids
+            extent = self._log.extent
+        if is_all_known:
+            self._in_writer(partial(self._log.note_streams, first, held))
+        return cleaned
+
+    def _maybe_weigh(self, extent: Extent, at: int) -> Held | None:
+        """Return what a segment holds, None if that cannot be told."""
+        try:
+            return self._log.lookup.index(extent, at).held(self._live_from)
+        except LogCorruptionError as error:
+            self._report(extent.sealed[at], error)
+            return None
+
+    def _live_from(self, key: RangeKey) -> int:
+        logged = self._log.maybe_range(key)
+        if logged is None or logged.state is RangeState.DELETED:
+            return _OFFSET_MAX
+        return logged.start_offset
+
+    def _is_live(self, entry: Entry) -> bool:
+        end_offset = entry.base_offset + entry.count
+        return end_offset > self._live_from((entry.stream_id, entry.range_index))
+
+    def _remove_front(self) -> Cleaned:
+        """Remove the first segments, as far as nothing in them is live."""
+        extent = self._log.extent
+        dead: list[Segment] = []
+        for at, segment in enumerate(extent.sealed):
+            weighed = None if self._is_stopping.is_set() else self._maybe_weigh(extent, at)
+            if weighed is None or weighed.live_bytes > 0:
+                break
+            dead.append(segment)
+        if dead:
+            write_start(self._log.disk, self._log.directory, dead[-1].end)
+            self._in_writer(partial(self._log.replace_sealed, dict.fromkeys(dead)))
+            self._doomed += dead
+        return self._remove_doomed()
+
+    def _remove_doomed(self) -> Cleaned:
+        """Remove the files of segments that the log is without, now or in a round before."""
+        disk, directory = self._log.disk, self._log.directory
+        cleaned = Cleaned()
+        while self._doomed:
+            segment = self._doomed[0]
+            for path in (
+                segment_path(directory, segment.base),
+                index_path(directory, segment.base),
+            ):
+                with (
+                    translate_os_error(LogWriteError, "removing", path),
+                    suppress(FileNotFoundError),
+                ):
+                    disk.remove(path)
+            self._log.lookup.drop(segment)
+            self._doomed.popleft()
+            cleaned += Cleaned(removed_count=1, freed_bytes=segment.size)
+        if cleaned.removed_count:
+            self._sync_names()
+        return cleaned
+
+    def _rewrite(self, extent: Extent, at: int) -> Cleaned:
+        """Replace a segment by one without what is dead. Raises LogError."""
+        log, segment = self._log, extent.sealed[at]
+        path = segment_path(log.directory, segment.base)
+        fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
+        ranges = log.lookup.ranges_after(extent, at)
+        with log.lookup.views.pinned(segment) as view:
+            rewritten = rewrite_segment(log.disk, view, fresh, self._is_live)
+            with translate_os_error(LogWriteError, "replacing", path):
+                log.disk.replace(fresh, path)
+            log.lookup.write_index(rewritten.segment, ranges, rewritten.rows)
+            self._in_writer(partial(log.replace_sealed, {segment: rewritten.segment}))
+        log.lookup.drop(segment)
+        self._sync_names()
+        return Cleaned(rewritten_count=1, freed_bytes=segment.size - rewritten.segment.size)
+
+    def _sync_names(self) -> None:
+        with translate_os_error(LogWriteError, "syncing", self._log.directory):
+            self._log.disk.fsync_dir(self._log.directory)
+
+    def _report(self, segment: Segment, error: LogCorruptionError) -> None:
+        if segment not in self._reported:
+            self._reported.add(segment)
+            _LOG.error("a segment cannot be cleaned: %s", error)

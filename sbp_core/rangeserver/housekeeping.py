@@ -1,0 +1,152 @@
+"""Now and then: trim what has been kept long enough, tell the placement driver, free disk space.
+
+The placement driver says how long a stream is kept, the log how old its batches are. A trim is
+durable here before the placement driver hears of it; as long as it knows less than the log, it is
+told again. A stream that it does not know is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
+
+from sbp_core.errors import LogError, SbpError
+from sbp_core.log.cleaner import Cleaned, Cleaner
+from sbp_core.log.log import Log
+from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.ranges import HostedRange
+from sbp_core.rangeserver.retention import Held, Retention, expired_below
+from sbp_core.server.clock import Clock
+from sbp_core.wire.headers import StreamRange
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class RetentionSource(Protocol):
+    """Who says how long streams are kept, and has to know where they begin."""
+
+    async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
+        """Return the retention of the streams that exist."""
+
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
+        """Return the ranges of these streams that are placed on this server."""
+
+    async def report_trims(self, offsets: Mapping[int, int]) -> None:
+        """Let streams begin at these offsets."""
+
+
+class Housekeeping:
+    """Runs from its making until `stop`, one round every `interval_ms`."""
+
+    def __init__(
+        self,
+        host: RangeHost,
+        log: Log,
+        source: RetentionSource,
+        cleaner: Cleaner,
+        *,
+        clock: Clock,
+        interval_ms: int,
+    ) -> None:
+        self._host = host
+        self._log = log
+        self._source = source
+        self._cleaner = cleaner
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End after the segment that is being cleaned."""
+        self._task.cancel()
+        self._cleaner.stop()
+        await asyncio.wait([self._task])
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            try:
+                await self._retain()
+            except SbpError as error:
+                _LOG.warning("no stream's retention can be looked after now: %s", error)
+            try:
+                await self._clean()
+            except LogError as error:
+                _LOG.error("disk space cannot be freed now: %s", error)
+
+    async def _retain(self) -> None:
+        table = self._host.table
+        found = await self._source.find_retentions(table.live_streams())
+        limited = {each: kept for each, kept in found.items() if not kept.is_for_ever}
+        if not limited:
+            return
+        streams = [(table.ranges_of(stream_id), kept) for stream_id, kept in limited.items()]
+        offsets = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._expired, streams
+        )
+        await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
+        await self._report(list(limited))
+
+    def _expired(self, streams: Sequence[tuple[list[HostedRange], Retention]]) -> dict[int, int]:
+        """Return where streams should begin, of those that hold more. Runs on the thread."""
+        now_ms = self._clock.wall_ms()
+        offsets: dict[int, int] = {}
+        for ranges, retention in streams:
+            try:
+                offset = self._expired_below(ranges, retention, now_ms)
+            except LogError as error:
+                _LOG.error("stream %d cannot be trimmed: %s", ranges[0].stream_id, error)
+                continue
+            if offset > ranges[0].start_offset:
+                offsets[ranges[0].stream_id] = offset
+        return offsets
+
+    def _expired_below(
+        self, ranges: Sequence[HostedRange], retention: Retention, now_ms: int
+    ) -> int:
+        size_bytes = 0
+        if retention.size_bytes:
+            size_bytes = sum(self._log.bytes_from(each.key, each.start_offset) for each in ranges)
+        held = Held(ranges[0].start_offset, ranges[-1].next_offset, size_bytes)
+        batches = itertools.chain.from_iterable(
+            self._log.batches_from(each.key, each.start_offset) for each in ranges
+        )
+        return expired_below(held, batches, retention, now_ms)
+
+    async def _trim(self, stream_id: int, offset: int) -> None:
+        try:
+            await self._host.trim(stream_id, offset)
+        except SbpError as error:
+            _LOG.warning("stream %d was not trimmed at %d: %s", stream_id, offset, error)
+        else:
+            _LOG.info("stream %d begins at offset %d, by its retention", stream_id, offset)
+
+    async def _report(self, stream_ids: Sequence[int]) -> None:
+        """Report where streams begin in ranges that the placement driver lets begin before."""
+        offsets: dict[int, int] = {}
+        for placed in await self._source.list_hosted_ranges(stream_ids):
+            if not self._host.table.has_range(placed.stream_id, placed.range_index):
+                continue
+            hosted = self._host.table.range_at(placed.stream_id, placed.range_index)
+            if hosted.start_offset > placed.start_offset:
+                known = offsets.get(placed.stream_id, 0)
+                offsets[placed.stream_id] = max(known, hosted.start_offset)
+        if offsets:
+            await self._source.report_trims(offsets)
+
+    async def _clean(self) -> None:
+        loop = asyncio.get_running_loop()
+        cleaned = await loop.run_in_executor(self._thread, self._cleaner.clean)
+        if cleaned != Cleaned():
+            _LOG.info(
+                "%d octets freed: %d segments removed, %d rewritten",
+                cleaned.freed_bytes,
+                cleaned.removed_count,
+                cleaned.rewritten_count,
+            )

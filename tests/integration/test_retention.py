@@ -1,0 +1,201 @@
+"""Records go when their time is over, or when there are too many, and the disk is free again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from core_cluster import CoreCluster, core_cluster, rows_batch
+
+from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
+from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeError
+from sbp_core.rangeserver import fetch
+from sbp_core.rangeserver.membership import Membership
+from sbp_core.server.clock import SystemClock
+
+HOUR_MS = 3_600_000
+BATCH_BYTES = 10_000
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clock; its wall clock is ahead by so much."""
+
+    shift_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.shift_ms
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbp_core.limits.SEGMENT_BYTES_MIN", 1)
+
+
+def cluster_on(folder: Path, clock: SystemClock | None = None):
+    return core_cluster(
+        folder, clock=clock, segment_bytes=10 * BATCH_BYTES, retention_check_interval_ms=20
+    )
+
+
+async def create(cluster: CoreCluster, **retention: int) -> int:
+    (info,) = await cluster.client.create_streams([StreamSpec(None, **retention)])
+    return info.stream_id
+
+
+async def append(cluster: CoreCluster, stream_id: int, count: int, size: int = BATCH_BYTES) -> None:
+    for _ in range(count):
+        await cluster.client.append([AppendItem(stream_id, rows_batch([bytes(size)], stream_id))])
+
+
+async def start_of(cluster: CoreCluster, stream_id: int) -> int:
+    (bounds,) = await cluster.client.stream_bounds([stream_id])
+    return bounds.start_offset
+
+
+async def start_at_pd(cluster: CoreCluster, stream_id: int) -> int:
+    return (await cluster.client.list_ranges([stream_id]))[stream_id][0].start_offset
+
+
+async def until(holds: Callable[[], object], wanted: object) -> None:
+    give_up_at = time.monotonic() + 30
+    while True:
+        found = holds()
+        found = await found if asyncio.iscoroutine(found) else found
+        if found == wanted:
+            return
+        assert time.monotonic() < give_up_at, f"{found}, not {wanted}"
+        await asyncio.sleep(0.02)
+
+
+def blocks(folder: Path) -> int:
+    """Octets that the log takes on the disk."""
+    return sum(path.stat().st_blocks * 512 for path in (folder / "rs" / "log").glob("*.*"))
+
+
+async def check_begins_at(cluster: CoreCluster, stream_id: int, start: int, tail: int) -> None:
+    await until(lambda: start_of(cluster, stream_id), start)
+    await until(lambda: start_at_pd(cluster, stream_id), start)
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        await cluster.read(stream_id, 0)
+    assert caught.value.maybe_bounds == (start, tail)
+    assert [at for at, _ in await cluster.read(stream_id, start)] == list(range(start, tail))
+
+
+def test_records_go_after_their_time_and_free_the_disk(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ShiftedClock()
+        async with cluster_on(tmp_path, clock) as cluster:
+            short = await create(cluster, retention_period_ms=HOUR_MS)
+            kept = await create(cluster)
+            for _ in range(10):
+                await append(cluster, short, 10)
+                await append(cluster, kept, 1, 10)
+            before = blocks(tmp_path)
+            clock.shift_ms = HOUR_MS // 2
+            await append(cluster, short, 1)
+            assert await start_of(cluster, short) == 0
+            clock.shift_ms = HOUR_MS + 60_000
+            await check_begins_at(cluster, short, 100, 101)
+            await until(lambda: blocks(tmp_path) < before / 3, True)
+            assert len(await cluster.read(kept)) == 10
+            clock.shift_ms = 3 * HOUR_MS
+            await check_begins_at(cluster, short, 101, 101)
+            await append(cluster, short, 1)
+            assert [at for at, _ in await cluster.read(short, 101)] == [101]
+        async with cluster_on(tmp_path, clock) as cluster:
+            assert await start_of(cluster, short) == 101
+            assert len(await cluster.read(kept)) == 10
+
+    asyncio.run(main())
+
+
+def test_the_oldest_records_go_when_there_are_too_many(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster_on(tmp_path) as cluster:
+            stream_id = await create(cluster)
+            await append(cluster, stream_id, 50)
+            before = blocks(tmp_path)
+            size = len(rows_batch([bytes(BATCH_BYTES)], stream_id)) + 37
+            await cluster.client.update_streams(
+                [StreamUpdate(stream_id, retention_bytes=5 * size + 1)]
+            )
+            await check_begins_at(cluster, stream_id, 45, 50)
+            await until(lambda: blocks(tmp_path) < before / 2, True)
+            await cluster.client.update_streams([StreamUpdate(stream_id, retention_bytes=1)])
+            await check_begins_at(cluster, stream_id, 49, 50)
+
+    asyncio.run(main())
+
+
+def test_the_placement_driver_hears_of_it_also_when_it_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Membership.report_trims
+    refused = 0
+
+    async def away(self: Membership, offsets: dict[int, int]) -> None:
+        nonlocal refused
+        if refused < 2:
+            refused += 1
+            raise ConnectError("away")
+        await report(self, offsets)
+
+    monkeypatch.setattr(Membership, "report_trims", away)
+
+    async def main() -> None:
+        clock = ShiftedClock()
+        async with cluster_on(tmp_path, clock) as cluster:
+            stream_id = await create(cluster, retention_period_ms=HOUR_MS)
+            await append(cluster, stream_id, 3)
+            clock.shift_ms = 2 * HOUR_MS
+            await check_begins_at(cluster, stream_id, 3, 3)
+        assert refused == 2
+
+    asyncio.run(main())
+
+
+def test_a_deleted_stream_frees_its_space(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster_on(tmp_path) as cluster:
+            stream_id, kept = await create(cluster), await create(cluster)
+            await append(cluster, stream_id, 50)
+            await append(cluster, kept, 3, 10)
+            before = blocks(tmp_path)
+            await cluster.client.delete_streams([stream_id])
+            await until(lambda: blocks(tmp_path) < before / 3, True)
+            assert len(await cluster.read(kept)) == 3
+
+    asyncio.run(main())
+
+
+def test_what_is_trimmed_while_it_is_looked_for_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = fetch.find_slots
+
+    async def main() -> None:
+        async with cluster_on(tmp_path) as cluster:
+            stream_id = await create(cluster)
+            await append(cluster, stream_id, 3)
+            offset = 0
+
+            async def trimmed_meanwhile(*args: object) -> object:
+                nonlocal offset
+                offset += 1
+                await cluster.client.trim_streams({stream_id: offset})
+                monkeypatch.setattr(fetch, "find_slots", find)
+                raise LogCorruptionError("gone")
+
+            monkeypatch.setattr(fetch, "find_slots", trimmed_meanwhile)
+            with pytest.raises(OffsetOutOfRangeError) as caught:
+                await cluster.read(stream_id, 0)
+            assert caught.value.maybe_bounds == (1, 3)
+            monkeypatch.setattr(fetch, "find_slots", trimmed_meanwhile)
+            items = [FetchItem(stream_id, EARLIEST, None, 1)]
+            (outcome,) = [outcome async for outcome in cluster.client.fetch(items)]
+            assert (outcome.error, outcome.next_offset) == (None, 3)
+
+    asyncio.run(main())

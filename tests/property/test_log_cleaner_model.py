@@ -1,0 +1,189 @@
+"""The log with a cleaner against a list: nothing live is ever lost, whatever fails and crashes."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+
+from faulty_disk import FAILING_OPERATIONS, FaultyDisk
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from log_files import batch, created, open_log
+from log_model import Key, Model
+
+from sbp_core.errors import LogError, LogWriteError
+from sbp_core.log.batches import read_bodies
+from sbp_core.log.cleaner import Cleaner
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.log import Log, LogState
+from sbp_core.log.range_states import RangeState
+from sbp_core.log.rows import Slot
+
+SEGMENT_BYTES = 700
+
+seeds = st.integers(0, 2**32)
+
+
+class CleanedLogLives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = FaultyDisk()
+        self.model = Model([])
+        self.held: list[tuple[Key, list[Slot], list[Entry]]] = []
+        self.halfway: list[tuple[Key, int, int, Iterator[Slot]]] = []
+        self.log: Log | None = None
+
+    @initialize()
+    def begin(self) -> None:
+        self.open()
+        self.append_group([created(1), created(2), created(3)])
+
+    def open(self) -> None:
+        self.held.clear()
+        self.halfway.clear()
+        while True:
+            try:
+                self.log = open_log(self.disk, segment_bytes=SEGMENT_BYTES)
+                break
+            except LogWriteError:
+                self.disk.kill_process()
+        self.cleaner = Cleaner(self.log, lambda change: change())
+
+    @property
+    def is_usable(self) -> bool:
+        return self.log is not None and self.log.state is LogState.OPEN
+
+    def append_group(self, group: list[Entry]) -> None:
+        assert self.log is not None
+        self.log.append(group)
+        for entry in group:
+            self.model.apply(entry)
+
+    @precondition(lambda self: self.is_usable)
+    @rule(seed=seeds)
+    def append(self, seed: int) -> None:
+        choose = random.Random(seed)
+        for _ in range(choose.randrange(1, 8)):
+            self.append_group([self.next_entry(choose)])
+
+    def next_entry(self, choose: random.Random) -> Entry:
+        """One that fills segments unevenly, so that some are dead, some mostly, some not."""
+        entry = self.model.random_entry(choose)
+        key = (entry.stream_id, entry.range_index)
+        if entry.kind is EntryKind.BATCH and key[0] == 1:
+            return batch(entry.base_offset, entry.count, choose.randbytes(250), key)
+        if entry.kind is EntryKind.STREAM_DELETED and choose.randrange(3):
+            return Entry(EntryKind.TRIM, key[0], -1, 2**40, 0)
+        return entry
+
+    @rule()
+    def clean(self) -> None:
+        try:
+            self.cleaner.clean()
+        except LogError as error:
+            raise AssertionError("nothing failed") from error
+
+    @rule(operation=st.sampled_from(FAILING_OPERATIONS), nth=st.integers(1, 4), seed=seeds)
+    def clean_on_a_disk_that_fails(self, operation: str, nth: int, seed: int) -> None:
+        """Then the process goes on, or restarts, or the machine does."""
+        injected = self.disk.injected
+        self.disk.fail(operation, nth, errno.EIO)
+        try:
+            self.cleaner.clean()
+        except LogError:
+            assert self.disk.injected > injected
+        self.disk.heal()
+        match seed % 3:
+            case 0:
+                self.kill_the_process()
+            case 1:
+                self.lose_power(seed)
+
+    @rule(seed=seeds)
+    def find_batches_to_read_later(self, seed: int) -> None:
+        choose = random.Random(seed)
+        for key, offset in self.readable(choose):
+            slots = list(self.slots(key, offset))
+            self.held.append((key, slots, self.expected(key, offset)))
+            halfway = self.slots(key, offset)
+            self.halfway.append((key, next(halfway).end_offset, self.model.tail(key), halfway))
+
+    @rule()
+    def read_what_was_found_before(self) -> None:
+        for key, slots, expected in self.held:
+            self.check(key, slots, expected)
+        for key, offset, tail, halfway in self.halfway:
+            is_gone = self.model.state[key] is RangeState.DELETED or self.model.start[key] > offset
+            try:
+                slots = list(halfway)
+            except LogError:
+                assert is_gone
+                continue
+            if not is_gone:
+                assert (slots[-1].end_offset if slots else offset) >= tail
+                self.check(key, slots, self.expected(key, offset)[: len(slots)])
+        self.halfway.clear()
+
+    @rule(seed=seeds)
+    def what_is_live_is_found_from_any_of_its_offsets(self, seed: int) -> None:
+        for key, offset in self.readable(random.Random(seed)):
+            self.check(key, list(self.slots(key, offset)), self.expected(key, offset))
+
+    @rule()
+    def close_and_open(self) -> None:
+        assert self.log is not None
+        self.log.close()
+        self.open()
+
+    @rule()
+    def kill_the_process(self) -> None:
+        self.disk.kill_process()
+        self.open()
+
+    @rule(seed=seeds)
+    def lose_power(self, seed: int) -> None:
+        self.disk.lose_power(random.Random(seed).randrange)
+        self.open()
+
+    @invariant()
+    def only_deleted_ranges_are_forgotten(self) -> None:
+        if self.log is None:
+            return
+        known, expected = self.log.ranges(), self.model.ranges()
+        assert all(logged in expected for logged in known)
+        missing = [logged for logged in expected if logged not in known]
+        assert {logged.state for logged in missing} <= {RangeState.DELETED}
+
+    def slots(self, key: Key, offset: int) -> Iterator[Slot]:
+        assert self.log is not None
+        return self.log.batches_from(key, offset)
+
+    def expected(self, key: Key, offset: int) -> list[Entry]:
+        return [each for each in self.model.batches[key] if each.base_offset + each.count > offset]
+
+    def readable(self, choose: random.Random) -> list[tuple[Key, int]]:
+        """An offset of each range that has any."""
+        return [
+            (logged.key, choose.randrange(logged.start_offset, logged.next_offset))
+            for logged in self.model.ranges()
+            if logged.state is not RangeState.DELETED and logged.start_offset < logged.next_offset
+        ]
+
+    def check(self, key: Key, slots: list[Slot], expected: list[Entry]) -> None:
+        assert [(slot.base_offset, slot.count) for slot in slots] == [
+            (each.base_offset, each.count) for each in expected
+        ]
+        bodies = read_bodies(key, slots)
+        assert bodies.error is None
+        assert list(bodies.octets) == [each.body for each in expected]
+
+
+TestCleanedLogLives = CleanedLogLives.TestCase
+TestCleanedLogLives.settings = settings(
+    max_examples=100,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,431 @@
+"""Freeing segments: what goes, what stays, who reads meanwhile, and a crash at every step."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import queue
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty_disk import FAILING_OPERATIONS, FaultyDisk
+from log_files import DIRECTORY, batch, created, open_log, segment_bases
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.batches import read_bodies
+from sbp_core.log.cleaner import Cleaned, Cleaner
+from sbp_core.log.disk import Disk, OsDisk, OsFile
+from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.log import Log
+from sbp_core.log.range_states import RangeState
+from sbp_core.log.segment import SEGMENT_HEADER_BYTES, segment_path
+
+BODY = b"x" * 200
+SEGMENT_BYTES = 1000
+KEYS = [(1, 0), (2, 0)]
+
+
+def trim(stream_id: int, offset: int) -> Entry:
+    return Entry(EntryKind.TRIM, stream_id, -1, offset, 0)
+
+
+def deletion(stream_id: int) -> Entry:
+    return Entry(EntryKind.STREAM_DELETED, stream_id, -1, 0, 0)
+
+
+def cleaner(log: Log) -> Cleaner:
+    return Cleaner(log, lambda change: change())
+
+
+def filled(disk: Disk, directory: Path = DIRECTORY) -> Log:
+    """Records 0 to 29 of stream 1; behind every sixth a small one of stream 2, 0 to 4."""
+    log = open_log(disk, directory, segment_bytes=SEGMENT_BYTES)
+    log.append([created(*key) for key in KEYS])
+    for offset in range(30):
+        log.append([batch(offset, body=BODY)])
+        if offset % 6 == 0:
+            log.append([batch(offset // 6, body=b"%d" % offset, key=(2, 0))])
+    return log
+
+
+def offsets(log: Log, key: tuple[int, int], start: int) -> list[int]:
+    slots = list(log.batches_from(key, start))
+    assert read_bodies(key, slots).error is None
+    return [slot.base_offset for slot in slots]
+
+
+def used_bytes(disk: FaultyDisk) -> int:
+    return sum(len(inode.cached) for path, inode in disk.names.items() if path.suffix == ".log")
+
+
+def test_segments_of_which_nothing_is_live_are_removed_from_the_front() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    before = segment_bases(disk)
+    assert cleaner(log).clean() == Cleaned()
+    log.append([trim(1, 20), trim(2, 4)])
+    cleaned = cleaner(log).clean()
+    after = segment_bases(disk)
+    assert cleaned.removed_count == len(before) - len(after) > 2
+    assert after == before[cleaned.removed_count :]
+    assert {path.stem for path in disk.names if path.suffix == ".idx"} == {
+        f"{base:020d}" for base in after[:-1]
+    }
+    for _ in range(2):
+        assert offsets(log, (1, 0), 20) == list(range(20, 30))
+        assert offsets(log, (2, 0), 4) == [4]
+        disk.kill_process()
+        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+
+
+def test_a_segment_of_which_little_is_live_is_rewritten_without_the_rest() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    before, size = segment_bases(disk), used_bytes(disk)
+    log.append([trim(1, 25)])
+    cleaned = cleaner(log).clean()
+    assert cleaned.removed_count == 0
+    assert cleaned.rewritten_count > 2
+    assert segment_bases(disk) == before
+    trim_bytes = 2 * ENTRY_HEADER_BYTES + 32
+    assert used_bytes(disk) == size + trim_bytes - cleaned.freed_bytes < size / 2
+    for _ in range(2):
+        check_stream_2(log)
+        assert offsets(log, (1, 0), 25) == list(range(25, 30))
+        assert cleaner(log).clean() == Cleaned()
+        log.close()
+        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+
+
+def check_stream_2(log: Log) -> None:
+    bodies = read_bodies((2, 0), list(log.batches_from((2, 0), 0)))
+    assert bodies.error is None
+    assert list(bodies.octets) == [b"%d" % (each * 6) for each in range(5)]
+
+
+def test_a_segment_is_rewritten_again_when_more_of_it_is_dead() -> None:
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=3000)
+    log.append([created(*key) for key in KEYS])
+    log.append([batch(0, body=b"kept", key=(2, 0))])
+    for offset in range(20):
+        log.append([batch(offset, body=BODY)])
+    for start in (6, 20):
+        log.append([trim(1, start)])
+        assert cleaner(log).clean().rewritten_count >= 1
+        assert offsets(log, (1, 0), start) == list(range(start, 20))
+        assert offsets(log, (2, 0), 0) == [0]
+    assert log.extent.sealed[0].generation == 2
+
+
+@pytest.mark.parametrize("is_index_lost", [False, True])
+def test_the_batches_keep_their_times(is_index_lost: bool) -> None:
+    disk = FaultyDisk()
+    times = iter(range(100, 1000))
+    log = Log.open(DIRECTORY, disk=disk, now_ms=lambda: next(times), segment_bytes=SEGMENT_BYTES)
+    log.append([created(*key) for key in KEYS])
+    for offset in range(30):
+        log.append([batch(offset, body=BODY)])
+        log.append([batch(offset, body=b"", key=(2, 0))])
+    before = [slot.time_ms for slot in log.batches_from((2, 0), 0)]
+    assert len(set(before)) == 30
+    log.append([trim(1, 30)])
+    assert cleaner(log).clean().rewritten_count > 2
+    if is_index_lost:
+        disk.kill_process()
+        for path in [path for path in disk.names if path.suffix == ".idx"]:
+            disk.remove(path)
+        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    assert [slot.time_ms for slot in log.batches_from((2, 0), 0)] == before
+
+
+def test_who_found_batches_before_reads_them_afterwards() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    found = {key: list(log.batches_from(key, 0)) for key in KEYS}
+    halfway = log.batches_from((2, 0), 0)
+    assert next(halfway).base_offset == 0
+    log.append([trim(1, 25)])
+    assert cleaner(log).clean().rewritten_count > 2
+    log.append([trim(2, 5)])
+    assert cleaner(log).clean().removed_count > 2
+    for key, slots in found.items():
+        bodies = read_bodies(key, slots)
+        assert (len(bodies.octets), bodies.error) == (len(slots), None)
+    with pytest.raises(LogCorruptionError, match="cannot be found"):
+        list(halfway)  # the range server takes it for what it is: trimmed meanwhile
+
+
+def test_a_lookup_that_began_before_goes_on_in_what_is_left() -> None:
+    log = filled(FaultyDisk())
+    log.append([trim(1, 25)])
+    halfway = log.batches_from((2, 0), 0)
+    assert next(halfway).base_offset == 0
+    log.lookup.clear()
+    assert cleaner(log).clean().rewritten_count > 2
+    assert [slot.base_offset for slot in halfway] == [1, 2, 3, 4]
+
+
+def test_readers_never_miss_a_batch_while_segments_go(tmp_path: Path) -> None:
+    log = open_log(OsDisk(), tmp_path, segment_bytes=SEGMENT_BYTES)
+    log.append([created(*key) for key in KEYS])
+    start, tail, is_over = 0, 0, threading.Event()
+    failures: list[object] = []
+
+    def read() -> None:
+        choose = random.Random(1)
+        while not is_over.is_set():
+            offset = choose.randrange(start, tail + 1)
+            try:
+                slots = list(log.batches_from((1, 0), offset))
+                bodies = read_bodies((1, 0), slots)
+            except LogError as error:
+                if start <= offset:
+                    failures.append(error)
+                continue
+            if bodies.error is not None or len(slots) < tail - offset - 50:
+                failures.append(bodies)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    own = cleaner(log)
+    cleaned = Cleaned()
+    try:
+        for offset in range(400):
+            log.append([batch(offset, body=BODY if offset % 7 else b"")])
+            log.append([batch(offset, body=BODY, key=(2, 0))])
+            tail = offset + 1
+            if offset % 20 == 19:
+                start = offset - 60 if offset > 60 else 0
+                log.append([trim(1, start), trim(2, offset)])
+                cleaned += own.clean()
+    finally:
+        is_over.set()
+        for reader in readers:
+            reader.join()
+    assert not failures
+    assert cleaned.removed_count > 10
+    assert cleaned.rewritten_count > 1
+    log.close()
+
+
+def test_the_space_is_free(tmp_path: Path) -> None:
+    disk = OsDisk()
+    with open_log(disk, tmp_path, segment_bytes=100_000) as log:
+        log.append([created(*key) for key in KEYS])
+        for offset in range(200):
+            log.append([batch(offset, body=bytes(10_000))])
+            log.append([batch(offset, body=b"kept", key=(2, 0))])
+        list(log.batches_from((1, 0), 0))  # every segment and index is open
+        before = blocks(tmp_path)
+        log.append([trim(1, 200), trim(2, 100)])
+        cleaned = cleaner(log).clean()
+        assert cleaned.removed_count >= 9
+        assert cleaned.rewritten_count >= 9
+        assert blocks(tmp_path) < before / 5
+        assert not [
+            path for path in open_files() if path.startswith(str(tmp_path)) and "(d" in path
+        ]
+
+
+def blocks(folder: Path) -> int:
+    """Octets that the files take on the disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+
+
+def open_files() -> list[str]:
+    links = Path("/proc/self/fd").iterdir()
+    return [str(link.readlink()) for link in links if link.is_symlink()]
+
+
+class HeldCleaning(OsDisk):
+    """Holds whoever writes a file that is to be renamed, until `gate` opens."""
+
+    def __init__(self) -> None:
+        self.has_come = threading.Event()
+        self.gate = threading.Event()
+
+    def create(self, path: Path) -> OsFile:
+        if path.name.endswith(".log.tmp"):
+            self.has_come.set()
+            assert self.gate.wait(30)
+        return super().create(path)
+
+
+def test_appends_go_on_while_the_cleaner_is_at_work(tmp_path: Path) -> None:
+    """It stands still in the middle of a rewrite, and holds nothing that an append takes."""
+    disk = HeldCleaning()
+    log = filled(disk, directory=tmp_path)
+    log.append([trim(1, 25)])
+    cleaned: list[Cleaned] = []
+    at_work = threading.Thread(target=lambda: cleaned.append(Cleaner(log, run).clean()))
+    turns: queue.Queue[tuple[Callable[[], None], threading.Event]] = queue.Queue()
+
+    def run(change: Callable[[], None]) -> None:
+        done = threading.Event()
+        turns.put((change, done))
+        assert done.wait(30)
+
+    at_work.start()
+    assert disk.has_come.wait(30)
+    before = len(log.extent.sealed)
+    for offset in range(30, 60):
+        log.append([batch(offset, body=BODY)])
+    assert len(log.extent.sealed) > before + 5
+    assert offsets(log, (1, 0), 25) == list(range(25, 60))
+    disk.gate.set()
+    while at_work.is_alive():
+        try:
+            change, done = turns.get(timeout=0.05)
+        except queue.Empty:
+            continue
+        change()
+        done.set()
+    assert cleaned[0].rewritten_count > 2
+    check_stream_2(log)
+    assert offsets(log, (1, 0), 25) == list(range(25, 60))
+    log.close()
+
+
+def test_deleted_streams_are_forgotten_once_nothing_is_held_of_them() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([deletion(2)])
+    own = cleaner(log)
+
+    def roll(start: int) -> None:
+        for offset in range(start, start + 10):
+            log.append([batch(offset, body=BODY)])
+
+    own.clean()  # little of each segment belongs to stream 2: its batches stay for now
+    roll(30)
+    assert log.maybe_range((2, 0)) is not None
+    log.append([trim(1, 40)])
+    own.clean()
+    assert log.maybe_range((2, 0)) is not None  # the active segment began with it
+    roll(40)
+    assert log.maybe_range((2, 0)) is None
+    assert [each.stream_id for each in log.ranges()] == [1]
+    disk.kill_process()
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    assert [each.stream_id for each in log.ranges()] == [1]
+    assert offsets(log, (1, 0), 40) == list(range(40, 50))
+
+
+def test_deleted_streams_stay_known_while_the_active_segment_holds_them() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([batch(5, body=BODY, key=(2, 0)), deletion(2), trim(1, 29)])
+    cleaner(log).clean()
+    for offset in range(30, 40):
+        log.append([batch(offset, body=BODY)])
+    logged = log.maybe_range((2, 0))
+    assert logged is not None
+    assert logged.state is RangeState.DELETED
+
+
+def test_a_damaged_live_batch_is_never_rewritten(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    slot = next(log.batches_from((2, 0), 1))
+    path = slot.view.file.path
+    position = slot.location.end - 1 - slot.view.segment.base
+    inode = disk.names[path]
+    inode.write(bytes([inode.cached[position] ^ 1]), position)
+    log.append([trim(1, 25)])
+    before = bytes(inode.cached)
+    own = cleaner(log)
+    with caplog.at_level(logging.ERROR):
+        assert own.clean().rewritten_count > 1
+        assert own.clean() == Cleaned()
+    assert disk.names[path] is inode
+    assert bytes(inode.cached) == before
+    assert len(caplog.records) == 1
+    bodies = read_bodies((2, 0), list(log.batches_from((2, 0), 0)))
+    assert len(bodies.octets) == 1
+    assert "offsets [1, 2) of range 0 of stream 2" in str(bodies.error)
+
+
+def test_a_damaged_dead_batch_goes() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    slot = next(log.batches_from((1, 0), 3))
+    position = slot.location.end - 1 - slot.view.segment.base
+    disk.names[slot.view.file.path].write(b"y", position)
+    log.append([trim(1, 25)])
+    assert cleaner(log).clean().rewritten_count > 2
+    check_stream_2(log)
+
+
+@pytest.mark.parametrize("is_power_lost", [False, True])
+@pytest.mark.parametrize("operation", FAILING_OPERATIONS)
+def test_a_crash_at_any_step_leaves_all_that_is_live(operation: str, is_power_lost: bool) -> None:
+    for nth in range(1, 50):
+        disk = FaultyDisk()
+        log = filled(disk)
+        log.append([trim(1, 25), trim(2, 2)])
+        calls = disk.calls[operation]
+        disk.fail(operation, nth, errno.EIO)
+        try:
+            cleaner(log).clean()
+        except LogError:
+            assert disk.injected
+        check_after(log)
+        if is_power_lost:
+            disk.lose_power(random.Random(nth).randrange)
+        else:
+            disk.kill_process()
+        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+        check_after(log)
+        cleaner(log).clean()
+        check_after(log)
+        assert not [path for path in disk.names if path.suffix == ".tmp"]
+        if disk.calls[operation] < calls + nth:
+            return
+        log.close()
+        assert segment_bases(disk)[0] > 0
+    raise AssertionError(f"{operation} never ends")
+
+
+def check_after(log: Log) -> None:
+    assert offsets(log, (1, 0), 25) == list(range(25, 30))
+    assert offsets(log, (2, 0), 2) == [2, 3, 4]
+
+
+def test_a_failed_round_is_made_good_by_the_next() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(1, 30), trim(2, 5)])
+    own = cleaner(log)
+    disk.fail("remove", 2, errno.EIO)
+    with pytest.raises(LogError, match="removing"):
+        own.clean()
+    check_is_empty = offsets(log, (1, 0), 30) == offsets(log, (2, 0), 5) == []
+    assert check_is_empty
+    assert own.clean().removed_count > 2
+    assert len(segment_bases(disk)) == 1
+
+
+def test_a_cleaner_that_was_stopped_does_nothing() -> None:
+    log = filled(FaultyDisk())
+    log.append([trim(1, 30), trim(2, 5)])
+    own = cleaner(log)
+    own.stop()
+    assert own.clean() == Cleaned()
+
+
+def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(1, 30)])
+    assert cleaner(log).clean().rewritten_count > 2
+    disk.kill_process()
+    active = segment_path(DIRECTORY, segment_bases(disk)[-1])
+    inode = disk.names[active]
+    inode.truncate(SEGMENT_HEADER_BYTES + 10)
+    with pytest.raises(LogCorruptionError, match="was compacted"):
+        open_log(disk, segment_bytes=SEGMENT_BYTES)
