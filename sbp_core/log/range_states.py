@@ -87,6 +87,10 @@ class RangeStates:
             for _, logged in sorted(ranges.items()):
                 yield logged
 
+    def maybe_range(self, key: RangeKey) -> LoggedRange | None:
+        """Return a range, None if it was never created."""
+        return self._streams.get(key[0], {}).get(key[1])
+
     def after(self, entries: Iterable[Entry]) -> dict[RangeKey, LoggedRange]:
         """Return the ranges that `entries` change, as they are after the last one.
 
@@ -136,10 +140,8 @@ class RangeStates:
     def _maybe_range(
         self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]
     ) -> LoggedRange | None:
-        found = changed.get((entry.stream_id, entry.range_index))
-        if found is not None:
-            return found
-        return self._streams.get(entry.stream_id, {}).get(entry.range_index)
+        key = (entry.stream_id, entry.range_index)
+        return changed.get(key) or self.maybe_range(key)
 
     def _known(self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]) -> LoggedRange:
         found = self._maybe_range(entry, changed)
