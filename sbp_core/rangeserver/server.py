@@ -14,6 +14,7 @@ from sbp_core.log.log import Log
 from sbp_core.log.recovery import RecoveryReport
 from sbp_core.rangeserver.append import AppendHandler
 from sbp_core.rangeserver.commit import GroupCommitter
+from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.fetch import FetchHandler
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
@@ -60,6 +61,14 @@ class RangeServer:
         self._waiters = StreamWaiters()
         self._log: Log | None = None
         self._committer: GroupCommitter | None = None
+        self._disk_space = DiskSpace(
+            settings.data_dir,
+            settings.disk_free_floor_bytes,
+            probe=self._probe,
+            clock=self._clock,
+            threads=self._readers,
+            pending_bytes=self._pending_bytes,
+        )
         self._membership: Membership | None = None
         self._listener: Listener | None = None
         self._endpoint = ""
@@ -86,6 +95,7 @@ class RangeServer:
                 segment_bytes=settings.segment_bytes,
             ),
         )
+        await self._disk_space.refresh()
         membership = Membership(
             settings.placement_driver,
             settings.data_dir,
@@ -98,7 +108,9 @@ class RangeServer:
         self._committer = committer
         host = RangeHost(RangeTable(self._log.ranges()), committer, self._waiters, membership)
         metrics = self._metrics
-        append = AppendHandler(host, committer, self._clock, metrics)
+        append = AppendHandler(
+            host, committer, self._disk_space, clock=self._clock, metrics=metrics
+        )
         fetch = FetchHandler(
             host,
             self._log,
@@ -138,15 +150,17 @@ class RangeServer:
     async def _report(self, server: RangeServerTable) -> ReportMetricsRequest:
         """Return the load to report. Raises OSError when the machine does not tell."""
         loop = asyncio.get_running_loop()
-        folder = self._settings.data_dir
-        free = await loop.run_in_executor(self._readers, self._probe.disk_free_bytes, folder)
+        free = await self._disk_space.measure()
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
         return self._metrics.report(
             server,
             disk_free_bytes=free,
             memory_used_bytes=used,
-            unindexed_bytes=0 if self._committer is None else self._committer.pending_bytes,
+            unindexed_bytes=self._pending_bytes(),
         )
+
+    def _pending_bytes(self) -> int:
+        return 0 if self._committer is None else self._committer.pending_bytes
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

@@ -35,6 +35,14 @@ class RangeServerSettings(ListenerSettings):
             "limit": f"{limits.SEGMENT_BYTES_MIN}..{limits.SEGMENT_BYTES_MAX}",
         },
     )
+    disk_free_floor_bytes: int = field(
+        default=limits.DISK_FREE_FLOOR_BYTES,
+        metadata={
+            "doc": "Free disk space that is kept: with less, appends are refused, and reads go on.",
+            "unit": "bytes",
+            "limit": f"0..{limits.DISK_FREE_FLOOR_BYTES_MAX}",
+        },
+    )
     heartbeat_interval_ms: int = field(
         default=limits.HEARTBEAT_INTERVAL_MS,
         metadata={
@@ -52,6 +60,12 @@ class RangeServerSettings(ListenerSettings):
             self.segment_bytes,
             limits.SEGMENT_BYTES_MIN,
             limits.SEGMENT_BYTES_MAX,
+        )
+        check_integer(
+            "disk_free_floor_bytes",
+            self.disk_free_floor_bytes,
+            0,
+            limits.DISK_FREE_FLOOR_BYTES_MAX,
         )
         check_integer(
             "heartbeat_interval_ms",
