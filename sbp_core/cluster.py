@@ -82,6 +82,8 @@ class ClusterSettings:
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
     range_server_port: int = _setting_of(RangeServerSettings, "port")
     segment_bytes: int = _setting_of(RangeServerSettings, "segment_bytes")
+    fsync: str = _setting_of(RangeServerSettings, "fsync")
+    fsync_interval_ms: int = _setting_of(RangeServerSettings, "fsync_interval_ms")
     disk_free_floor_bytes: int = _setting_of(RangeServerSettings, "disk_free_floor_bytes")
     heartbeat_interval_ms: int = _setting_of(RangeServerSettings, "heartbeat_interval_ms")
 

@@ -115,6 +115,9 @@ SEGMENT_BYTES_MIN: Final = 17 * MIB
 SEGMENT_BYTES_MAX: Final = 4096 * MIB
 ENTRY_BYTES_MAX: Final = FRAME_BYTES_MAX
 GROUP_COMMIT_BYTES_MAX: Final = 32 * MIB
+FSYNC_INTERVAL_MS: Final = 1_000
+"""How long acknowledged batches may stay unsynced where `fsync` is "interval"."""
+FSYNC_INTERVAL_MS_MAX: Final = 60_000
 READS_AT_WORK_MAX: Final = 4
 """Reads for FETCH at a time, each from the disk to the socket; so many threads read."""
 READ_QUANTUM_BYTES: Final = FETCH_FRAME_BYTES

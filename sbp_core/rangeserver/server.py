@@ -104,7 +104,7 @@ class RangeServer:
             self._report,
         )
         self._membership = membership
-        committer = GroupCommitter(self._log)
+        committer = GroupCommitter(self._log, settings.sync_interval_ms)
         self._committer = committer
         host = RangeHost(RangeTable(self._log.ranges()), committer, self._waiters, membership)
         metrics = self._metrics
@@ -125,7 +125,7 @@ class RangeServer:
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
         )
-        committer.start(host.on_durable)
+        committer.start(host.on_commit)
         port = await self._listener.start(settings.host, settings.port)
         self._endpoint = join_address(settings.public_host, port)
         committer.failed.add_done_callback(self._on_failure)
