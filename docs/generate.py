@@ -67,6 +67,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " `elasticstream-2023-04`",
     StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on its disk."
     " The message names file, range and offsets; other offsets are served",
+    StatusCode.RS_DISK_FULL: "a range server whose disk has less free space than"
+    " `disk_free_floor_bytes`: APPEND only (with `throttle_time_ms`)",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 

@@ -84,6 +84,9 @@ class ClusterSettings:
     range_server_port: int = _setting_of(RangeServerSettings, "port")
     range_server_advertise_port: int = _setting_of(RangeServerSettings, "advertise_port")
     segment_bytes: int = _setting_of(RangeServerSettings, "segment_bytes")
+    fsync: str = _setting_of(RangeServerSettings, "fsync")
+    fsync_interval_ms: int = _setting_of(RangeServerSettings, "fsync_interval_ms")
+    disk_free_floor_bytes: int = _setting_of(RangeServerSettings, "disk_free_floor_bytes")
     heartbeat_interval_ms: int = _setting_of(RangeServerSettings, "heartbeat_interval_ms")
     retention_check_interval_ms: int = _setting_of(
         RangeServerSettings, "retention_check_interval_ms"

@@ -26,6 +26,7 @@ SbpError
 |   +-- SealUnansweredError
 |   +-- ShuttingDownError
 |   +-- StorageError
+|   +-- DiskFullError
 +-- LogError                    the durable log on this machine
     +-- LogCorruptionError
     +-- LogWriteError
@@ -65,6 +66,7 @@ class StatusCode(enum.IntEnum):
     RS_INTERNAL = 2500
     RS_DATA_CORRUPTED = 2502
     RS_SHUTTING_DOWN = 2503
+    RS_DISK_FULL = 2504
 
 
 class Outcome(enum.Enum):
@@ -296,6 +298,14 @@ class StorageError(StatusError):
     """The server cannot serve the request from its disk."""
 
     codes = (StatusCode.RS_INTERNAL, StatusCode.RS_DATA_CORRUPTED)
+
+
+class DiskFullError(StatusError):
+    """The server's disk has no room for appends; reads go on."""
+
+    codes = (StatusCode.RS_DISK_FULL,)
+    retriable = True
+    outcome = Outcome.NOT_APPLIED
 
 
 class LogError(SbpError):

@@ -47,7 +47,7 @@ SEAL_TIMEOUT_MS: Final = 5_000
 """How long the placement driver waits for a range server to seal, or to say where it ends."""
 SYNC_TASKS_MAX: Final = 64
 """Announcements of new ranges (SYNC_RANGES) under way; beyond it servers look them up."""
-DISK_FREE_BYTES_FLOOR: Final = 1024 * MIB
+PLACEMENT_DISK_FREE_BYTES: Final = 1024 * MIB
 """A range server with less gets new ranges only when no other has more."""
 METRICS_WINDOW_MS: Final = 60_000
 """What averages and activity in REPORT_METRICS look back at."""
@@ -109,6 +109,11 @@ FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 256 * MIB
 """Batches of all connections that wait for a group commit; beyond it appends are throttled."""
 THROTTLE_MS: Final = 100
+DISK_FREE_FLOOR_BYTES: Final = 256 * MIB
+"""Free disk that a range server keeps by refusing appends: a log that fills its disk dies of it."""
+DISK_FREE_FLOOR_BYTES_MAX: Final = 1024 * 1024 * MIB
+DISK_LOOK_INTERVAL_MS: Final = 1_000
+"""How often appends make a range server look at its free disk; what came since is subtracted."""
 
 # Log.
 SEGMENT_BYTES: Final = 256 * MIB
@@ -117,6 +122,9 @@ SEGMENT_BYTES_MIN: Final = 17 * MIB
 SEGMENT_BYTES_MAX: Final = 4096 * MIB
 ENTRY_BYTES_MAX: Final = FRAME_BYTES_MAX
 GROUP_COMMIT_BYTES_MAX: Final = 32 * MIB
+FSYNC_INTERVAL_MS: Final = 1_000
+"""How long acknowledged batches may stay unsynced where `fsync` is "interval"."""
+FSYNC_INTERVAL_MS_MAX: Final = 60_000
 READS_AT_WORK_MAX: Final = 4
 """Reads for FETCH at a time, each from the disk to the socket; so many threads read."""
 READ_QUANTUM_BYTES: Final = FETCH_FRAME_BYTES
@@ -168,6 +176,7 @@ assert FETCH_FRAME_BYTES + BATCH_BYTES_MAX <= FRAME_BYTES_MAX - FRAME_BYTES_MIN 
 assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
 assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <= SEGMENT_BYTES_MAX
 assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
+assert DISK_FREE_FLOOR_BYTES < PLACEMENT_DISK_FREE_BYTES, "new ranges go elsewhere before that"
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX
 assert RESPONSES_RESERVED_MAX >= READS_AT_WORK_MAX, "where one connection reads, it has all places"

@@ -167,7 +167,7 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
         if report.torn_tail is not None:
             tail = report.torn_tail
             lines.append(
-                f"range server {index}    cut {tail.cut_bytes} octets that were never acknowledged"
+                f"range server {index}    cut {tail.cut_bytes} octets that were never synced"
                 f" off {tail.path}, at log position {tail.position}: {tail.reason}"
             )
         lines += [

@@ -13,7 +13,7 @@ def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
     """Return the error for damage that must not be cut."""
     return LogCorruptionError(
         f"{path} is damaged at log position {position}: {reason}. Nothing was changed. Restore the"
-        f" file from a replica or a backup"
+        " file from a backup, or stop the server and see `sbp log check` and `sbp log repair`"
     )
 
 

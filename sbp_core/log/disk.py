@@ -109,6 +109,9 @@ class Disk(Protocol):
     def replace(self, source: Path, target: Path) -> None:
         """Give a file another name in its directory, at once, in place of whoever has it."""
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name in its directory, which must be free."""
+
     def remove(self, path: Path) -> None:
         """Remove a file's name; who has it open goes on reading it."""
 
@@ -253,6 +256,10 @@ class OsDisk:
     def replace(self, source: Path, target: Path) -> None:
         """Give a file another name, in place of whoever has it."""
         source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name."""
+        target.hardlink_to(source)
 
     def remove(self, path: Path) -> None:
         """Remove a file's name."""

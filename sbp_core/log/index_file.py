@@ -39,7 +39,7 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.disk import DiskFile
 from sbp_core.log.entry import Location
-from sbp_core.log.range_states import LoggedRange, RangeKey
+from sbp_core.log.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
 from sbp_core.log.rows import RangeRows, SegmentRows, Slot
 from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.wire.checksum import Octets, crc32c
@@ -162,6 +162,11 @@ class SegmentIndex:
         for name, dtype, owner in _COLUMNS:
             self._columns[name] = np.frombuffer(data, dtype, counts[owner], start)
             start += counts[owner] * dtype.itemsize
+
+    def ranges(self) -> list[LoggedRange]:
+        """Return all ranges as they were at the end of the segment."""
+        octets = b"".join(self._columns[name].tobytes() for name, _ in STATE_COLUMNS)
+        return decode_states(memoryview(octets), len(self._columns["stream_id"]))
 
     def next_offset(self, key: RangeKey) -> int:
         """Return where a range went on at the end of the segment, -1 if it did not exist then."""

@@ -1,10 +1,11 @@
 """The log: append groups of entries durably, find batches by stream, range and offset.
 
-Threads: what changes the log belongs to one thread, the writer: `append`, `close`, `replace_sealed`
-and `note_streams`, and so does `ranges`. All else may run in any number of other threads at the
-same time: what they share with the writer is one immutable value, the extent of what can be read,
-which the writer replaces with every new segment, and rows and ranges that the writer adds when
-their group is synced. So nothing is ever found that could still be lost.
+Threads: what changes the log belongs to one thread, the writer: `append`, `sync`, `close`,
+`replace_sealed` and `note_streams`, and so does `ranges`. All else may run in any number of other
+threads at the same time: what they share with the writer is one immutable value, the extent of what
+can be read, which the writer replaces with every new segment, and rows and ranges that the writer
+adds when their group is synced, or written if it is not to be synced at once. So nothing is ever
+found that its writer was not yet told of.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class LogState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A durable group: where each entry is, and the ranges that it changed, as they are now."""
+    """A group in the log: where each entry is, and the ranges that it changed, as they are now."""
 
     locations: tuple[Location, ...]
     ranges: tuple[LoggedRange, ...]
@@ -83,7 +84,7 @@ class Log:
         self._state = LogState.OPEN
         self._failure = ""
         self._base = recovered.report.segment_bases[-1]
-        self._end = recovered.report.end_position
+        self._end = self._synced_upto = recovered.report.end_position
         path = segment_path(directory, self._base)
         with translate_os_error(LogError, "opening", path):
             self._active: DiskFile = disk.open(path, is_writable=True)
@@ -149,15 +150,18 @@ class Log:
 
     @property
     def end_position(self) -> int:
-        """Position after the last durable octet."""
+        """Position after the last octet."""
         return self._end
 
     def ranges(self) -> list[LoggedRange]:
         """Return all ranges as they are now, by stream and index."""
         return list(self._states)
 
-    def append(self, entries: Sequence[Entry]) -> Appended:
+    def append(self, entries: Sequence[Entry], *, is_durable: bool = True) -> Appended:
         """Write `entries` as one group commit; return once they are durable.
+
+        Without `is_durable` they are written only: they outlive this process, and a power cut once
+        a later group is durable, or `sync` was called.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
@@ -172,7 +176,7 @@ class Log:
         if self._end - self._base + length > self._segment_bytes and not self._is_active_empty:
             self._roll()
         changed = self._states.after(entries)
-        locations, time_ms = self._write_group(entries, Outcome.UNKNOWN)
+        locations, time_ms = self._write_group(entries, Outcome.UNKNOWN, is_durable=is_durable)
         self._states.update(changed)
         self._is_active_empty = self._is_active_empty and not entries
         for entry, location in zip(entries, locations, strict=True):
@@ -180,8 +184,16 @@ class Log:
                 self._extent.rows.append(entry, location, time_ms)
         return Appended(locations, tuple(changed.values()))
 
+    def sync(self) -> None:
+        """Make everything durable that was appended. Raises LogWriteError: then the log is dead."""
+        self._check_open()
+        if self._synced_upto < self._end:
+            with self._dies_of_failure(f"syncing {self._active.path}", Outcome.NOT_APPLIED):
+                self._active.fdatasync()
+            self._synced_upto = self._end
+
     def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
-        """Yield the durable batches of a range from the one that holds `offset` to the last.
+        """Yield the batches of a range from the one that holds `offset` to the last.
 
         None is yielded for an offset behind the last one. Raises LogCorruptionError where the next
         batch is lost, LogError when the log is closed or cannot be read.
@@ -232,6 +244,7 @@ class Log:
             return
         try:
             if self._state is LogState.OPEN and self._has_unproven_entries:
+                self.sync()
                 self.append([])
         finally:
             self._state = LogState.CLOSED
@@ -257,12 +270,13 @@ class Log:
         return not self._is_active_empty and self._durable_upto < self._end - COMMIT_BYTES
 
     def _write_group(
-        self, entries: Sequence[Entry], outcome: Outcome
+        self, entries: Sequence[Entry], outcome: Outcome, *, is_durable: bool = True
     ) -> tuple[tuple[Location, ...], int]:
-        """Write and sync a group at the end; return where its entries are, and its time."""
+        """Write a group at the end, and sync it; return where its entries are, and its time."""
         position = self._end
         time_ms = self._now_ms()
-        buffers: list[Octets] = encode_entry(Commit(position, time_ms).to_entry(), position)
+        commit = Commit(self._synced_upto, time_ms)
+        buffers: list[Octets] = encode_entry(commit.to_entry(), position)
         locations = []
         next_position = position + COMMIT_BYTES
         for entry in entries:
@@ -272,11 +286,14 @@ class Log:
         with self._dies_of_failure(f"writing {self._active.path}", outcome):
             failpoint("log.before_write")
             self._active.pwritev(buffers, position - self._base)
-            failpoint("log.before_sync")
-            self._active.fdatasync()
-            failpoint("log.after_sync")
-        self._durable_upto = position
+            if is_durable:
+                failpoint("log.before_sync")
+                self._active.fdatasync()
+                failpoint("log.after_sync")
+        self._durable_upto = commit.durable_upto
         self._end = next_position
+        if is_durable:
+            self._synced_upto = next_position
         return tuple(locations), time_ms
 
     def _slots_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
@@ -297,7 +314,8 @@ class Log:
         self._is_active_empty = True
 
     def _roll(self) -> None:
-        """Go on in a new segment."""
+        """Go on in a new segment; the one before it is synced."""
+        self.sync()
         before, base = self._extent, self._end
         full = Segment(self._base, base, base - self._base)
         self.lookup.write_index(full, list(self._states), before.rows)
@@ -306,7 +324,8 @@ class Log:
             file = create_segment(self.disk, self.directory, base)
             self._active.close()
             view = self._open_view(base)
-        self._active, self._base, self._end = file, base, base + SEGMENT_HEADER_BYTES
+        self._active, self._base = file, base
+        self._end = self._synced_upto = base + SEGMENT_HEADER_BYTES
         if self._maybe_streams_held is not None:
             self._maybe_streams_held |= before.rows.stream_ids
             self._states.forget_deleted(self._maybe_streams_held)

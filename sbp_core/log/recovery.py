@@ -8,8 +8,9 @@ Octets that were written but not yet synced reach the disk in any order, or not 
 entry may stand before intact ones after a mere crash. What tells rot from a torn tail is
 `durable_upto`, which every group commit carries: what lies below the highest one found was synced.
 
-* Damage at or above it was never acknowledged (or is the very last group before an unclean end).
-  The log is cut there, and goes on in a new segment, away from blocks that may have failed.
+* Damage at or above it was not synced, as far as is known (it may be the very last group before an
+  unclean end); with `fsync = "always"` that is to say, not acknowledged. The log is cut there, and
+  goes on in a new segment, away from blocks that may have failed.
 * Damage below it to the body of a batch, whose header tells whose it is: reported, and refused to
   whoever fetches that batch. All else is served.
 * Any other damage below it, or a hole between segments: LogCorruptionError. Nothing is changed.

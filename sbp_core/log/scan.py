@@ -13,6 +13,7 @@ from sbp_core.log.entry import (
     COMMIT_BYTES,
     COMMIT_MARKER,
     ENTRY_HEADER_BYTES,
+    ENTRY_PREFIX_BYTES,
     Commit,
     Entry,
     EntryHeader,
@@ -64,15 +65,15 @@ class SegmentScanner:
     def entries(self) -> Iterator[tuple[Entry, Location] | Damage]:
         """Yield each entry but COMMIT, and each damage.
 
-        Who asks for more after a damage gets what comes behind it: the next entry, or the next
-        group commit that can be found.
+        Who asks for more after a damage gets what comes behind it: the entry that stands where this
+        one should end, or the next group commit that can be found.
         """
         while self.position < self._end:
             try:
                 header = decode_entry_header(self._view(ENTRY_HEADER_BYTES), self.position)
             except LogCorruptionError as error:
                 yield Damage(self.position, str(error))
-                self.position = self._next_commit_position()
+                self.position = self._maybe_next_entry() or self._next_commit_position()
                 continue
             position = self.position
             self.position += header.length
@@ -98,6 +99,16 @@ class SegmentScanner:
             commit = decode_commit(entry, position)
             self.durable_upto, self.time_ms = commit.durable_upto, commit.time_ms
         return entry
+
+    def _maybe_next_entry(self) -> int | None:
+        """Return where the next entry is if the length of this one, which is damaged, is right."""
+        length = int.from_bytes(self._view(ENTRY_HEADER_BYTES)[:4], "big")
+        position = self.position + ENTRY_PREFIX_BYTES + length
+        try:
+            decode_entry_header(self._view_at(position, ENTRY_HEADER_BYTES), position)
+        except LogError:
+            return None
+        return position
 
     def _next_commit_position(self) -> int:
         commits = find_commits(self._file, self._base, self.position + 1)

@@ -52,4 +52,4 @@ class Placement:
 
 def _is_nearly_full(server: ServerLoad) -> bool:
     free_bytes = server.maybe_disk_free_bytes
-    return free_bytes is not None and free_bytes < limits.DISK_FREE_BYTES_FLOOR
+    return free_bytes is not None and free_bytes < limits.PLACEMENT_DISK_FREE_BYTES

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sbp_core import limits
 from sbp_core.errors import (
+    DiskFullError,
     InvalidRequestError,
     LogWriteError,
     RangeNotFoundError,
@@ -20,6 +21,7 @@ from sbp_core.errors import (
 )
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.rangeserver.commit import GroupCommitter
+from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange
@@ -43,10 +45,17 @@ class AppendHandler:
     """Serves APPEND. Every batch of a frame succeeds or fails by itself."""
 
     def __init__(
-        self, host: RangeHost, committer: GroupCommitter, clock: Clock, metrics: Metrics
+        self,
+        host: RangeHost,
+        committer: GroupCommitter,
+        disk_space: DiskSpace,
+        *,
+        clock: Clock,
+        metrics: Metrics,
     ) -> None:
         self._host = host
         self._committer = committer
+        self._disk_space = disk_space
         self._clock = clock
         self._metrics = metrics
 
@@ -61,7 +70,8 @@ class AppendHandler:
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
             self._committer.check_room(len(call.payload))
-        except ThrottledError as error:
+            self._disk_space.let_in(len(call.payload))
+        except (ThrottledError, DiskFullError) as error:
             refusal = status_for(error)
             results = [replace(_unanswered(item), status=refusal) for item in items]
             self._count(began_at, len(items), ())

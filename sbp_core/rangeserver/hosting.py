@@ -54,7 +54,7 @@ class RangeHost:
         self._placement = placement
         self._lookups: dict[int, asyncio.Task[None]] = {}
 
-    def on_durable(self, ranges: Iterable[LoggedRange]) -> None:
+    def on_commit(self, ranges: Iterable[LoggedRange]) -> None:
         """Make visible what a group commit changed."""
         for logged in ranges:
             self.table.publish(logged)

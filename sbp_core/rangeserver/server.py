@@ -15,6 +15,7 @@ from sbp_core.log.log import Log
 from sbp_core.log.recovery import RecoveryReport
 from sbp_core.rangeserver.append import AppendHandler
 from sbp_core.rangeserver.commit import GroupCommitter
+from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.fetch import FetchHandler
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
@@ -61,6 +62,14 @@ class RangeServer:
         self._waiters = StreamWaiters()
         self._log: Log | None = None
         self._committer: GroupCommitter | None = None
+        self._disk_space = DiskSpace(
+            settings.data_dir,
+            settings.disk_free_floor_bytes,
+            probe=self._probe,
+            clock=self._clock,
+            threads=self._readers,
+            pending_bytes=self._pending_bytes,
+        )
         self._membership: Membership | None = None
         self._housekeeping: Housekeeping | None = None
         self._listener: Listener | None = None
@@ -88,6 +97,7 @@ class RangeServer:
                 segment_bytes=settings.segment_bytes,
             ),
         )
+        await self._disk_space.refresh()
         membership = Membership(
             settings.placement_driver,
             settings.data_dir,
@@ -96,11 +106,13 @@ class RangeServer:
             self._report,
         )
         self._membership = membership
-        committer = GroupCommitter(self._log)
+        committer = GroupCommitter(self._log, settings.sync_interval_ms)
         self._committer = committer
         host = RangeHost(RangeTable(self._log.ranges()), committer, self._waiters, membership)
         metrics = self._metrics
-        append = AppendHandler(host, committer, self._clock, metrics)
+        append = AppendHandler(
+            host, committer, self._disk_space, clock=self._clock, metrics=metrics
+        )
         fetch = FetchHandler(
             host,
             self._log,
@@ -115,7 +127,7 @@ class RangeServer:
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
         )
-        committer.start(host.on_durable)
+        committer.start(host.on_commit)
         port = await self._listener.start(settings.host, settings.port)
         self._endpoint = settings.public_endpoint(port)
         committer.failed.add_done_callback(self._on_failure)
@@ -150,15 +162,17 @@ class RangeServer:
     async def _report(self, server: RangeServerTable) -> ReportMetricsRequest:
         """Return the load to report. Raises OSError when the machine does not tell."""
         loop = asyncio.get_running_loop()
-        folder = self._settings.data_dir
-        free = await loop.run_in_executor(self._readers, self._probe.disk_free_bytes, folder)
+        free = await self._disk_space.measure()
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
         return self._metrics.report(
             server,
             disk_free_bytes=free,
             memory_used_bytes=used,
-            unindexed_bytes=0 if self._committer is None else self._committer.pending_bytes,
+            unindexed_bytes=self._pending_bytes(),
         )
+
+    def _pending_bytes(self) -> int:
+        return 0 if self._committer is None else self._committer.pending_bytes
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

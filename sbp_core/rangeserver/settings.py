@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
+from sbp_core.errors import ConfigurationError
 from sbp_core.server.addresses import check_integer
 from sbp_core.server.settings import ListenerSettings
+
+FSYNC_ALWAYS: Final = "always"
+FSYNC_INTERVAL: Final = "interval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,31 @@ class RangeServerSettings(ListenerSettings):
             "limit": f"{limits.SEGMENT_BYTES_MIN}..{limits.SEGMENT_BYTES_MAX}",
         },
     )
+    fsync: str = field(
+        default=FSYNC_ALWAYS,
+        metadata={
+            "doc": "When an append is acknowledged: always, once it is synced to disk; interval,"
+            " once it is written, so that a power cut takes what was not synced yet.",
+            "unit": "",
+            "limit": f"{FSYNC_ALWAYS}, {FSYNC_INTERVAL}",
+        },
+    )
+    fsync_interval_ms: int = field(
+        default=limits.FSYNC_INTERVAL_MS,
+        metadata={
+            "doc": "How long an acknowledged append may stay unsynced where fsync is interval.",
+            "unit": "milliseconds",
+            "limit": f"1..{limits.FSYNC_INTERVAL_MS_MAX}",
+        },
+    )
+    disk_free_floor_bytes: int = field(
+        default=limits.DISK_FREE_FLOOR_BYTES,
+        metadata={
+            "doc": "Free disk space that is kept: with less, appends are refused, and reads go on.",
+            "unit": "bytes",
+            "limit": f"0..{limits.DISK_FREE_FLOOR_BYTES_MAX}",
+        },
+    )
     heartbeat_interval_ms: int = field(
         default=limits.HEARTBEAT_INTERVAL_MS,
         metadata={
@@ -53,6 +83,11 @@ class RangeServerSettings(ListenerSettings):
         },
     )
 
+    @property
+    def sync_interval_ms(self) -> int:
+        """How long an acknowledged append may stay unsynced; 0 for not at all."""
+        return self.fsync_interval_ms if self.fsync == FSYNC_INTERVAL else 0
+
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
         parse_endpoint(self.placement_driver)
@@ -61,6 +96,17 @@ class RangeServerSettings(ListenerSettings):
             self.segment_bytes,
             limits.SEGMENT_BYTES_MIN,
             limits.SEGMENT_BYTES_MAX,
+        )
+        if self.fsync not in {FSYNC_ALWAYS, FSYNC_INTERVAL}:
+            raise ConfigurationError(
+                f"fsync: expected {FSYNC_ALWAYS} or {FSYNC_INTERVAL}, got {self.fsync!r}"
+            )
+        check_integer("fsync_interval_ms", self.fsync_interval_ms, 1, limits.FSYNC_INTERVAL_MS_MAX)
+        check_integer(
+            "disk_free_floor_bytes",
+            self.disk_free_floor_bytes,
+            0,
+            limits.DISK_FREE_FLOOR_BYTES_MAX,
         )
         check_integer(
             "heartbeat_interval_ms",

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
+from fixed_probe import FixedProbe
 from held_disk import HeldDisk
 from raw_client import RawClient
 
@@ -392,28 +393,12 @@ def test_data_that_has_not_yet_been_indexed_is_reported(tmp_path):
     run(tmp_path, body, disk=disk)
 
 
-class Probe:
-    """A machine whose disk is as free as the test says."""
-
-    def __init__(self, free):
-        self.free = free
-
-    def disk_free_bytes(self, folder):
-        if self.free is None:
-            raise OSError("the disk is gone")
-        return self.free
-
-    def memory_used_bytes(self):
-        return 77
-
-
 def test_a_server_reports_what_it_did(tmp_path):
     async def body(cluster):
         server = cluster.server
         for task in server._membership._tasks:  # each of its own reports begins to count anew
             task.cancel()
         await asyncio.gather(*server._membership._tasks, return_exceptions=True)
-        server._probe = Probe(1 << 40)
         await cluster.client.create_streams([StreamSpec("s")])
         await append(cluster.client, 1, b"x" * 1000)
         await cluster.read(1)
@@ -423,14 +408,12 @@ def test_a_server_reports_what_it_did(tmp_path):
         assert made.disk_out_rate > 0
         assert made.range_server.server_id == server._membership.server_id
 
-    run(tmp_path, body)
+    run(tmp_path, body, probe=FixedProbe(1 << 40))
 
 
 def test_a_full_server_gets_no_ranges(tmp_path):
     async def body(cluster):
         reports = cluster.pd._membership
-        server = cluster.server
-        server._probe = Probe(0)
         async with asyncio.timeout(20):
             while reports.live_servers()[0].maybe_disk_free_bytes != 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -441,7 +424,8 @@ def test_a_full_server_gets_no_ranges(tmp_path):
             status = answer.create_responses[0].status
             assert status.code == StatusCode.PD_NO_AVAILABLE_RS
             assert "full" in status.message
-        server._probe.free = None
+        probe.free = None
         assert cluster.pd.live_server_count == 1
 
-    run(tmp_path, body, heartbeat_interval_ms=20)
+    probe = FixedProbe(0)
+    run(tmp_path, body, heartbeat_interval_ms=20, probe=probe)

@@ -34,6 +34,7 @@ class LogLives(RuleBasedStateMachine):
         super().__init__()
         self.disk = FaultyDisk()
         self.acknowledged: list[tuple[Entry, Location]] = []
+        self.synced_count = 0
         self.in_doubt: list[Entry] = []
         self.log: Log | None = None
 
@@ -41,19 +42,28 @@ class LogLives(RuleBasedStateMachine):
     def begin(self) -> None:
         self.open()
 
-    def open(self) -> None:
-        """Open the log; on a disk that fails meanwhile, restart the process until it works."""
+    def open(self, *, is_power_lost: bool = False) -> None:
+        """Open the log; on a disk that fails meanwhile, restart the process until it works.
+
+        All that was acknowledged must be there; after a power cut or a failed sync, what was synced
+        of it, and of the rest nothing behind a gap.
+        """
+        is_unsynced_lost = is_power_lost or (self.log is not None and not self.is_usable)
         while True:
             try:
                 self.log = open_log(self.disk, segment_bytes=SEGMENT_BYTES)
                 break
             except LogWriteError:
+                is_unsynced_lost = True
                 self.disk.kill_process()
         found = logged(self.disk)
-        kept = len(self.acknowledged)
-        assert found[:kept] == self.acknowledged
-        assert [entry for entry, _ in found[kept:]] == self.in_doubt[: len(found) - kept]
+        acknowledged = len(self.acknowledged)
+        assert len(found) >= (self.synced_count if is_unsynced_lost else acknowledged)
+        assert found[:acknowledged] == self.acknowledged[: len(found)]
+        in_doubt = [entry for entry, _ in found[acknowledged:]]
+        assert in_doubt == self.in_doubt[: len(in_doubt)]
         self.acknowledged = found
+        self.synced_count = len(found)
         self.in_doubt = []
         self.model = Model(entry for entry, _ in found)
 
@@ -71,21 +81,34 @@ class LogLives(RuleBasedStateMachine):
         return entries
 
     @precondition(lambda self: self.is_usable)
-    @rule(seed=seeds)
-    def append(self, seed: int) -> None:
+    @rule(seed=seeds, is_durable=st.booleans())
+    def append(self, seed: int, is_durable: bool) -> None:
         assert self.log is not None
         group = self.group(seed)
         try:
-            appended = self.log.append(group)
+            appended = self.log.append(group, is_durable=is_durable)
         except LogWriteError as error:
             assert self.disk.injected
             self.in_doubt = group if error.outcome is Outcome.UNKNOWN else []
         else:
             self.acknowledged += zip(group, appended.locations, strict=True)
+            if is_durable:
+                self.synced_count = len(self.acknowledged)
             for entry in group:
                 self.model.apply(entry)
             ranges = self.model.ranges()
             assert all(changed in ranges for changed in appended.ranges)
+
+    @precondition(lambda self: self.is_usable)
+    @rule()
+    def sync(self) -> None:
+        assert self.log is not None
+        try:
+            self.log.sync()
+        except LogWriteError:
+            assert self.disk.injected
+        else:
+            self.synced_count = len(self.acknowledged)
 
     @precondition(lambda self: not self.is_usable)
     @rule(seed=seeds)
@@ -128,7 +151,9 @@ class LogLives(RuleBasedStateMachine):
             self.log.close()
         except LogWriteError:
             assert self.disk.injected
-        self.open()
+            self.open(is_power_lost=True)
+        else:
+            self.open()
 
     @rule()
     def kill_the_process(self) -> None:
@@ -138,7 +163,16 @@ class LogLives(RuleBasedStateMachine):
     @rule(seed=seeds)
     def lose_power(self, seed: int) -> None:
         self.disk.lose_power(random.Random(seed).randrange)
-        self.open()
+        self.open(is_power_lost=True)
+
+    @precondition(lambda self: self.is_usable)
+    @rule(first=seeds, rest=st.lists(seeds, min_size=1, max_size=4))
+    def lose_power_with_several_groups_unsynced(self, first: int, rest: list[int]) -> None:
+        """Any of their blocks may be on the disk: a later group without an earlier one, too."""
+        for seed in (first, *rest):
+            if self.is_usable:
+                self.append(seed, is_durable=False)
+        self.lose_power(first)
 
     @precondition(lambda self: self.is_usable)
     @rule(seed=seeds)
@@ -159,8 +193,9 @@ class LogLives(RuleBasedStateMachine):
             self.in_doubt = group if error.outcome is Outcome.UNKNOWN else []
         else:  # it rolled: the new file has its own sync
             self.acknowledged += zip(group, appended.locations, strict=True)
+            self.synced_count = len(self.acknowledged)
         self.disk.lose_power(random.Random(seed).randrange)
-        self.open()
+        self.open(is_power_lost=True)
 
     @invariant()
     def the_ranges_are_those_of_the_entries(self) -> None:

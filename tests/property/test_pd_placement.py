@@ -13,7 +13,7 @@ from sbp_core.pd.placement import Placement
 
 SERVER_IDS = st.integers(1, 6)
 COUNTS = st.dictionaries(SERVER_IDS, st.integers(0, 5))
-FLOOR = limits.DISK_FREE_BYTES_FLOOR
+FLOOR = limits.PLACEMENT_DISK_FREE_BYTES
 LOADS = st.tuples(st.sampled_from([0, 1, FLOOR - 1, FLOOR, 2 * FLOOR]), st.integers(0, 3))
 
 

@@ -69,16 +69,14 @@ class CoreCluster:
 @asynccontextmanager
 async def core_cluster(folder: Path, **server_options: object) -> AsyncIterator[CoreCluster]:
     """Start a cluster on `folder`, on free ports; stop it at the end."""
-    disk = server_options.pop("disk", None)
-    clock = server_options.pop("clock", None)
+    ports = {name: server_options.pop(name, None) for name in ("disk", "probe", "clock")}
     pd = PlacementDriver(PlacementDriverSettings(data_dir=folder / "pd", port=0))
     endpoint = await pd.start()
     server = RangeServer(
         RangeServerSettings(
             data_dir=folder / "rs", placement_driver=endpoint, port=0, **server_options
         ),
-        disk=disk,
-        clock=clock,
+        **ports,
     )
     try:
         await server.start()

@@ -34,6 +34,7 @@ FAILING_OPERATIONS = (
     "replace",
     "remove",
 )
+"""Of the log while it runs."""
 
 
 class Inode:
@@ -251,6 +252,12 @@ class FaultyDisk:
     def replace(self, source: Path, target: Path) -> None:
         self.enter("replace", target)
         self.names[target] = self.names.pop(source)
+
+    def link(self, source: Path, target: Path) -> None:
+        self.enter("link", target)
+        if target in self.names:
+            raise FileExistsError(17, "File exists", str(target))
+        self.names[target] = self.names[source]
 
     def remove(self, path: Path) -> None:
         self.enter("remove", path)

@@ -13,6 +13,7 @@ from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
     DeadlineExceededError,
+    DiskFullError,
     FrameError,
     HeaderError,
     InvalidRequestError,
@@ -69,6 +70,7 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.SEAL_NO_SERVER_ANSWERED: (SealUnansweredError, AGAIN, False, MAYBE),
     StatusCode.RS_INTERNAL: (StorageError, False, False, MAYBE),
     StatusCode.RS_DATA_CORRUPTED: (StorageError, False, False, MAYBE),
+    StatusCode.RS_DISK_FULL: (DiskFullError, AGAIN, False, NO),
     StatusCode.RS_SHUTTING_DOWN: (ShuttingDownError, AGAIN, LOOK_UP, NO),
 }
 

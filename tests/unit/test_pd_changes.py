@@ -222,7 +222,7 @@ def test_new_ranges_go_by_the_reports(run):
 
     async def test(cluster):
         a, b = await cluster.add_server("h:1"), await cluster.add_server("h:2")
-        room, scarce = limits.DISK_FREE_BYTES_FLOOR, limits.DISK_FREE_BYTES_FLOOR - 1
+        room, scarce = limits.PLACEMENT_DISK_FREE_BYTES, limits.PLACEMENT_DISK_FREE_BYTES - 1
         await report(cluster, a, "h:1", disk_free_space=0)
         assert [await place(cluster) for _ in range(3)] == [b, b, b]
         await report(cluster, a, "h:1", disk_free_space=room, network_append_rate=50)

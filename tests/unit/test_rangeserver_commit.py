@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from held_disk import HeldDisk
-from log_files import created, open_log
+from log_files import batch, created, open_log
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, ThrottledError
@@ -15,7 +15,7 @@ def entry(number):
     return created(1, number)
 
 
-def run(tmp_path, body):
+def run(tmp_path, body, sync_interval_ms=0):
     async def main():
         disk = HeldDisk()
         disk.gate.set()
@@ -23,7 +23,7 @@ def run(tmp_path, body):
         disk.gate.clear()
         disk.sync_count = 0
         durable = []
-        committer = GroupCommitter(log)
+        committer = GroupCommitter(log, sync_interval_ms)
         committer.start(lambda ranges: durable.extend(each.range_index for each in ranges))
         try:
             await asyncio.wait_for(body(committer, disk, durable), 30)
@@ -90,3 +90,69 @@ def test_stopping_commits_what_is_queued(tmp_path):
         assert durable == [0, 1, 2]
 
     run(tmp_path, body)
+
+
+async def begin(committer, disk):
+    """Have a range to append to, and from now on no sync."""
+    disk.gate.set()
+    await committer.submit([created(1)])
+    disk.gate.clear()
+    disk.sync_count = 0
+
+
+def test_with_an_interval_batches_are_acknowledged_when_they_are_written(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        for offset in range(3):
+            await committer.submit([batch(offset)])
+        assert disk.sync_count == 0
+        assert len(durable) == 4
+        assert committer.pending_bytes == 0
+
+    run(tmp_path, body, sync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)
+
+
+def test_batches_are_synced_after_the_interval_and_once(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        for offset in range(3):
+            await committer.submit([batch(offset)])
+        disk.gate.set()
+        while disk.sync_count == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert committer._log._synced_upto == committer._log.end_position
+        await committer.submit([batch(3)])
+        while disk.sync_count == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert committer._log._synced_upto == committer._log.end_position
+
+    run(tmp_path, body, sync_interval_ms=100)
+
+
+def test_what_is_no_batch_is_synced_before_it_is_acknowledged(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        await committer.submit([batch(0)])
+        decision = committer.submit([created(2)])
+        await asyncio.wait([decision], timeout=0.05)
+        assert not decision.done()
+        disk.gate.set()
+        await decision
+        assert disk.sync_count == 1
+        assert committer._log._synced_upto == committer._log.end_position
+
+    run(tmp_path, body, sync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)
+
+
+def test_a_sync_that_fails_later_ends_the_committer(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        disk.error = OSError(5, "Input/output error")
+        await committer.submit([batch(0)])
+        disk.gate.set()
+        error = await committer.failed
+        assert "syncing" in str(error)
+        with pytest.raises(LogWriteError, match="nothing more is acknowledged"):
+            await committer.submit([batch(1)])
+
+    run(tmp_path, body, sync_interval_ms=1)

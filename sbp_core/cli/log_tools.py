@@ -1,0 +1,174 @@
+"""`sbp log`: what is in the log of a range server, what is damaged in it, and going on without."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sbp_core.cli import output
+from sbp_core.errors import ConfigurationError, LogError
+from sbp_core.log.disk import OsDisk, translate_os_error
+from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.inspection import Inspection, inspect_log, segment_bases
+from sbp_core.log.repair import repair_log
+from sbp_core.log.scan import Damage, SegmentScanner
+from sbp_core.log.segment import maybe_segment_base, segment_path
+from sbp_core.log.start import START_NAME
+
+_DISK: Final = OsDisk()
+_LOG_NAME: Final = "log"
+_SERVER_PREFIX: Final = "range-server-"
+
+
+def check(options: Namespace) -> int:
+    """Read whole logs; return 1 if any of them is damaged. Raises LogError."""
+    is_intact = True
+    for directory in find_logs(Path(options.folder)):
+        with _locked(directory):
+            found = inspect_log(_DISK, directory)
+        _show(directory, found)
+        is_intact = is_intact and found.is_intact
+    return 0 if is_intact else 1
+
+
+def repair(options: Namespace) -> int:
+    """Make damaged logs usable. Raises LogError."""
+    for directory in find_logs(Path(options.folder)):
+        with _locked(directory):
+            found = inspect_log(_DISK, directory)
+            _show(directory, found)
+            kept = repair_log(_DISK, directory, found, time.time_ns() // 1_000_000)
+        if found.faults:
+            output.write_line("  repaired; the records above are lost, everything else is served")
+        for path in kept:
+            output.write_line(f"  kept as it was: {path}")
+    return 0
+
+
+def dump(options: Namespace) -> int:
+    """Print the entries of a log, also of one that a server has open. Raises LogError."""
+    directories = find_logs(Path(options.folder))
+    if len(directories) > 1:
+        names = ", ".join(str(directory) for directory in directories)
+        raise ConfigurationError(f"{options.folder} holds several logs, name one: {names}")
+    show = output.write_json if options.json else _show_item
+    left = options.max
+    for item in _items(directories[0], options.start):
+        if left == 0:
+            break
+        show(item)
+        left = None if left is None else left - 1
+    return 0
+
+
+def find_logs(folder: Path) -> list[Path]:
+    """Return the folders of the logs that `folder` stands for.
+
+    It is a log, the data folder of a range server, or that of `sbp serve`. Raises
+    ConfigurationError if it is none of these.
+    """
+    servers = [
+        path
+        for path in folder.glob(f"{_SERVER_PREFIX}*")
+        if path.name.removeprefix(_SERVER_PREFIX).isdigit() and (path / _LOG_NAME).is_dir()
+    ]
+    if servers:
+        servers.sort(key=lambda path: int(path.name.removeprefix(_SERVER_PREFIX)))
+        return [path / _LOG_NAME for path in servers]
+    if (folder / _LOG_NAME).is_dir():
+        return [folder / _LOG_NAME]
+    if folder.is_dir() and any(
+        path.name == START_NAME or maybe_segment_base(path.name) is not None
+        for path in folder.iterdir()
+    ):
+        return [folder]
+    raise ConfigurationError(
+        f"{folder} holds no log: name the data folder of a range server, the folder {_LOG_NAME!r}"
+        " in it, or the data folder of `sbp serve`"
+    )
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep servers away. Raises LogError while one has the log open."""
+    try:
+        lock = _DISK.lock_directory(directory)
+    except BlockingIOError as error:
+        raise LogError(f"the log in {directory} is in use: stop its server first") from error
+    except OSError as error:
+        raise LogError(f"{directory} cannot be locked: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _show(directory: Path, found: Inspection) -> None:
+    verdict = "intact" if found.is_intact else "damaged" if found.faults else "incomplete"
+    output.write_line(
+        f"{directory}: {verdict}; {found.segment_count} segments, {len(found.ranges)} ranges,"
+        f" {found.batch_count} batches"
+    )
+    for fault in found.faults:
+        output.write_line(f"  {fault}")
+    for records in found.lost:
+        output.write_line(f"  lost: {records}")
+    if found.torn_tail is not None:
+        tail = found.torn_tail
+        output.write_line(
+            f"  {tail.path} ends with {tail.cut_bytes} octets, from log position {tail.position}"
+            " on, that were never known to be synced; the next start cuts them"
+        )
+
+
+def _items(directory: Path, start: int) -> Iterator[dict[str, Any]]:
+    """Yield what stands in a log from position `start` on."""
+    bases = segment_bases(_DISK, directory, 0)
+    first = max((base for base in bases if base <= start), default=0)
+    for base in bases:
+        if base < first:
+            continue
+        path = segment_path(directory, base)
+        with translate_os_error(LogError, "reading", path):
+            file = _DISK.open(path, is_writable=False)
+            size = file.size()
+        with closing(file):
+            scanner = SegmentScanner(file, base, size)
+            for item in scanner.entries():
+                position = item.position if isinstance(item, Damage) else item[1].position
+                if position >= start:
+                    yield _described(path, item, scanner.time_ms)
+
+
+def _described(path: Path, item: tuple[Entry, Location] | Damage, time_ms: int) -> dict[str, Any]:
+    if isinstance(item, Damage):
+        described: dict[str, Any] = {"position": item.position, "damage": item.reason}
+        found = item.maybe_batch()
+        if found is None:
+            return {**described, "file": str(path)}
+        entry, location = found
+    else:
+        described = {}
+        entry, location = item
+    described |= {
+        "position": location.position,
+        "length": location.length,
+        "time_ms": time_ms,
+        "kind": entry.kind.name.lower(),
+    }
+    if entry.kind is EntryKind.SNAPSHOT:
+        return {**described, "ranges": entry.count}
+    return described | {
+        "stream_id": entry.stream_id,
+        "range_index": entry.range_index,
+        "base_offset": entry.base_offset,
+        "count": entry.count,
+    }
+
+
+def _show_item(item: dict[str, Any]) -> None:
+    output.write_line("  ".join(f"{name}={value}" for name, value in item.items()))

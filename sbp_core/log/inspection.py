@@ -1,0 +1,278 @@
+"""Reading a whole log to find out what of it is damaged, and what is lost by that.
+
+Nothing is changed. Every octet is read, from the disk and not from the page cache.
+
+What is lost follows from one rule: of every range that was not deleted, all records from its start
+to its end are somewhere in the log. The ranges are told by the snapshot that each segment begins
+with, and by the entries of the last one. So the loss is known exactly, also where damage hides
+which entries were there. Only what came after the last intact entry of a range in the last segment
+is known to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.coverage import Coverage
+from sbp_core.log.disk import Disk, DiskFile, translate_os_error
+from sbp_core.log.index_file import SegmentIndex, check_index, index_path
+from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates
+from sbp_core.log.replay import TornTail
+from sbp_core.log.salvage import Fault, Records, SegmentReading
+from sbp_core.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    SegmentHeader,
+    decode_segment_header,
+    maybe_segment_base,
+    segment_path,
+)
+from sbp_core.log.start import START_NAME, read_start
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSegment:
+    """A segment to be written anew: its place, and the ranges that its snapshot should hold.
+
+    `segment.size` is how much of its file may be read, 0 where that is missing.
+    """
+
+    segment: Segment
+    ranges: tuple[LoggedRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What makes a log usable that has faults.
+
+    `damaged` segments are written anew, `useless_indexes` are removed. The log goes on in a new
+    segment at `end`, and starts at `start`, where these are positions.
+    """
+
+    damaged: tuple[DamagedSegment, ...]
+    useless_indexes: tuple[Path, ...]
+    end: int | None
+    start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found in a log.
+
+    `faults` is what is wrong with its files. `lost` is what is not there, by these faults or since
+    an earlier repair. A torn tail is no fault: a crash leaves it, and the next start cuts it.
+    `ranges` are all ranges at the log's end.
+    """
+
+    faults: tuple[Fault, ...]
+    lost: tuple[Records, ...]
+    torn_tail: TornTail | None
+    segment_count: int
+    batch_count: int
+    ranges: tuple[LoggedRange, ...]
+    remedy: Remedy
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether everything is there that has to be."""
+        return not self.faults and not self.lost
+
+
+def inspect_log(disk: Disk, directory: Path) -> Inspection:
+    """Read the log in `directory`, which nobody may have open.
+
+    Raises LogError for what cannot be read, and for files of another version or another place.
+    """
+    inspector = _Inspector(disk, directory)
+    inspector.run()
+    return inspector.result()
+
+
+def segment_bases(disk: Disk, directory: Path, start: int) -> list[int]:
+    """Return the bases of the segments from position `start` on, in order. Raises LogError."""
+    with translate_os_error(LogError, "listing", directory):
+        names = disk.list_names(directory)
+    bases = (maybe_segment_base(name) for name in names)
+    return sorted(base for base in bases if base is not None and base >= start)
+
+
+class _Inspector:
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._faults: list[Fault] = []
+        self._coverage = Coverage()
+        self._states = RangeStates()
+        self._torn_tail: TornTail | None = None
+        self._segment_count = 0
+        self._batch_count = 0
+        self._damaged: list[DamagedSegment] = []
+        self._useless_indexes: list[Path] = []
+        self._end: int | None = None
+        self._start: int | None = None
+
+    def run(self) -> None:
+        bases = self._bases()
+        self._segment_count = len(bases)
+        for base, following in pairwise(bases):
+            self._inspect_sealed(base, following)
+        if bases:
+            self._inspect_last(bases[-1])
+
+    def result(self) -> Inspection:
+        return Inspection(
+            faults=tuple(self._faults),
+            lost=tuple(self._lost()),
+            torn_tail=self._torn_tail,
+            segment_count=self._segment_count,
+            batch_count=self._batch_count,
+            ranges=tuple(self._states),
+            remedy=Remedy(
+                damaged=tuple(self._damaged),
+                useless_indexes=tuple(self._useless_indexes),
+                end=self._end,
+                start=self._start,
+            ),
+        )
+
+    def _lost(self) -> Iterator[Records]:
+        for logged in self._states:
+            if logged.state is not RangeState.DELETED:
+                bounds = (logged.start_offset, logged.next_offset)
+                for gap in self._coverage.missing(logged.key, *bounds):
+                    yield Records(*logged.key, gap.start, gap.stop)
+
+    def _bases(self) -> list[int]:
+        try:
+            start = read_start(self._disk, self._directory)
+            bases = segment_bases(self._disk, self._directory, start)
+        except LogCorruptionError as error:
+            bases = segment_bases(self._disk, self._directory, 0)
+            self._start = start = bases[0] if bases else 0
+            self._fault(self._directory / START_NAME, 0, str(error.__cause__))
+        if bases and bases[0] != start:
+            self._miss(start, bases[0])
+        if start and not bases:
+            self._fault(segment_path(self._directory, start), start, "the file is missing")
+        return bases
+
+    def _inspect_sealed(self, base: int, following: int) -> None:
+        """Inspect a segment that ends where the next file starts, or should."""
+        faults_before = len(self._faults)
+        with self._open(base) as file:
+            size = self._size(file)
+            header = self._maybe_header(file, base)
+            end = following if header is None else header.end or base + size
+            segment = Segment(base, end, size, header.generation if header else 0)
+            index = None
+            if header is not None:
+                index = self._maybe_index(segment, is_checked=end == following)
+            if end > following:
+                reason = f"it has grown, or another file is wrong: the next starts at {following}"
+                self._fault(file.path, following, reason)
+                end = following
+            elif end < following and index is None and (header is None or not header.end):
+                reason = f"the file ends here, and the next one starts at {following}"
+                self._fault(file.path, end, f"{reason}: it was cut short, or a file is missing")
+                end = following
+            segment = Segment(base, end, min(size, end - base), segment.generation)
+            reading = self._read(file, segment, may_be_torn=False)
+        if self._is_at_fault(file.path, faults_before):
+            self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
+        if index is not None:
+            self._states = RangeStates(index.ranges())
+        if end < following:
+            self._miss(end, following)
+
+    def _inspect_last(self, base: int) -> None:
+        faults_before = len(self._faults)
+        with self._open(base) as file:
+            size = self._size(file)
+            if size <= SEGMENT_HEADER_BYTES:
+                self._tear(file, base, size, base, "it is not longer than a segment's header")
+                self._end = base if self._faults else None
+                return
+            header = self._maybe_header(file, base)
+            generation = header.generation if header else 0
+            end = header.end or base + size if header else base + size
+            if end != base + size:
+                self._fault(segment_path(self._directory, end), end, "the file is missing")
+            segment = Segment(base, end, size, generation)
+            reading = self._read(file, segment, may_be_torn=end == base + size)
+            if reading.torn is not None:
+                self._tear(file, base, size, reading.torn.position, reading.torn.reason)
+                segment = Segment(base, end, reading.torn.position - base, generation)
+        if end != base + size:
+            self._end = end
+        if self._is_at_fault(file.path, faults_before) or (
+            self._faults and not reading.has_snapshot
+        ):
+            self._end = end if reading.batch_count else base
+            if reading.batch_count:
+                self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
+
+    def _is_at_fault(self, path: Path, faults_before: int) -> bool:
+        return any(fault.path == path for fault in self._faults[faults_before:])
+
+    def _tear(self, file: DiskFile, base: int, size: int, position: int, reason: str) -> None:
+        self._torn_tail = TornTail(file.path, position, base + size - position, reason)
+
+    def _read(self, file: DiskFile, segment: Segment, *, may_be_torn: bool) -> SegmentReading:
+        reading = SegmentReading(file, segment, self._states, self._coverage)
+        reading.read(may_be_torn=may_be_torn)
+        self._faults += reading.faults
+        self._batch_count += reading.batch_count
+        self._states = reading.states
+        return reading
+
+    def _maybe_header(self, file: DiskFile, base: int) -> SegmentHeader | None:
+        with translate_os_error(LogError, "reading", file.path):
+            file.drop_cache()
+            data = file.pread(SEGMENT_HEADER_BYTES, 0)
+        try:
+            return decode_segment_header(data, base)
+        except LogCorruptionError as error:
+            self._fault(file.path, base, str(error))
+            return None
+
+    def _maybe_index(self, segment: Segment, *, is_checked: bool) -> SegmentIndex | None:
+        """Return the index of a segment; with `is_checked`, one that does not fit is a fault."""
+        path = index_path(self._directory, segment.base)
+        try:
+            with translate_os_error(LogError, "reading", path):
+                file = self._disk.open(path, is_writable=False)
+                file.drop_cache()
+                check_index(file, segment)
+                return SegmentIndex(file.map())
+        except LogCorruptionError as error:
+            if is_checked:
+                reason = f"{error}; nothing is lost, it can be made again from its segment"
+                self._fault(path, segment.base, reason)
+                self._useless_indexes.append(path)
+            return None
+        except LogError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            return None
+
+    def _miss(self, base: int, end: int) -> None:
+        reason = f"the file is missing, with positions [{base}, {end})"
+        self._fault(segment_path(self._directory, base), base, reason)
+        self._damaged.append(DamagedSegment(Segment(base, end, 0), tuple(self._states)))
+
+    def _fault(self, path: Path, position: int, reason: str) -> None:
+        self._faults.append(Fault(path, position, reason))
+
+    def _open(self, base: int) -> closing[DiskFile]:
+        path = segment_path(self._directory, base)
+        with translate_os_error(LogError, "opening", path):
+            return closing(self._disk.open(path, is_writable=False))
+
+    def _size(self, file: DiskFile) -> int:
+        with translate_os_error(LogError, "reading the size of", file.path):
+            return file.size()

@@ -1,0 +1,117 @@
+"""Making a damaged log usable: all that is intact stays, what is lost stays lost, and known.
+
+A damaged segment is written anew with its intact batches. The file that it was keeps its octets
+under another name, `<segment>.log.damaged-N`. Offsets that are lost are not given away again where
+anything behind them is known: who reads them is told that they are lost, and the rest is served.
+
+Each step leaves a log that can be inspected and repaired again, so a crash in between does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain, count
+from pathlib import Path
+
+from sbp_core.errors import LogError, LogWriteError
+from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
+from sbp_core.log.entry import EntryKind
+from sbp_core.log.index_file import index_path
+from sbp_core.log.inspection import DamagedSegment, Inspection
+from sbp_core.log.range_states import RangeStates, encode_snapshot
+from sbp_core.log.scan import Damage, SegmentScanner
+from sbp_core.log.segment import Segment, SegmentHeader, segment_path
+from sbp_core.log.segment_writer import TimedEntry, write_segment
+from sbp_core.log.start import START_NAME, write_start
+
+
+def repair_log(disk: Disk, directory: Path, found: Inspection, now_ms: int) -> tuple[Path, ...]:
+    """Repair what `found` says; return the files that were kept as they were.
+
+    Nobody may have the log open. `now_ms` is the wall clock. A log without faults is not touched.
+    Raises LogError when nothing is left to go on with, or the disk fails.
+    """
+    if not found.faults:
+        return ()
+    if not found.segment_count:
+        raise LogError(f"no segment is left in {directory}: restore the log from a backup")
+    repair = _Repair(disk, directory, now_ms)
+    repair.run(found)
+    return tuple(repair.kept)
+
+
+class _Repair:
+    def __init__(self, disk: Disk, directory: Path, now_ms: int) -> None:
+        self.kept: list[Path] = []
+        self._disk = disk
+        self._directory = directory
+        self._now_ms = now_ms
+
+    def run(self, found: Inspection) -> None:
+        remedy = found.remedy
+        if remedy.start is not None:
+            self._keep(self._directory / START_NAME)
+            write_start(self._disk, self._directory, remedy.start)
+        if remedy.end is not None:  # before the segment in front of it, which may be the last one
+            self._set_aside(remedy.end)
+            header = SegmentHeader(remedy.end)
+            self._rewrite(header, DamagedSegment(Segment(remedy.end, remedy.end, 0), found.ranges))
+        for damaged in remedy.damaged:
+            self._set_aside(damaged.segment.base)
+            segment = damaged.segment
+            header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
+            self._rewrite(header, damaged)
+        for path in remedy.useless_indexes:
+            self._remove(path)
+
+    def _rewrite(self, header: SegmentHeader, damaged: DamagedSegment) -> None:
+        """Put a segment of what is intact in place of a damaged one, durably.
+
+        After a crash in here either of the two is there, whole.
+        """
+        path = segment_path(self._directory, header.base)
+        fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
+        snapshot = encode_snapshot(RangeStates(damaged.ranges))
+        begin = [(entry, self._now_ms) for entry in snapshot]
+        write_segment(self._disk, fresh, header, chain(begin, self._batches(damaged.segment)))
+        with translate_os_error(LogWriteError, "replacing", path):
+            self._disk.replace(fresh, path)
+            self._disk.fsync_dir(self._directory)
+
+    def _batches(self, segment: Segment) -> Iterator[TimedEntry]:
+        """Yield what is intact of a segment."""
+        if not segment.size:
+            return
+        path = segment_path(self._directory, segment.base)
+        with translate_os_error(LogError, "opening", path):
+            file = self._disk.open(path, is_writable=False)
+        with closing(file):
+            scanner = SegmentScanner(file, segment.base, segment.size)
+            for item in scanner.entries():
+                if not isinstance(item, Damage) and item[0].kind is EntryKind.BATCH:
+                    yield item[0], scanner.time_ms
+
+    def _set_aside(self, base: int) -> None:
+        """Keep a segment's file under another name as well, and drop its index."""
+        self._keep(segment_path(self._directory, base))
+        self._remove(index_path(self._directory, base))
+
+    def _keep(self, path: Path) -> None:
+        with translate_os_error(LogWriteError, "keeping a copy of", path):
+            names = set(self._disk.list_names(path.parent))
+            if path.name not in names:
+                return
+            copy = next(
+                copy
+                for number in count(1)
+                if (copy := path.with_name(f"{path.name}.damaged-{number}")).name not in names
+            )
+            self._disk.link(path, copy)
+            self._disk.fsync_dir(path.parent)
+        self.kept.append(copy)
+
+    def _remove(self, path: Path) -> None:
+        with translate_os_error(LogWriteError, "removing", path):
+            if path.name in self._disk.list_names(path.parent):
+                self._disk.remove(path)

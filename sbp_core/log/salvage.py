@@ -1,0 +1,162 @@
+"""Reading one segment to its end, whatever is damaged in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.log.coverage import Coverage
+from sbp_core.log.disk import DiskFile
+from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.range_states import (
+    LoggedRange,
+    RangeKey,
+    RangeState,
+    RangeStates,
+    SnapshotReader,
+)
+from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
+from sbp_core.log.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records [base_offset, end_offset) of a range."""
+
+    stream_id: int
+    range_index: int
+    base_offset: int
+    end_offset: int
+
+    def __str__(self) -> str:
+        return (
+            f"offsets [{self.base_offset}, {self.end_offset}) of range {self.range_index} of stream"
+            f" {self.stream_id}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Damage to a file at a log position; `records` are those that stood there, if known."""
+
+    path: Path
+    position: int
+    reason: str
+    records: Records | None = None
+
+    def __str__(self) -> str:
+        what = f" ({self.records})" if self.records else ""
+        return f"{self.path} is damaged at log position {self.position}{what}: {self.reason}"
+
+
+class SegmentReading:
+    """What the first `segment.size` octets of a file say.
+
+    `expected` are the ranges at its base, in case its own snapshot is not whole; `coverage` takes
+    in its intact batches. Afterwards `ranges_at_base` is what the snapshot holds, or should, and
+    `states` the ranges at its end.
+    """
+
+    def __init__(
+        self, file: DiskFile, segment: Segment, expected: RangeStates, coverage: Coverage
+    ) -> None:
+        self.faults: list[Fault] = []
+        self.torn: Damage | None = None
+        self.batch_count = 0
+        self.states = expected
+        self.ranges_at_base = tuple(expected)
+        self._snapshot = SnapshotReader()
+        self._is_past_snapshot = False
+        self._file = file
+        self._segment = segment
+        self._coverage = coverage
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether its snapshot is whole."""
+        return self._snapshot.is_complete
+
+    def read(self, *, may_be_torn: bool) -> None:
+        """Read all there is; up to a torn tail where there may be one. Raises LogError."""
+        base = self._segment.base
+        scanner = SegmentScanner(self._file, base, self._segment.size)
+        for item in scanner.entries():
+            if not isinstance(item, Damage):
+                self._take(*item)
+                continue
+            if may_be_torn and maybe_find_proof(self._file, base, item.position) is None:
+                self.torn = item
+                return
+            self._go_around(item)
+        if not self.has_snapshot and not self.faults:
+            reason = "the segment ends within the snapshot of its ranges"
+            if may_be_torn:
+                self.torn = Damage(scanner.position, reason)
+            else:
+                self._fault(scanner.position, reason)
+
+    def _go_around(self, damage: Damage) -> None:
+        found = damage.maybe_batch()
+        if found is None:
+            self._fault(damage.position, damage.reason)
+            return
+        entry, _ = found
+        self._fault(damage.position, damage.reason, _records(entry))
+        self._follow(entry, damage.position)
+
+    def _take(self, entry: Entry, location: Location) -> None:
+        if entry.kind is EntryKind.SNAPSHOT:
+            self._take_snapshot(entry, location)
+            return
+        self._is_past_snapshot = True
+        if not self.has_snapshot and not self.faults:
+            self._fault(location.position, "the snapshot of the segment's ranges is not whole")
+        self._follow(entry, location.position)
+        if entry.kind is EntryKind.BATCH:
+            self.batch_count += 1
+            records = _records(entry)
+            key = (records.stream_id, records.range_index)
+            self._coverage.add(key, records.base_offset, records.end_offset)
+
+    def _take_snapshot(self, entry: Entry, location: Location) -> None:
+        try:
+            if self._snapshot.add(entry):
+                self.ranges_at_base = tuple(self._snapshot.ranges)
+                if not self._is_past_snapshot:
+                    self.states = RangeStates(self.ranges_at_base)
+        except LogCorruptionError as error:
+            if not self.faults:
+                self._fault(location.position, str(error))
+
+    def _follow(self, entry: Entry, position: int) -> None:
+        """Move the ranges on; where entries are missing before this one, to what it says."""
+        try:
+            changed = self.states.after([entry])
+        except LogCorruptionError as error:
+            if not self.faults and self._segment.generation == 0:
+                self._fault(position, str(error))
+            changed = self._overruled(entry)
+        if entry.kind is EntryKind.SEAL:
+            changed = self._overruled(entry)
+        self.states.update(changed)
+
+    def _overruled(self, entry: Entry) -> dict[RangeKey, LoggedRange]:
+        """Return the range as a BATCH or SEAL entry has it, whatever was known of it."""
+        records = _records(entry)
+        key = (records.stream_id, records.range_index)
+        known = self.states.maybe_range(key)
+        if known is None:
+            known = LoggedRange(*key, records.base_offset, records.base_offset)
+        is_seal = entry.kind is EntryKind.SEAL
+        state = known.state.or_later(RangeState.SEALED if is_seal else RangeState.OPEN)
+        next_offset = max(known.next_offset, records.end_offset)
+        return {key: replace(known, next_offset=next_offset, state=state)}
+
+    def _fault(self, position: int, reason: str, records: Records | None = None) -> None:
+        self.faults.append(Fault(self._file.path, position, reason, records))
+
+
+def _records(entry: Entry) -> Records:
+    end_offset = entry.base_offset + entry.count
+    return Records(entry.stream_id, entry.range_index, entry.base_offset, end_offset)

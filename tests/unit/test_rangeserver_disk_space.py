@@ -1,0 +1,111 @@
+"""The floor below which appends are refused, with the clock and the disk held still."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fixed_probe import FixedProbe
+from manual_clock import ManualClock
+
+from sbp_core import limits
+from sbp_core.errors import DiskFullError
+from sbp_core.rangeserver.disk_space import DiskSpace
+
+FLOOR = 1000
+
+
+class Machine:
+    def __init__(self, threads: ThreadPoolExecutor, free: int | None) -> None:
+        self.clock = ManualClock()
+        self.probe = FixedProbe(free)
+        self.pending = 0
+        self.space = DiskSpace(
+            Path("/data"),
+            FLOOR,
+            probe=self.probe,
+            clock=self.clock,
+            threads=threads,
+            pending_bytes=lambda: self.pending,
+        )
+
+    async def looked_again(self) -> None:
+        assert self.space._look is not None
+        await self.space._look
+
+
+def run(free, test):
+    async def body():
+        with ThreadPoolExecutor(1) as threads:
+            await test(Machine(threads, free))
+
+    asyncio.run(body())
+
+
+def test_what_was_let_in_since_the_last_look_is_subtracted():
+    async def body(machine):
+        assert await machine.space.measure() == FLOOR + 100
+        machine.space.let_in(60)
+        with pytest.raises(DiskFullError, match=f"{FLOOR + 40} octets left, of which {FLOOR}"):
+            machine.space.let_in(41)
+        machine.space.let_in(40)
+        with pytest.raises(DiskFullError):
+            machine.space.let_in(1)
+        await machine.space.measure()
+        machine.space.let_in(100)
+
+    run(FLOOR + 100, body)
+
+
+def test_what_the_log_has_not_written_yet_is_subtracted():
+    async def body(machine):
+        machine.space.let_in(70)
+        machine.pending = 50
+        await machine.space.measure()
+        machine.space.let_in(50)
+        with pytest.raises(DiskFullError):
+            machine.space.let_in(1)
+
+    run(FLOOR + 100, body)
+
+
+def test_appends_make_it_look_again_but_not_each_of_them():
+    async def body(machine):
+        await machine.space.refresh()
+        machine.probe.free = FLOOR
+        for _ in range(10):
+            machine.space.let_in(1)
+        assert machine.probe.look_count == 1
+        machine.clock.advance(limits.DISK_LOOK_INTERVAL_MS)
+        for _ in range(10):
+            machine.space.let_in(1)
+        await machine.looked_again()
+        assert machine.probe.look_count == 2
+        with pytest.raises(DiskFullError):
+            machine.space.let_in(1)
+        machine.probe.free = 10 * FLOOR
+        machine.clock.advance(limits.DISK_LOOK_INTERVAL_MS)
+        with pytest.raises(DiskFullError):
+            machine.space.let_in(1)
+        await machine.looked_again()
+        machine.space.let_in(1)
+
+    run(10 * FLOOR, body)
+
+
+def test_a_disk_that_does_not_tell_leaves_what_was_known():
+    async def body(machine):
+        await machine.space.refresh()
+        machine.space.let_in(10**9)
+        machine.probe.free = 0
+        await machine.space.refresh()
+        machine.probe.free = None
+        await machine.space.refresh()
+        with pytest.raises(DiskFullError):
+            machine.space.let_in(1)
+        with pytest.raises(OSError, match="gone"):
+            await machine.space.measure()
+
+    run(None, body)
