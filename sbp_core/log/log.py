@@ -238,7 +238,7 @@ class Log:
         """Close the log and give the directory back. Idempotent.
 
         The last group is made provable, so that damage to it is told from a torn tail after a
-        clean end; LogWriteError if that fails (nothing that was acknowledged is lost by it).
+        clean end; LogWriteError if that fails (nothing that was synced is lost by it).
         """
         if self._state is LogState.CLOSED:
             return

@@ -7,15 +7,17 @@ all that was acknowledged.
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 from checker import assert_sound, chosen
-from fault_cluster import FaultCluster
+from fault_cluster import END_SECONDS, FaultCluster
 from real_disks import LARGE_BYTES
 from workload import Workload, list_streams, new_streams
 
 FILE_BYTES_MAX = 300_000
 RECORD_BYTES = 200_000
+FLOOR_BYTES = 4 << 20
 
 
 @pytest.fixture
@@ -86,17 +88,34 @@ def test_a_file_that_must_not_grow(tmp_path, history, rng):
     assert "EFBIG" in cluster.log
 
 
+def refusals(history):
+    """The appends that were refused for want of room."""
+    failed = chosen(history.operations(), "append", "fail")
+    return [each for each in failed if "RS_DISK_FULL" in each.answer["error"]]
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + END_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_disk_that_gets_full(tmp_path, small_memory, history, rng):
-    """Once there is room the server can be started again."""
-    with FaultCluster(tmp_path, data_dir=small_memory.folder / "data", alterations=[]) as cluster:
+    """Appends are refused and reads go on; once there is room, so do appends, without a restart."""
+    settings = {"range_server": {"disk_free_floor_bytes": FLOOR_BYTES}}
+    with FaultCluster(
+        tmp_path, data_dir=small_memory.folder / "data", alterations=[], settings=settings
+    ) as cluster:
         stream_ids = new_streams(cluster.endpoint)
         with Workload(
             *(cluster.endpoint, history, rng, stream_ids), record_bytes_max=RECORD_BYTES
         ) as workload:
-            assert cluster.wait_for_end() == 1
-            assert "ENOSPC" in cluster.log
+            wait_until(lambda: refusals(history))
+            read_count = len(chosen(history.operations(), "read", "ok"))
+            wait_until(lambda: len(chosen(history.operations(), "read", "ok")) > read_count)
+            assert cluster.is_alive
             small_memory.resize(LARGE_BYTES)
-            cluster.start()
             workload.wait_for_progress()
         list_streams(cluster.endpoint, history, stream_ids)
     assert_sound(history.operations())

@@ -16,6 +16,7 @@ from sbp_core.failpoints import VARIABLE
 
 ALTERED_SERVE = Path(__file__).with_name("altered_serve.py")
 END_SECONDS = 30
+FULL_DISKS = {"range_server": {"disk_free_floor_bytes": 0}}
 
 Settings = Mapping[str, Mapping[str, int | str]]
 """By section and key of the configuration file."""
@@ -24,6 +25,7 @@ Settings = Mapping[str, Mapping[str, int | str]]
 class FaultCluster(LocalCluster):
     """A server with small segments, or other `alterations` of altered_serve.py.
 
+    It fills its disk to the last octet, unless `settings` say otherwise, so that the disk fails.
     Its data is in `data_dir`, all else in `folder`, where the data is too unless told otherwise.
     `wrapper` are words to put before the command of the next start, such as those of strace.
     """
@@ -37,7 +39,7 @@ class FaultCluster(LocalCluster):
         settings: Settings | None = None,
     ) -> None:
         config = folder / "server.toml"
-        config.write_text(_toml(settings or {}), encoding="utf-8")
+        config.write_text(_toml({**FULL_DISKS, **(settings or {})}), encoding="utf-8")
         super().__init__(data_dir or folder / "data", options=["--config", str(config)])
         self.log_path = folder / "serve.log"
         self._ready_path = folder / "ready.json"

@@ -19,6 +19,7 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.batches import read_bodies
+from sbp_core.log.cleaner import Cleaner
 from sbp_core.log.entry import COMMIT_BYTES, Entry, EntryKind, Location
 from sbp_core.log.index_file import index_path
 from sbp_core.log.inspection import Inspection, inspect_log
@@ -126,6 +127,7 @@ def check_repair(files: Files) -> Inspection:
     known = {
         (logged.stream_id, offset)
         for logged in found.ranges
+        if logged.state is not RangeState.DELETED
         for offset in range(logged.start_offset, logged.next_offset)
     }
     assert served(disk) == {key: WRITTEN[key] for key in (WRITTEN.keys() & known) - lost}
@@ -278,6 +280,35 @@ def test_trimmed_and_deleted_records_are_not_lost() -> None:
     found = inspected(files)
     assert [fault.path for fault in found.faults] == [SEALED[1]]
     assert found.lost == ()
+
+
+def cleaned_files() -> Files:
+    """The sample after most of it was trimmed, and the room was freed."""
+    disk = disk_with(FILES)
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    last = GROUPS - 1
+    log.append([Entry(EntryKind.TRIM, 1, -1, last, 0), Entry(EntryKind.TRIM, 2, -1, 3 * last, 0)])
+    cleaned = Cleaner(log, lambda change: change()).clean()
+    assert cleaned.removed_count > 0
+    assert cleaned.rewritten_count > 0
+    log.close()
+    return contents(disk)
+
+
+def test_a_log_that_freed_its_space_is_intact() -> None:
+    assert inspected(cleaned_files()).is_intact
+
+
+def test_a_log_that_freed_its_space_can_be_repaired() -> None:
+    files = cleaned_files()
+    segments = sorted(path for path in files if path.suffix == ".log")
+    for path in segments[:-1]:
+        for offset in range(0, len(files[path]), 3 * STEP):
+            data = bytearray(files[path])
+            data[offset] ^= 1
+            found = check_repair({**files, path: bytes(data)})
+            assert {fault.path for fault in found.faults} == {path}
+        check_repair({each: data for each, data in files.items() if each != path})
 
 
 def test_a_log_without_a_segment_cannot_be_repaired() -> None:
