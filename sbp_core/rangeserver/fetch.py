@@ -115,16 +115,19 @@ class FetchHandler:
         await self._host.learn((item.stream_id, item.range_index) for item in items)
         min_bytes = max(request.min_bytes, 1)
         waiting: Sequence[_Item] = [self._resolve_tail(item) for item in items]
-        with self._waiters.watch(item.stream_id for item in items) as changed:
-            while True:
+
+        async def answer_ready() -> Sequence[_Item]:
+            is_last = give_up_at <= self._clock.monotonic() or self._waiters.is_closing
+            answering = _Answering(call, began_at, is_last)
+            return await self._answer_ready(answering, waiting, min_bytes)
+
+        waiting = await answer_ready()
+        if not waiting:
+            return
+        with self._waiters.watch(item.stream_id for item in waiting) as changed:
+            while waiting := await answer_ready():  # what came before the watch as well
+                await _wait(changed, give_up_at - self._clock.monotonic())
                 changed.clear()
-                seconds_left = give_up_at - self._clock.monotonic()
-                is_last = seconds_left <= 0 or self._waiters.is_closing
-                answering = _Answering(call, began_at, is_last)
-                waiting = await self._answer_ready(answering, waiting, min_bytes)
-                if not waiting:
-                    return
-                await _wait(changed, seconds_left)
 
     async def _answer_ready(
         self, answering: _Answering, waiting: Sequence[_Item], min_bytes: int
@@ -190,12 +193,12 @@ class FetchHandler:
             self._count(answering.began_at, answers, 0)
             await call.respond(_response(answers), is_end=is_end)
             return
+        cached = self._maybe_cached(call, answers)
+        if cached is not None:
+            self._count(answering.began_at, answers, sum(map(len, cached.parts)))
+            call.respond_now(_response(answers), cached, is_end=is_end)
+            return
         async with call.reserve():
-            cached = self._maybe_cached(call, answers)
-            if cached is not None:
-                self._count(answering.began_at, answers, sum(map(len, cached.parts)))
-                call.respond_now(_response(answers), cached, is_end=is_end)
-                return
             job = self._job(call.agreement.isolation, answers)
             async with self._reads.read(job, partial(_read, call, answers)) as (served, payload):
                 self._count(answering.began_at, served, sum(each.length_bytes for each in served))
@@ -204,10 +207,10 @@ class FetchHandler:
     def _maybe_cached(self, call: ServerCall, answers: Sequence[_Answer]) -> Payload | None:
         """Return the payload of the answers if it is there at once and nobody else reads.
 
-        What waits for neither the disk nor a turn is faster without a thread.
+        What waits for neither the disk nor the peer nor a turn is faster without a thread.
         """
         is_alone = self._reads.is_idle and self._sending_count <= limits.READS_AT_WORK_MAX
-        if not is_alone or call.agreement.has_compression:
+        if not (is_alone and call.has_room) or call.agreement.has_compression:
             return None
         octets: list[Octets] = []
         for answer in answers:

@@ -63,6 +63,10 @@ class Responder(Protocol):
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """Send a system error frame, which ends the call."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer reads, so that a frame need not wait."""
+
     def reserve(self) -> AbstractAsyncContextManager[None]:
         """Wait for room for one response frame, and keep it."""
 
@@ -141,6 +145,11 @@ class ServerCall:
         await self.respond(replace(response, features=features))
         self._responder.adopt(agreement)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `respond_now` may be called without `reserve`, if nothing is awaited before."""
+        return self._responder.has_room
+
     def reserve(self) -> AbstractAsyncContextManager[None]:
         """Wait until the peer has room for one response frame; keep it while the body runs.
 
@@ -154,7 +163,7 @@ class ServerCall:
         return self._responder.pack(parts)
 
     def respond_now(self, header: object, payload: Payload, *, is_end: bool) -> None:
-        """Send one response frame without waiting; once within `reserve`."""
+        """Send one response frame without waiting; once within `reserve`, or with `has_room`."""
         octets = self._encode(header, is_end=is_end)
         self._responder.send_now(self._frame, octets, payload, is_end=is_end)
 

@@ -170,6 +170,11 @@ class Peer(asyncio.BufferedProtocol):
         await self._wait_writable()
         self._refuse(request, error)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer reads what it is sent."""
+        return self._writable.is_set()
+
     @asynccontextmanager
     async def reserve(self) -> AsyncIterator[None]:
         """Wait for room for one response frame, and keep it."""
