@@ -37,6 +37,8 @@ def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
                 if not cluster.start_armed(armed):
                     kill_count += 1
                     cluster.start()
+            cluster.end()  # with a failpoint that is still armed it would end by itself
+            cluster.start()
             workload.wait_for_progress()
         list_streams(cluster.endpoint, history, stream_ids)
     operations = history.operations()
