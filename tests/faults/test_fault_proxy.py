@@ -39,7 +39,7 @@ class Echo:
                 octets += data
                 accepted.sendall(data)
             octets += b"<end>"
-        except ConnectionResetError:
+        except ConnectionError:
             octets += b"<reset>"
         accepted.close()
 
