@@ -12,6 +12,8 @@ HEADER_BYTES_MAX: Final = 4 * MIB
 RECEIVE_BUFFER_BYTES: Final = 64 * KIB
 RECEIVE_GROWTH_FACTOR: Final = 32
 """A receive buffer is so many times what came at most: an announced length alone costs nothing."""
+RECEIVE_WAKE_BYTES: Final = 256 * KIB
+"""Of a large frame the receiver is woken up for so many octets, or for the rest."""
 BAD_MAGIC_FRAMES_MAX: Final = 8
 """Consecutive frames of another protocol after which the peer is taken for no SBP peer."""
 
