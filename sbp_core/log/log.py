@@ -31,6 +31,7 @@ from sbp_core.log.disk import (
 from sbp_core.log.entry import COMMIT_BYTES, Commit, Entry, EntryKind, Location, encode_entry
 from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey, encode_snapshot
+from sbp_core.log.recent import RecentBodies
 from sbp_core.log.recovery import Recovered, RecoveryReport, recover
 from sbp_core.log.rows import SegmentRows, Slot
 from sbp_core.log.segment import (
@@ -90,6 +91,7 @@ class Log:
             self._active: DiskFile = disk.open(path, is_writable=True)
             view = self._open_view(self._base)
         self._extent = Extent(recovered.sealed, view, recovered.rows)
+        self.recent = RecentBodies()
         self._maybe_streams_held: set[int] | None = None
         self._is_active_empty = recovered.report.entry_count == 0
 
@@ -181,6 +183,7 @@ class Log:
         self._is_active_empty = self._is_active_empty and not entries
         for entry, location in zip(entries, locations, strict=True):
             if entry.kind is EntryKind.BATCH:
+                self.recent.keep(entry)
                 self._extent.rows.append(entry, location, time_ms)
         return Appended(locations, tuple(changed.values()))
 

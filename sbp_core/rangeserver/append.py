@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -29,7 +28,13 @@ from sbp_core.records import peek_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import ServerCall
-from sbp_core.wire.headers import AppendInfo, AppendRequest, AppendResponse, AppendResult
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    AppendResponse,
+    AppendResult,
+    Status,
+)
 from sbp_core.wire.status import SUCCESS, status_for
 
 
@@ -65,41 +70,39 @@ class AppendHandler:
         request = call.decode(AppendRequest)
         items = list(_split_payload(request.append_requests, call.payload))
         await self._host.learn(
-            ((item.stream_id, item.range_index) for item in items), is_append=True
+            [(item.stream_id, item.range_index) for item in items], is_append=True
         )
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
             self._committer.check_room(len(call.payload))
             self._disk_space.let_in(len(call.payload))
         except (ThrottledError, DiskFullError) as error:
-            refusal = status_for(error)
-            results = [replace(_unanswered(item), status=refusal) for item in items]
+            refusals = [status_for(error)] * len(items)
             self._count(began_at, len(items), ())
-            await self._respond(call, results, throttle_time_ms=limits.THROTTLE_MS)
+            await self._respond(call, items, refusals, throttle_time_ms=limits.THROTTLE_MS)
             return
         accepted = [self._accept(item) for item in items]
-        entries = [entry for _, entry in accepted if entry is not None]
+        entries = [each for each in accepted if isinstance(each, Entry)]
         if entries:
             try:
-                await asyncio.shield(self._committer.submit(entries))
+                await self._committer.submit(entries)
             except LogWriteError as error:
                 self._count(began_at, len(items), ())
                 raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
         self._count(began_at, len(items), entries)
-        await self._respond(call, [result for result, _ in accepted])
+        await self._respond(call, items, accepted)
 
     def _count(self, began_at: float, item_count: int, appended: Sequence[Entry]) -> None:
         self._metrics.appends.add(
             item_count,
             item_count - len(appended),
-            sum(entry.length for entry in appended),
+            sum([entry.length for entry in appended]),
             self._metrics.now() - began_at,
         )
-        self._metrics.touch((entry.stream_id, entry.range_index) for entry in appended)
+        self._metrics.touch([(entry.stream_id, entry.range_index) for entry in appended])
 
-    def _accept(self, item: _Item) -> tuple[AppendResult, Entry | None]:
+    def _accept(self, item: _Item) -> Entry | Status:
         """Give one batch its offsets, or say why not."""
-        result = _unanswered(item)
         try:
             _check_extensions(item.info)
             record_count = peek_batch(item.batch).record_count
@@ -112,9 +115,9 @@ class AppendHandler:
             _check_range_index(hosted, item.range_index)
             base_offset = hosted.assign(record_count)
         except SbpError as error:
-            return replace(result, status=status_for(error)), None
+            return status_for(error)
         write_base_offset(item.batch, base_offset)
-        entry = Entry(
+        return Entry(
             EntryKind.BATCH,
             item.stream_id,
             hosted.range_index,
@@ -122,22 +125,35 @@ class AppendHandler:
             record_count,
             item.batch,
         )
-        return replace(result, base_offset=base_offset, status=SUCCESS), entry
 
     async def _respond(
-        self, call: ServerCall, results: Iterable[AppendResult], *, throttle_time_ms: int = 0
+        self,
+        call: ServerCall,
+        items: Sequence[_Item],
+        outcomes: Sequence[Entry | Status],
+        *,
+        throttle_time_ms: int = 0,
     ) -> None:
         now_ms = self._clock.wall_ms()
         await respond_all(
             call,
-            [replace(result, stream_append_time_ms=now_ms) for result in results],
+            [_result(item, each, now_ms) for item, each in zip(items, outcomes, strict=True)],
             lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
         )
 
 
-def _unanswered(item: _Item) -> AppendResult:
+def _result(item: _Item, outcome: Entry | Status, now_ms: int) -> AppendResult:
+    base_offset, status = -1, SUCCESS
+    if isinstance(outcome, Entry):
+        base_offset = outcome.base_offset
+    else:
+        status = outcome
     return AppendResult(
-        stream_id=item.stream_id, request_index=item.info.request_index, base_offset=-1
+        stream_id=item.stream_id,
+        request_index=item.info.request_index,
+        base_offset=base_offset,
+        stream_append_time_ms=now_ms,
+        status=status,
     )
 
 

@@ -200,7 +200,10 @@ class FetchHandler:
             return
         async with call.reserve():
             job = self._job(call.agreement.isolation, answers)
-            async with self._reads.read(job, partial(_read, call, answers)) as (served, payload):
+            async with self._reads.read(job, partial(_read, self._log, call, answers)) as (
+                served,
+                payload,
+            ):
                 self._count(answering.began_at, served, sum(each.length_bytes for each in served))
                 call.respond_now(_response(served), payload, is_end=is_end)
 
@@ -216,7 +219,7 @@ class FetchHandler:
         for answer in answers:
             if answer.slots:
                 key = (answer.item.stream_id, answer.range_index)
-                bodies = maybe_cached_slots(key, answer.slots)
+                bodies = maybe_cached_slots(self._log, key, answer.slots)
                 if bodies is None:
                     return None
                 octets += bodies.buffers
@@ -310,7 +313,7 @@ def _response(answers: Sequence[_Answer]) -> FetchResponse:
     )
 
 
-def _read(call: ServerCall, answers: Sequence[_Answer]) -> tuple[list[_Answer], Payload]:
+def _read(log: Log, call: ServerCall, answers: Sequence[_Answer]) -> tuple[list[_Answer], Payload]:
     """Read the batches of the answers; return what becomes of these, and the payload.
 
     Runs on a reader thread. An answer ends before a batch that cannot be read, or says so.
@@ -319,7 +322,8 @@ def _read(call: ServerCall, answers: Sequence[_Answer]) -> tuple[list[_Answer], 
     octets: list[Octets] = []
     for answer in answers:
         if answer.slots:
-            read = read_slots((answer.item.stream_id, answer.range_index), answer.slots)
+            key = (answer.item.stream_id, answer.range_index)
+            read = read_slots(log, key, answer.slots)
             octets += read.buffers
             served.append(_cut(answer, read.slot_count, read.error) if read.error else answer)
         else:

@@ -68,14 +68,14 @@ class RangeHost:
         raises for a single stream: what stays unknown is refused later, by whoever needs it.
         """
         lacking = [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
+        if not lacking:
+            return
         unknown = {stream_id for stream_id, _ in lacking}
         fresh = [stream_id for stream_id in unknown if stream_id not in self._lookups]
         if fresh:
             task = asyncio.create_task(self._look_up(fresh))
             self._lookups.update(dict.fromkeys(fresh, task))
         pending = {self._lookups[stream_id] for stream_id in unknown}
-        if not pending:
-            return
         with self._waiters.watch(unknown) as changed:
             while pending and any(self.table.lacks(*each, is_append=is_append) for each in lacking):
                 changed.clear()
@@ -144,7 +144,7 @@ class RangeHost:
 
     async def _write(self, *entries: Entry) -> None:
         try:
-            await asyncio.shield(self._committer.submit(entries))
+            await self._committer.submit(entries)
         except LogWriteError as error:
             raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
 

@@ -80,17 +80,22 @@ class SlotBodies:
     error: LogError | None
 
 
-def read_slots(key: RangeKey, slots: Sequence[Slot]) -> SlotBodies:
-    """Read and verify the bodies of `slots`, in their order, up to the first that fails."""
-    bodies = read_bodies(key, slots)
+def read_slots(log: Log, key: RangeKey, slots: Sequence[Slot]) -> SlotBodies:
+    """Return the bodies of `slots`, in their order, up to the first that cannot be read.
+
+    Those that come from the disk are verified.
+    """
+    recent = log.recent.maybe_bodies(key, slots)
+    bodies = read_bodies(key, slots) if recent is None else Bodies(recent)
     if bodies.error is not None:
         _LOG.error("%s", bodies.error)
     return _joined(bodies)
 
 
-def maybe_cached_slots(key: RangeKey, slots: Sequence[Slot]) -> SlotBodies | None:
+def maybe_cached_slots(log: Log, key: RangeKey, slots: Sequence[Slot]) -> SlotBodies | None:
     """Return what `read_slots` would, if that needs no wait for the disk and nothing fails."""
-    bodies = maybe_cached_bodies(key, slots)
+    recent = log.recent.maybe_bodies(key, slots)
+    bodies = maybe_cached_bodies(key, slots) if recent is None else Bodies(recent)
     return None if bodies is None else _joined(bodies)
 
 
