@@ -54,6 +54,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._send(buffers)
         return ticket
 
+    @property
+    def may_write(self) -> bool:
+        """Whether `drain` would return at once."""
+        return self._may_write.is_set()
+
     async def drain(self) -> None:
         """Wait until the transport wants more octets, or the connection is over."""
         await self._may_write.wait()

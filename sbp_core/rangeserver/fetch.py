@@ -28,10 +28,16 @@ from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
 from sbp_core.rangeserver.read_scheduler import ReadScheduler
-from sbp_core.rangeserver.reading import Wanted, find_slots, maybe_cached_slots, read_slots
+from sbp_core.rangeserver.reading import (
+    Wanted,
+    find_slots,
+    maybe_cached_slots,
+    maybe_recent_slots,
+    read_slots,
+)
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
-from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.session.connection import Payload
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.headers import FetchInfo, FetchRequest, FetchResponse, FetchResult, Status
@@ -39,6 +45,7 @@ from sbp_core.wire.status import SUCCESS, status_for
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
+_NOTHING: Final = Payload()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,34 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class _Found:
+    """The batches for a request in the range that serves it, whose tail was at `tail` then."""
+
+    hosted: HostedRange
+    offset: int
+    tail: int
+    slots: tuple[Slot, ...]
+
+    @property
+    def next_offset(self) -> int:
+        return self.slots[-1].end_offset if self.slots else self.offset
+
+    def answer(self, item: _Item) -> _Answer:
+        return _Answer(item, self.slots, self.next_offset, self.hosted.range_index)
+
+    def is_enough(self, item: _Item, min_bytes: int) -> bool:
+        """Whether the answer need not wait for more."""
+        next_offset = self.next_offset
+        return (
+            next_offset == self.hosted.maybe_end_offset
+            or 0 <= item.end_offset <= next_offset
+            or sum([slot.location.body_length for slot in self.slots])
+            >= min(min_bytes, item.max_bytes)
+            or next_offset < self.tail
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Answering:
     """A frame being answered: when it came, and whether its wait is over."""
 
@@ -83,7 +118,22 @@ class _Answering:
     is_last: bool
 
 
-class FetchHandler:
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """What a frame asks for. Who waits gives up at `give_up_at`, in seconds."""
+
+    answering: _Answering
+    items: Sequence[_Item]
+    min_bytes: int
+    give_up_at: float
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The ranges to read, (stream id, range index)."""
+        return [(item.stream_id, item.range_index) for item in self.items]
+
+
+class FetchHandler(PromptHandler):
     """Serves FETCH."""
 
     def __init__(
@@ -105,16 +155,47 @@ class FetchHandler:
         self._clock = clock
         self._metrics = metrics
 
-    async def __call__(self, call: ServerCall) -> None:
-        """Answer one FETCH frame with as many response frames as it takes."""
+    def begin(self, call: ServerCall) -> Rest | None:
+        """Answer one FETCH frame at once if that needs no wait for anything."""
         began_at = self._metrics.now()
         request = call.decode(FetchRequest)
-        wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
-        give_up_at = self._clock.monotonic() + wait_ms / 1000
         items = [_item(info) for info in request.fetch_requests]
-        await self._host.learn((item.stream_id, item.range_index) for item in items)
-        min_bytes = max(request.min_bytes, 1)
-        waiting: Sequence[_Item] = [self._resolve_tail(item) for item in items]
+        fetching = _Fetching(
+            _Answering(call, began_at, is_last=False),
+            items,
+            max(request.min_bytes, 1),
+            self._clock.monotonic()
+            + min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX) / 1000,
+        )
+        return None if self._has_answered_all(fetching) else partial(self._answer, fetching)
+
+    def _has_answered_all(self, fetching: _Fetching) -> bool:
+        """Answer all requests in one frame, if each is ready and its batches are in memory."""
+        call = fetching.answering.call
+        is_alone = self._may_send_at_once(call, others=self._sending_count)
+        if not is_alone or self._host.lacking(fetching.places):
+            return False
+        answers: list[_Answer] = []
+        length_bytes = 0
+        for item in map(self._resolve_tail, fetching.items):
+            answer = self._maybe_answer_now(item, fetching.min_bytes)
+            if answer is None or length_bytes >= limits.FETCH_FRAME_BYTES:
+                return False
+            answers.append(answer)
+            length_bytes += answer.length_bytes
+        payload = self._maybe_cached(call, answers) if length_bytes else _NOTHING
+        if payload is None or not answers or len(answers) > limits.RESULTS_PER_FRAME:
+            return False
+        self._count(fetching.answering.began_at, answers, length_bytes)
+        call.respond_now(_response(answers), payload, is_end=True)
+        return True
+
+    async def _answer(self, fetching: _Fetching) -> None:
+        """Answer the frame with as many response frames as it takes."""
+        call, began_at = fetching.answering.call, fetching.answering.began_at
+        give_up_at, min_bytes = fetching.give_up_at, fetching.min_bytes
+        await self._host.learn(fetching.places)
+        waiting: Sequence[_Item] = [self._resolve_tail(item) for item in fetching.items]
 
         async def answer_ready() -> Sequence[_Item]:
             is_last = give_up_at <= self._clock.monotonic() or self._waiters.is_closing
@@ -193,7 +274,9 @@ class FetchHandler:
             self._count(answering.began_at, answers, 0)
             await call.respond(_response(answers), is_end=is_end)
             return
-        cached = self._maybe_cached(call, answers)
+        cached = None
+        if self._may_send_at_once(call, others=self._sending_count - 1):
+            cached = self._maybe_cached(call, answers)
         if cached is not None:
             self._count(answering.began_at, answers, sum(map(len, cached.parts)))
             call.respond_now(_response(answers), cached, is_end=is_end)
@@ -207,14 +290,16 @@ class FetchHandler:
                 self._count(answering.began_at, served, sum(each.length_bytes for each in served))
                 call.respond_now(_response(served), payload, is_end=is_end)
 
+    def _may_send_at_once(self, call: ServerCall, *, others: int) -> bool:
+        """Whether what is in memory need not wait for a turn; `others` are sending meanwhile."""
+        is_alone = self._reads.is_idle and others < limits.READS_AT_WORK_MAX
+        return is_alone and call.has_room and not call.agreement.has_compression
+
     def _maybe_cached(self, call: ServerCall, answers: Sequence[_Answer]) -> Payload | None:
-        """Return the payload of the answers if it is there at once and nobody else reads.
+        """Return the payload of the answers if it is there at once.
 
         What waits for neither the disk nor the peer nor a turn is faster without a thread.
         """
-        is_alone = self._reads.is_idle and self._sending_count <= limits.READS_AT_WORK_MAX
-        if not (is_alone and call.has_room) or call.agreement.has_compression:
-            return None
         octets: list[Octets] = []
         for answer in answers:
             if answer.slots:
@@ -256,31 +341,38 @@ class FetchHandler:
 
     async def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
         try:
-            hosted, offset, tail, slots = await self._find(item)
+            found = await self._find(item)
         except SbpError as error:
             return _Answer(item, (), item.fetch_offset, status=status_for(error))
-        next_offset = slots[-1].end_offset if slots else offset
-        is_complete = (
-            next_offset == hosted.maybe_end_offset
-            or 0 <= item.end_offset <= next_offset
-            or sum(slot.location.body_length for slot in slots) >= min(min_bytes, item.max_bytes)
-            or next_offset < tail
-        )
-        answer = _Answer(item, slots, next_offset, hosted.range_index)
-        return answer if is_complete or is_last else None
+        answer = found.answer(item)
+        return answer if is_last or found.is_enough(item, min_bytes) else None
 
-    async def _find(self, item: _Item) -> tuple[HostedRange, int, int, tuple[Slot, ...]]:
-        """Return the range that serves the request, its first offset, its tail, and the batches.
+    def _maybe_answer_now(self, item: _Item, min_bytes: int) -> _Answer | None:
+        """Return what `_maybe_answer` would, if that needs no disk."""
+        try:
+            hosted, offset = self._locate(item)
+            slots = maybe_recent_slots(self._log, _wanted(hosted, offset, item))
+        except LogError:
+            return None
+        except SbpError as error:
+            return _Answer(item, (), item.fetch_offset, status=status_for(error))
+        if slots is None:
+            return None
+        found = _Found(hosted, offset, hosted.next_offset, slots)
+        return found.answer(item) if found.is_enough(item, min_bytes) else None
+
+    async def _find(self, item: _Item) -> _Found:
+        """Return the batches of a request.
 
         What was trimmed or deleted while it was looked for is not lost: the request is judged anew.
         """
         place = self._locate(item)
         while True:
             hosted, offset = place
-            tail = hosted.next_offset
-            wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+            wanted = _wanted(hosted, offset, item)
             try:
-                return hosted, offset, tail, await find_slots(self._log, wanted, self._readers)
+                slots = await find_slots(self._log, wanted, self._readers)
+                return _Found(hosted, offset, wanted.next_offset, slots)
             except LogError:
                 place = self._locate(item)
                 if place == (hosted, offset):
@@ -305,6 +397,10 @@ class FetchHandler:
             f" [{start_offset}, {next_offset}]",
             OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
         )
+
+
+def _wanted(hosted: HostedRange, offset: int, item: _Item) -> Wanted:
+    return Wanted(hosted.key, offset, hosted.next_offset, item.end_offset, item.max_bytes)
 
 
 def _response(answers: Sequence[_Answer]) -> FetchResponse:

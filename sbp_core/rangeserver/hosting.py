@@ -60,14 +60,22 @@ class RangeHost:
             self.table.publish(logged)
             self._waiters.notify(logged.stream_id)
 
-    async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
-        """Look up the (stream id, range index) pairs that are not known here.
+    def lacking(
+        self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False
+    ) -> list[tuple[int, int]]:
+        """Return the (stream id, range index) pairs that are not known here.
 
-        Index -1 means whichever range the stream has; `is_append` asks for an open one. An
-        announcement ends the wait as well, so requests go on in the order they came. Never
+        Index -1 means whichever range the stream has; `is_append` asks for an open one.
+        """
+        return [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
+
+    async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
+        """Look up those that are `lacking`.
+
+        An announcement ends the wait as well, so requests go on in the order they came. Never
         raises for a single stream: what stays unknown is refused later, by whoever needs it.
         """
-        lacking = [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
+        lacking = self.lacking(wanted, is_append=is_append)
         if not lacking:
             return
         unknown = {stream_id for stream_id, _ in lacking}
@@ -77,7 +85,7 @@ class RangeHost:
             self._lookups.update(dict.fromkeys(fresh, task))
         pending = {self._lookups[stream_id] for stream_id in unknown}
         with self._waiters.watch(unknown) as changed:
-            while pending and any(self.table.lacks(*each, is_append=is_append) for each in lacking):
+            while pending and self.lacking(lacking, is_append=is_append):
                 changed.clear()
                 announced = asyncio.create_task(changed.wait())
                 try:

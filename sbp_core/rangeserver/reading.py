@@ -40,15 +40,21 @@ class Wanted:
         return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
 
 
+def maybe_recent_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...] | None:
+    """Return where the wanted batches are, None if the disk has to be asked. Raises LogError."""
+    if wanted.offset >= wanted.stop_offset:
+        return ()
+    return _take_slots(log, wanted) if log.is_recent(wanted.key, wanted.offset) else None
+
+
 async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> tuple[Slot, ...]:
     """Return where the wanted batches are, on one of `threads` if the disk has to be asked.
 
     Raises LogError when the first of them cannot be found.
     """
-    if wanted.offset >= wanted.stop_offset:
-        return ()
-    if log.is_recent(wanted.key, wanted.offset):
-        return _take_slots(log, wanted)
+    recent = maybe_recent_slots(log, wanted)
+    if recent is not None:
+        return recent
     return await asyncio.get_running_loop().run_in_executor(threads, _take_slots, log, wanted)
 
 

@@ -292,7 +292,11 @@ class Peer(asyncio.BufferedProtocol):
     def _start(self, frame: Frame) -> None:
         size = limits.HEADER_IN_FLIGHT_FACTOR * len(frame.header) + len(frame.payload)
         self._intake.begin(size)
-        task = asyncio.create_task(self._dispatcher.serve(frame, self, self.name))
+        rest = self._dispatcher.begin(frame, self, self.name)
+        if rest is None:
+            self._intake.end(size)
+            return
+        task = asyncio.create_task(rest)
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._on_done(done, size))
 
