@@ -37,6 +37,10 @@ HEADER_VECTOR_BYTES: Final = 32
 """What a string or vector counts for beside its elements, so that empty ones are not free."""
 TABLE_PLANS_MAX: Final = 64
 """Layouts of one table that are remembered, of those that peers use and of our own."""
+TEMPLATE_BYTES_MAX: Final = KIB
+"""Larger headers are always read from scratch."""
+TEMPLATES_MAX: Final = 512
+"""Layouts of whole headers that are remembered, one for each table and length."""
 STRING_BYTES_MAX: Final = 64 * KIB
 
 # Calls.
