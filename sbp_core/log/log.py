@@ -161,7 +161,8 @@ class Log:
         """Write `entries` as one group commit; return once they are durable.
 
         Without `is_durable` they are written only: they outlive this process, and a power cut once
-        a later group is durable, or `sync` was called.
+        a later group is durable, or `sync` was called. For batches only where there is a cleaner:
+        what is trimmed or deleted may be off the disk before it is known durably that it may.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
