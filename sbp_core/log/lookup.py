@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError
+from sbp_core.failpoints import failpoint
 from sbp_core.limits import INDEX_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, write_file
@@ -92,7 +93,9 @@ class BatchLookup:
         """Write the index of a segment that is full. A failure is logged, and costs time only."""
         path = index_path(self._directory, segment.base)
         try:
+            failpoint("index.before_write")
             write_file(self._disk, path, encode_index(segment, ranges, rows), is_durable=False)
+            failpoint("index.after_write")
         except OSError as error:
             _LOG.warning("%s could not be written and will be made again: %s", path, error)
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogError, LogWriteError
+from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
 from sbp_core.log.range_states import RangeStates
@@ -149,6 +150,7 @@ def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
     Before it is read: from here on all that is read can be acknowledged.
     """
     with translate_os_error(LogWriteError, "syncing", file.path):
+        failpoint("log.recovery.before_sync")
         file.fdatasync()
         file.drop_cache()
         disk.fsync_dir(directory)
@@ -178,6 +180,7 @@ def _remove_leftovers(disk: Disk, directory: Path, names: list[str], bases: list
         )
         if is_gone or is_unfinished:
             with translate_os_error(LogWriteError, "removing", directory / name):
+                failpoint("log.recovery.before_remove")
                 disk.remove(directory / name)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import Entry, EntryKind, Location
@@ -138,11 +139,13 @@ class LastSegment:
         if self.torn_tail is None:
             return
         with translate_os_error(LogWriteError, "cutting the torn tail of", self._file.path):
+            failpoint("log.recovery.before_cut")
             if self.torn_tail.position == self._base:
                 write_segment_header(self._file, self._base)
             else:
                 self._file.truncate(self.end - self._base)
                 self._file.fsync()
+            failpoint("log.recovery.after_cut")
 
     def _read_entries(self, scanner: SegmentScanner) -> Damage | None:
         """Read up to the end, or to the first damage that may be a torn tail."""
