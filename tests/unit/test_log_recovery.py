@@ -67,14 +67,6 @@ def test_every_cut_of_the_last_group_keeps_the_longest_valid_prefix() -> None:
         assert reopened(disk)[1] == [*found, 9]
 
 
-def test_every_cut_of_the_last_three_groups_keeps_a_prefix_of_them() -> None:
-    files, locations = written([[note(0)], [note(1)], [note(2)], [note(3)]])
-    data = files[FIRST]
-    for size in range(locations[0].end, len(data)):
-        _, found = reopened(disk_with({FIRST: data[:size]}))
-        assert found == [n for n, at in enumerate(locations) if at.end <= size]
-
-
 def test_every_flipped_octet_before_the_last_group_is_corruption_and_changes_nothing() -> None:
     files, _ = written([[note(0), note(1)], [note(2)], [note(3)]])
     data = files[FIRST]
