@@ -22,7 +22,8 @@ are the segment's batches in the order of the ranges and, within one, of the off
     ranges  range_index i32, state_code u8
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
-opened.
+opened. It is written when the segment behind its own is durable, never before: an index that fits
+its segment says that there is one behind it.
 """
 
 from __future__ import annotations

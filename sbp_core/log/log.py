@@ -319,12 +319,12 @@ class Log:
         self.sync()
         before, base = self._extent, self._end
         full = Segment(self._base, base, base - self._base)
-        self.lookup.write_index(full, list(self._states), before.rows)
         path = segment_path(self.directory, base)
         with self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
             file = create_segment(self.disk, self.directory, base)
             self._active.close()
             view = self._open_view(base)
+        self.lookup.write_index(full, list(self._states), before.rows)  # says that `base` is there
         self._active, self._base = file, base
         self._end = self._synced_upto = base + SEGMENT_HEADER_BYTES
         if self._maybe_streams_held is not None:

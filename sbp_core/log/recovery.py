@@ -13,7 +13,9 @@ entry may stand before intact ones after a mere crash. What tells rot from a tor
   goes on in a new segment, away from blocks that may have failed.
 * Damage below it to the body of a batch, whose header tells whose it is: reported, and refused to
   whoever fetches that batch. All else is served.
-* Any other damage below it, or a hole between segments: LogCorruptionError. Nothing is changed.
+* Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. That the
+  last one is missing is told by the index of the one before: an index is written when the segment
+  behind its own is durable.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from sbp_core.errors import LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
+from sbp_core.log.index_file import check_index, index_path
 from sbp_core.log.range_states import RangeStates
 from sbp_core.log.replay import DamagedBatch, LastSegment, TornTail, replay_segment
 from sbp_core.log.rows import SegmentRows
@@ -126,6 +129,7 @@ def _recover_last_segment(
     disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ...]
 ) -> Recovered:
     with _open(disk, segment_path(directory, base), is_writable=True) as file:
+        _check_is_last(disk, directory, file, base)
         _settle(disk, directory, file)
         last = LastSegment(file, base)
         last.read()
@@ -142,6 +146,21 @@ def _recover_last_segment(
         damaged_batches=tuple(last.damaged_batches),
     )
     return Recovered(report, sealed, states, last.replay.rows, last.has_snapshot)
+
+
+def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> None:
+    """Raise LogCorruptionError if there was a segment behind this one."""
+    with translate_os_error(LogError, "reading the size of", file.path):
+        size = file.size()
+    segment = Segment(base, base + size, size)
+    try:
+        with _open(disk, index_path(directory, base), is_writable=False) as index:
+            check_index(index, segment)
+    except (LogError, OSError):
+        return
+    path = segment_path(directory, segment.end)
+    reason = "the index of the segment before it says that it was there, and the file is missing"
+    raise corruption(path, segment.end, reason)
 
 
 def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:

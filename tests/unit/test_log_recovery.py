@@ -262,7 +262,7 @@ def test_a_disk_that_fails_at_recovery(operation: str, error: type[LogError]) ->
     files, _ = written([[note(0)], [note(1)]])
     torn = files[FIRST][:-1]
     disk = disk_with({FIRST: torn})
-    disk.fail(operation, 2 if operation == "create" else 1, errno.EIO)  # 1 is an index
+    disk.fail(operation, 1, errno.EIO)
     with pytest.raises(error, match=r"/log.* failed: Input/output error \(EIO\)") as caught:
         open_log(disk)
     assert type(caught.value) is error

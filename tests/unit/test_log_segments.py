@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from log_files import (
     written,
 )
 
-from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.entry import COMMIT_BYTES, Location
 from sbp_core.log.range_states import encode_snapshot
 from sbp_core.log.segment import (
@@ -81,13 +82,29 @@ def test_the_octets_of_earlier_segments_are_not_read() -> None:
     assert log.recovery.entry_count == 1
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_segment_is_corruption(missing: int) -> None:
+@pytest.mark.parametrize("missing", [[0], [1], [2], [1, 2]])
+def test_a_missing_segment_is_corruption(missing: list[int]) -> None:
     files, _ = three_segments()
-    path = segments_of(files)[missing]
-    disk = disk_with({p: data for p, data in files.items() if p != path})
-    with pytest.raises(LogCorruptionError, match=f"position {int(path.stem)}.*a file is missing"):
+    gone = [segments_of(files)[number] for number in missing]
+    left = {path: data for path, data in files.items() if path not in gone}
+    disk = disk_with(left)
+    with pytest.raises(LogCorruptionError, match=f"position {int(gone[0].stem)}.* is missing"):
         open_log(disk)
+    assert contents(disk) == left
+
+
+def test_a_segment_that_was_about_to_be_begun_is_not_missed() -> None:
+    files, _ = three_segments()
+    for operation in ("create", "pwritev", "fsync", "fsync_dir"):
+        disk = disk_with(files)
+        log = open_log(disk)
+        disk.fail(operation, 1, errno.EIO)
+        with pytest.raises(LogWriteError):
+            log._roll()
+        assert disk.injected
+        disk.lose_power(lambda n: 0)
+        assert segments_of(contents(disk)) == segments_of(files)
+        assert reopened(disk)[1] == [0, 1, 2, 3, 4]
 
 
 def test_a_renamed_segment_is_refused() -> None:
