@@ -136,7 +136,7 @@ class Log:
             )
             if not recovered.has_snapshot:
                 log._write_snapshot()
-            elif recovered.report.torn_tail is not None:
+            elif recovered.report.torn_tail or recovered.report.maybe_damaged_snapshot:
                 log._roll()
             return log
         except BaseException:
