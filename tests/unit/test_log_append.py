@@ -252,7 +252,7 @@ def test_an_interrupted_write_is_the_end_too(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(log._active, "fdatasync", interrupted)
+    monkeypatch.setattr(log._active._file, "fdatasync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         log.append([note(1)])
     monkeypatch.undo()
