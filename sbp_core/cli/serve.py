@@ -174,8 +174,7 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
             snapshot = report.maybe_damaged_snapshot
             lines.append(
                 f"range server {index}    {snapshot.path} is damaged at log position"
-                f" {snapshot.position}: its ranges were taken from the segment before;"
-                " `sbp log repair` mends it"
+                f" {snapshot.position}: nothing is lost, its ranges are known without that"
             )
         lines += [
             f"range server {index}    {damaged.path} is damaged at log position"
