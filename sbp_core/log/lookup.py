@@ -96,7 +96,6 @@ class BatchLookup:
         try:
             failpoint("index.before_write")
             write_file(self._disk, path, encode_index(segment, ranges, rows), is_durable=False)
-            failpoint("index.after_write")
         except OSError as error:
             _LOG.warning("%s could not be written and will be made again: %s", path, error)
 

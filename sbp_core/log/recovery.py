@@ -174,7 +174,6 @@ def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
     Before it is read: from here on all that is read can be acknowledged.
     """
     with translate_os_error(LogWriteError, "syncing", file.path):
-        failpoint("log.recovery.before_sync")
         file.fdatasync()
         file.drop_cache()
         disk.fsync_dir(directory)

@@ -29,7 +29,7 @@ from sbp_core.rangeserver.retention import Held, Retention, expired_below
 SEGMENT_BYTES = 8_000
 BODY_BYTES_MAX = 1_500
 STATES_PER_STEP = 2
-STATES_PER_INSPECTION = 4
+STATES_PER_INSPECTION = 8
 KEPT = Retention(period_ms=40, size_bytes=10_000)
 
 

@@ -103,7 +103,7 @@ LAYOUTS = {
     "not synced": ([1, 1, 1], False),
     "two groups": ([2, 1], True),
 }
-SMALL = {name: sample(groups, 40, is_durable=synced) for name, (groups, synced) in LAYOUTS.items()}
+SMALL = {name: sample(groups, 8, is_durable=synced) for name, (groups, synced) in LAYOUTS.items()}
 LARGE = {name: sample(groups, 900, is_durable=synced) for name, (groups, synced) in LAYOUTS.items()}
 
 
