@@ -74,7 +74,11 @@ class Log:
         base = report.segment_bases[-1]
         with translate_os_error(LogError, "opening", segment_path(directory, base)):
             self._active = ActiveSegment.open(
-                *(disk, directory, base), end=report.end_position, proven_upto=report.durable_upto
+                disk,
+                directory,
+                base,
+                end=report.end_position,
+                proven_upto=report.durable_upto,
             )
             view = self._active.view(disk)
         self._extent = Extent(recovered.sealed, view, recovered.rows)
