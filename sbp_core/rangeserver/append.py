@@ -77,16 +77,17 @@ class AppendHandler:
             self._count(began_at, len(items), ())
             await self._respond(call, results, throttle_time_ms=limits.THROTTLE_MS)
             return
+        time_ms = None
         accepted = [self._accept(item) for item in items]
         entries = [entry for _, entry in accepted if entry is not None]
         if entries:
             try:
-                await asyncio.shield(self._committer.submit(entries))
+                time_ms = await asyncio.shield(self._committer.submit(entries))
             except LogWriteError as error:
                 self._count(began_at, len(items), ())
                 raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
         self._count(began_at, len(items), entries)
-        await self._respond(call, [result for result, _ in accepted])
+        await self._respond(call, [result for result, _ in accepted], time_ms)
 
     def _count(self, began_at: float, item_count: int, appended: Sequence[Entry]) -> None:
         self._metrics.appends.add(
@@ -125,12 +126,17 @@ class AppendHandler:
         return replace(result, base_offset=base_offset, status=SUCCESS), entry
 
     async def _respond(
-        self, call: ServerCall, results: Iterable[AppendResult], *, throttle_time_ms: int = 0
+        self,
+        call: ServerCall,
+        results: Iterable[AppendResult],
+        maybe_time_ms: int | None = None,
+        *,
+        throttle_time_ms: int = 0,
     ) -> None:
-        now_ms = self._clock.wall_ms()
+        time_ms = self._clock.wall_ms() if maybe_time_ms is None else maybe_time_ms
         await respond_all(
             call,
-            [replace(result, stream_append_time_ms=now_ms) for result in results],
+            [replace(result, stream_append_time_ms=time_ms) for result in results],
             lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
         )
 

@@ -27,7 +27,7 @@ OnCommit = Callable[[Sequence[LoggedRange]], None]
 @dataclass(frozen=True, slots=True)
 class _Submission:
     entries: tuple[Entry, ...]
-    done: asyncio.Future[None] = field(compare=False)
+    done: asyncio.Future[int] = field(compare=False)
 
     @property
     def length(self) -> int:
@@ -71,10 +71,11 @@ class GroupCommitter:
                 f"{self._pending_bytes} octets wait for the disk already; try again later",
             )
 
-    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.
 
-        It fails with LogWriteError when the log cannot be written any more.
+        Its result is when they were written, in ms since the epoch, as the log has it. It fails
+        with LogWriteError when the log cannot be written any more.
         """
         submission = _Submission(tuple(entries), asyncio.get_running_loop().create_future())
         if self.failed.done():
@@ -127,7 +128,7 @@ class GroupCommitter:
         for submission in group:
             self._pending_bytes -= submission.length
             if not submission.done.done():
-                submission.done.set_result(None)
+                submission.done.set_result(appended.time_ms)
 
     async def _sync_if_due(self) -> None:
         if not self._is_sync_due or self.failed.done():
