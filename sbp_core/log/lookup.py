@@ -148,21 +148,19 @@ class BatchLookup:
         LogError.
         """
         candidates = self._latest_times(extent).at_least(time_ms)
-        first = 0
-        while True:
-            first = bisect_right(
-                candidates,
-                offset,
-                lo=first,
-                key=lambda at: self.index(extent, at).next_offset(key),
-            )
-            if first == len(candidates):
-                break
-            index = self.index(extent, candidates[first])
+        at = 0
+        while at < len(candidates):
+            index = self.index(extent, candidates[at])
             found = index.maybe_since(key, offset, time_ms)
             if found is not None:
                 return found
             offset = max(offset, index.next_offset(key))
+            at = bisect_right(
+                candidates,
+                offset,
+                lo=at + 1,
+                key=lambda later: self.index(extent, later).next_offset(key),
+            )
         rows = extent.rows.maybe_rows(key)
         return None if rows is None else rows.maybe_since(offset, time_ms)
 
