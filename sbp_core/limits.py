@@ -159,6 +159,8 @@ CLEAN_LIVE_SHARE_MAX: Final = 0.3
 
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249
+GROUP_NAME_LENGTH_MAX: Final = 249
+"""Characters of a consumer group's name."""
 ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000

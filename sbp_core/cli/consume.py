@@ -97,8 +97,11 @@ def describe_rows(
         }
 
 
-def _resolve(client: Client, stream_id: int, start: str | int) -> tuple[int, int]:
+def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tuple[int, int]:
     """Return the first offset to read, and the tail. Raises OffsetOutOfRangeError."""
+    if isinstance(start, datetime):
+        timestamp_us = (start - _EPOCH) // timedelta(microseconds=1)
+        start = client.lookup_offsets({stream_id: timestamp_us})[stream_id]
     (bounds,) = client.stream_bounds([stream_id])
     if start == "earliest":
         return bounds.start_offset, bounds.next_offset

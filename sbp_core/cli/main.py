@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import NoReturn
 
 from sbp_core.cli import output
@@ -127,6 +128,12 @@ def _run_consume(options: argparse.Namespace) -> int:
     return consume(options)
 
 
+def _run_lag(options: argparse.Namespace) -> int:
+    from sbp_core.cli.lag import lag
+
+    return lag(options)
+
+
 def _run_log_check(options: argparse.Namespace) -> int:
     from sbp_core.cli.log_tools import check
 
@@ -160,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_streams(commands.add_parser, client)
     _add_produce(commands.add_parser, client)
     _add_consume(commands.add_parser, client)
+    _add_lag(commands.add_parser, client)
     commands.add_parser(
         "cluster", parents=[client], help="list the placement drivers, and which one leads"
     ).set_defaults(run=_run_cluster)
@@ -321,7 +329,8 @@ def _add_consume(add_parser: _AddParser, client: _Parser) -> None:
         ' {"base64": ...}.',
     )
     consume.add_argument("stream", metavar="NAME_OR_ID")
-    consume.add_argument(
+    start = consume.add_mutually_exclusive_group()
+    start.add_argument(
         "--from",
         dest="start",
         type=_parse_start,
@@ -329,11 +338,33 @@ def _add_consume(add_parser: _AddParser, client: _Parser) -> None:
         metavar="OFFSET",
         help="earliest, latest or a number (default: earliest)",
     )
+    start.add_argument(
+        "--from-timestamp",
+        dest="start",
+        type=_parse_timestamp,
+        default=argparse.SUPPRESS,
+        metavar="TIME",
+        help="begin with what was appended then or later, such as 2025-01-31T09:30 (UTC) or"
+        " 2025-01-31T09:30:00+01:00",
+    )
     consume.add_argument(
         "--max", type=_parse_positive, metavar="N", help="end after this many records"
     )
     consume.add_argument("--follow", action="store_true", help="wait for more records at the end")
     consume.set_defaults(run=_run_consume)
+
+
+def _add_lag(add_parser: _AddParser, client: _Parser) -> None:
+    lag = add_parser(
+        "lag",
+        parents=[client],
+        help="show how far a consumer group is behind",
+        description="Compare the cursors of a consumer group with the tails of their streams: in"
+        " records, and by the age of the record that is to be read next. Without a group, list"
+        " the groups.",
+    )
+    lag.add_argument("group", nargs="?", metavar="GROUP")
+    lag.set_defaults(run=_run_lag)
 
 
 def _add_log(add_parser: _AddParser) -> None:
@@ -386,6 +417,20 @@ def _parse_start(text: str) -> str | int:
     if not _is_offset(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not earliest, latest or an offset")
     return int(text)
+
+
+def _parse_timestamp(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is not None and moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    if moment is None or moment.timestamp() < 0:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time since 1970 such as 2025-01-31T09:30:00"
+        )
+    return moment
 
 
 def _parse_offset(text: str) -> int:

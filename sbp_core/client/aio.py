@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import append as appending
-from sbp_core.client import calls, changes, metadata, placement
+from sbp_core.client import calls, changes, cursors, lookup, metadata, placement
 from sbp_core.client import fetch as fetching
 from sbp_core.client.aio_connection import AsyncConnection
 from sbp_core.client.calls import Context
@@ -39,8 +39,10 @@ from sbp_core.client.timing import timed
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
+    CursorInfo,
     FetchItem,
     FetchOutcome,
+    GroupInfo,
     PlacementDriverInfo,
     RangeInfo,
     StreamBounds,
@@ -337,6 +339,38 @@ class AsyncClient:
     async def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""
         return await self._run(placement.stream_bounds(self._context, stream_ids))
+
+    async def lookup_offsets(self, timestamps: Mapping[int, int]) -> dict[int, int]:
+        """Return for each stream, by id, where to start for what was appended since a time.
+
+        Times in us (UTC), by the clocks of the range servers, which count in ms. The answer is the
+        first record, in the order of offsets, that was appended then or later, or else the tail.
+        """
+        return await self._run(lookup.lookup_offsets(self._context, timestamps))
+
+    async def append_times(self, offsets: Mapping[int, int]) -> dict[int, int | None]:
+        """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
+
+        If that one was trimmed, when the first one left was; None at the tail and beyond.
+        """
+        return await self._run(lookup.append_times(self._context, offsets))
+
+    async def commit_cursors(self, group: str, offsets: Mapping[int, int]) -> None:
+        """Remember the offsets that a consumer group reads next, by stream id; durably.
+
+        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming all missing streams.
+        """
+        await self._run(cursors.commit_cursors(self._context, group, offsets))
+
+    async def describe_cursors(
+        self, group: str, stream_ids: Sequence[int] = ()
+    ) -> list[CursorInfo]:
+        """Return the cursors that a group has, all of them or those of the streams named."""
+        return await self._run(cursors.describe_cursors(self._context, group, stream_ids))
+
+    async def list_groups(self) -> list[GroupInfo]:
+        """Return the consumer groups that have cursors, by name."""
+        return await self._run(cursors.list_groups(self._context))
 
     async def append(
         self, items: Sequence[AppendItem], *, retry_unknown: bool = False

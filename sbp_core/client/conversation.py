@@ -3,7 +3,7 @@
 Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
 
 The answer to the greeting tells which dialect the server speaks. The few calls whose opcode depends
-on that are held until then; all others go out at once.
+on that, or whether there is one, are held until then; all others go out at once.
 """
 
 from __future__ import annotations

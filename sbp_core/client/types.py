@@ -12,6 +12,9 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 """As a fetch offset: the stream's tail."""
 
+NO_CURSOR: Final = -1
+"""As the next offset of a cursor to commit: forget the cursor."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementDriverInfo:
@@ -80,6 +83,23 @@ class StreamBounds:
     stream_id: int
     start_offset: int
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CursorInfo:
+    """How far a consumer group has come in a stream: it reads `next_offset` next."""
+
+    stream_id: int
+    next_offset: int
+    committed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A consumer group that has cursors, and when it committed the latest, in ms (UTC)."""
+
+    group: str
+    committed_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)

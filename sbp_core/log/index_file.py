@@ -4,14 +4,15 @@ Header (big-endian):
 
     octets  field          type  meaning
     0-7     magic                "SBPIDX\r\n"
-    8-11    version        u32   1
+    8-11    version        u32   2
     12-15   generation     u32   of the segment
     16-23   base           u64   of the segment
     24-31   segment_bytes  u64   length of the segment's file
     32-39   range_count    u64
     40-47   row_count      u64
-    48-51   body_crc       u32   CRC-32C of all behind the header
-    52-55   crc            u32   CRC-32C of the 52 octets before
+    48-55   latest_ms      u64   the latest time of a batch
+    56-59   body_crc       u32   CRC-32C of all behind the header
+    60-63   crc            u32   CRC-32C of the 60 octets before
 
 Body: columns, little-endian, one after the other. The ranges are all those known at the end of the
 segment, by stream and index, as they were there; `row_end` is where the rows of each end. The rows
@@ -31,6 +32,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,14 +43,14 @@ from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
 from sbp_core.log.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
-from sbp_core.log.rows import RangeRows, SegmentRows, Slot
+from sbp_core.log.rows import DatedOffset, RangeRows, SegmentRows, Slot
 from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.wire.checksum import Octets, crc32c
 
 INDEX_MAGIC: Final = b"SBPIDX\r\n"
-INDEX_VERSION: Final = 1
+INDEX_VERSION: Final = 2
 
-_FIELDS: Final = struct.Struct(">8sIIQQQQI")
+_FIELDS: Final = struct.Struct(">8sIIQQQQQI")
 _CRC: Final = struct.Struct(">I")
 _I8: Final = np.dtype("<i8")
 _U8: Final = np.dtype("<u8")
@@ -85,14 +87,15 @@ def encode_index(
     empty = RangeRows()
     found = [rows.maybe_rows(logged.key) or empty for logged in ranges]
     row_ends = np.cumsum([len(each.base_offset) for each in found], dtype=_I8)
-    body = [
-        row_ends.tobytes()
+    columns = {
+        name: row_ends.tobytes()
         if name == "row_end"
         else np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
         if owner == "ranges"
         else _joined([getattr(each, name) for each in found], dtype)
         for name, dtype, owner in _COLUMNS
-    ]
+    }
+    body = list(columns.values())
     fields = _FIELDS.pack(
         INDEX_MAGIC,
         INDEX_VERSION,
@@ -101,6 +104,7 @@ def encode_index(
         segment.size,
         len(ranges),
         int(row_ends[-1]) if ranges else 0,
+        int(np.frombuffer(columns["time_ms"], _U8).max(initial=0)),
         crc32c(body),
     )
     return [fields + _CRC.pack(crc32c((fields,))), *body]
@@ -119,24 +123,38 @@ def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
     return SegmentIndex(file.map())
 
 
-def check_index(file: DiskFile, segment: Segment) -> None:
-    """Check that `file` is the whole, intact index of `segment`.
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What an index says in front: its ranges and batches, and the latest time of one of these."""
 
-    Raises LogCorruptionError with the reason, or OSError.
-    """
+    range_count: int
+    row_count: int
+    latest_ms: int
+    body_crc: int
+
+
+def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
+    """Return the header of the index of `segment`. Raises LogCorruptionError or OSError."""
     head = file.pread(INDEX_HEADER_BYTES, 0)
     if len(head) < INDEX_HEADER_BYTES or _CRC.unpack_from(head, _FIELDS.size)[0] != crc32c(
         (head[: _FIELDS.size],)
     ):
         raise LogCorruptionError("its header is damaged")
-    magic, version, generation, base, size, range_count, row_count, body_crc = _FIELDS.unpack_from(
-        head
-    )
+    magic, version, generation, base, size, *rest = _FIELDS.unpack_from(head)
     if (magic, version) != (INDEX_MAGIC, INDEX_VERSION):
         raise LogCorruptionError(f"it has format version {version}, not {INDEX_VERSION}")
     if (generation, base, size) != (segment.generation, segment.base, segment.size):
         raise LogCorruptionError("it belongs to another state of the segment")
-    counts = {"ranges": range_count, "rows": row_count}
+    return IndexHeader(*rest)
+
+
+def check_index(file: DiskFile, segment: Segment) -> None:
+    """Check that `file` is the whole, intact index of `segment`.
+
+    Raises LogCorruptionError with the reason, or OSError.
+    """
+    header = read_index_header(file, segment)
+    counts = {"ranges": header.range_count, "rows": header.row_count}
     length = INDEX_HEADER_BYTES + sum(
         counts[owner] * dtype.itemsize for _, dtype, owner in _COLUMNS
     )
@@ -145,8 +163,8 @@ def check_index(file: DiskFile, segment: Segment) -> None:
     crc = 0
     for start in range(INDEX_HEADER_BYTES, length, LOG_SCAN_BYTES):
         crc = crc32c((file.pread(LOG_SCAN_BYTES, start),), crc)
-    if crc != body_crc:
-        raise LogCorruptionError(f"it has the checksum {crc:08x}, expected {body_crc:08x}")
+    if crc != header.body_crc:
+        raise LogCorruptionError(f"it has the checksum {crc:08x}, expected {header.body_crc:08x}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +181,8 @@ class SegmentIndex:
     """The index of one segment, over octets that were checked."""
 
     def __init__(self, data: Octets) -> None:
-        *_, range_count, row_count, _ = _FIELDS.unpack_from(data)
+        *_, range_count, row_count, latest_ms, _ = _FIELDS.unpack_from(data)
+        self.latest_ms: int = latest_ms
         counts = {"ranges": range_count, "rows": row_count}
         self._columns: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         start = INDEX_HEADER_BYTES
@@ -183,15 +202,10 @@ class SegmentIndex:
 
     def slots_from(self, key: RangeKey, offset: int, view: SegmentView) -> Iterator[Slot]:
         """Yield the range's batches from the last that starts at `offset` or before."""
-        at = self._maybe_range(key)
-        if at is None:
-            return
-        row_ends, base_offsets = self._columns["row_end"], self._columns["base_offset"]
-        start = int(row_ends[at - 1]) if at else 0
-        end = int(row_ends[at])
-        first = start + int(base_offsets[start:end].searchsorted(offset, "right")) - 1
-        for step in range(max(first, start), end, _SLOTS_PER_STEP):
-            rows = slice(step, min(step + _SLOTS_PER_STEP, end))
+        own = self._rows(key)
+        first = self._row_from(own, offset)
+        for step in range(first, own.stop, _SLOTS_PER_STEP):
+            rows = slice(step, min(step + _SLOTS_PER_STEP, own.stop))
             for base_offset, count, position, length, time_ms in zip(
                 *(
                     self._columns[name][rows].tolist()
@@ -203,14 +217,36 @@ class SegmentIndex:
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
         """Return the octets of the range's batches that reach beyond `offset`."""
-        at = self._maybe_range(key)
-        if at is None:
-            return 0
-        rows = slice(
-            int(self._columns["row_end"][at - 1]) if at else 0, self._columns["row_end"][at]
-        )
+        rows = self._rows(key)
         end_offset = self._columns["base_offset"][rows] + self._columns["count"][rows]
         return int(self._columns["length"][rows][end_offset > offset].sum(dtype=_I8))
+
+    def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
+        """Return the first record from `offset` on that was written at `time_ms` or later."""
+        own = self._rows(key)
+        row = self._row_from(own, offset)
+        base_offset, count = self._columns["base_offset"], self._columns["count"]
+        if row < own.stop and base_offset[row] + count[row] <= offset:
+            row += 1
+        times = self._columns["time_ms"][row : own.stop]
+        if self._is_time_ordered:
+            row += int(times.searchsorted(np.uint64(time_ms)))
+        else:
+            is_late = times >= time_ms
+            row += int(is_late.argmax()) if is_late.any() else len(times)
+        if row == own.stop:
+            return None
+        found = max(int(base_offset[row]), offset)
+        return DatedOffset(found, int(self._columns["time_ms"][row]))
+
+    @cached_property
+    def _is_time_ordered(self) -> bool:
+        """Whether the times of each range never go back."""
+        times = self._columns["time_ms"]
+        goes_back = times[1:] < times[:-1]
+        ends = self._columns["row_end"]
+        goes_back[ends[(ends > 0) & (ends < len(times))] - 1] = False  # on to the next range
+        return not bool(goes_back.any())
 
     def held(self, live_from: Callable[[RangeKey], int]) -> Held:
         """Weigh the batches; those are live that reach beyond what `live_from` says of a range."""
@@ -227,6 +263,20 @@ class SegmentIndex:
             frozenset(stream_ids.tolist()),
             frozenset(stream_ids.repeat(row_counts[used])[is_live].tolist()),
         )
+
+    def _rows(self, key: RangeKey) -> slice:
+        """Return where the batches of a range are; an empty slice if it has none."""
+        at = self._maybe_range(key)
+        if at is None:
+            return slice(0, 0)
+        row_ends = self._columns["row_end"]
+        return slice(int(row_ends[at - 1]) if at else 0, int(row_ends[at]))
+
+    def _row_from(self, rows: slice, offset: int) -> int:
+        """Return the last of a range's batches that starts at `offset` or before, or its first."""
+        start: int = rows.start
+        base_offsets = self._columns["base_offset"][rows]
+        return start + max(int(base_offsets.searchsorted(offset, "right")) - 1, 0)
 
     def _maybe_range(self, key: RangeKey) -> int | None:
         stream_id, range_index = key

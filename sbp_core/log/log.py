@@ -27,7 +27,7 @@ from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey, encode_snapshot
 from sbp_core.log.recent import RecentBodies
 from sbp_core.log.recovery import Recovered, RecoveryReport, recover
-from sbp_core.log.rows import SegmentRows, Slot
+from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.segment import Segment, segment_path
 
 
@@ -41,8 +41,12 @@ class LogState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A group in the log: where each entry is, and the ranges that it changed, as they are now."""
+    """A group in the log: where each entry is, and the ranges that it changed, as they are now.
 
+    `time_ms` is when it was written, since the epoch, UTC.
+    """
+
+    time_ms: int
     locations: tuple[Location, ...]
     ranges: tuple[LoggedRange, ...]
 
@@ -177,7 +181,7 @@ class Log:
             if entry.kind is EntryKind.BATCH:
                 self.recent.keep(entry)
                 self._extent.rows.append(entry, location, time_ms)
-        return Appended(locations, tuple(changed.values()))
+        return Appended(time_ms, locations, tuple(changed.values()))
 
     def sync(self) -> None:
         """Make everything durable that was appended. Raises LogWriteError: then the log is dead."""
@@ -191,13 +195,28 @@ class Log:
         None is yielded for an offset behind the last one. Raises LogCorruptionError where the next
         batch is lost, LogError when the log is closed or cannot be read.
         """
-        if self._state is LogState.CLOSED:
-            raise LogError("the log is closed")
+        self._check_readable()
         return self._slots_from(key, offset)
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
         """Return the octets that a range's batches from `offset` on take. Raises LogError."""
         return self.lookup.bytes_from(self._extent, key, offset)
+
+    def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
+        """Return a range's first record from `offset` on whose batch is of `time_ms` or later.
+
+        A batch is of the time when its group was written. The first one in the order of offsets is
+        found, also where the clock was set back. Damaged batches count too, unless nothing is left
+        of them. Raises LogError when the log is closed or cannot be read.
+        """
+        while True:
+            self._check_readable()
+            extent = self._extent
+            try:
+                return self.lookup.maybe_since(extent, key, offset, time_ms)
+            except LogError:
+                if self._state is LogState.CLOSED or extent is self._extent:
+                    raise  # else what failed may be a segment that is no more
 
     def is_recent(self, key: RangeKey, offset: int) -> bool:
         """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
@@ -304,9 +323,12 @@ class Log:
         self._write_snapshot()
         self._extent = Extent((*before.sealed, full), view, SegmentRows())
 
-    def _check_open(self) -> None:
+    def _check_readable(self) -> None:
         if self._state is LogState.CLOSED:
             raise LogError("the log is closed")
+
+    def _check_open(self) -> None:
+        self._check_readable()
         if self._state is LogState.FAILED:
             raise _write_error(
                 f"the log takes no more appends: {self._failure}. Fix the disk and restart",

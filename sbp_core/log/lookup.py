@@ -1,7 +1,9 @@
 """From a range and an offset to the batches that hold it, over all segments.
 
 The batches of the active segment are found in memory, those of the full ones by their index files.
-A missing or stale index file is made again from its segment by whoever needs it first.
+For a time, those full segments come into question whose latest batch is not before it, which their
+index files say in front: those headers are read once, and kept. A missing or stale index file is
+made again from its segment by whoever needs it first.
 
 Every lookup may run in any thread. What it shares with the writer is one immutable `Extent`, which
 the writer replaces whole, and rows that only grow.
@@ -18,16 +20,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from sbp_core.errors import LogCorruptionError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import INDEX_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, write_file
 from sbp_core.log.entry import EntryKind
-from sbp_core.log.index_file import SegmentIndex, encode_index, index_path, open_index
+from sbp_core.log.index_file import (
+    SegmentIndex,
+    encode_index,
+    index_path,
+    open_index,
+    read_index_header,
+)
 from sbp_core.log.range_states import LoggedRange, RangeKey
 from sbp_core.log.replay import replay_segment
-from sbp_core.log.rows import SegmentRows, Slot
+from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.scan import Damage, SegmentScanner, read_snapshot
 from sbp_core.log.segment import Segment, SegmentView, SegmentViews
 
@@ -51,6 +61,19 @@ class _OpenIndex:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+class _LatestTimes:
+    """When the last written batch of each full segment was written, in ms since the epoch, UTC."""
+
+    def __init__(self, sealed: tuple[Segment, ...], times_ms: Sequence[int] = ()) -> None:
+        self.sealed = sealed
+        self.times_ms = np.array(times_ms, np.uint64)
+
+    def at_least(self, time_ms: int) -> list[int]:
+        """Return the numbers of the segments that may hold a batch of `time_ms` or later."""
+        found: list[int] = np.flatnonzero(self.times_ms >= np.uint64(time_ms)).tolist()
+        return found
+
+
 class BatchLookup:
     """Finds batches. At most INDEX_FILES_OPEN_MAX indexes are open."""
 
@@ -59,6 +82,7 @@ class BatchLookup:
         self._directory = directory
         self.views = SegmentViews(disk, directory)
         self._indexes: OrderedDict[Segment, _OpenIndex] = OrderedDict()
+        self._latest = _LatestTimes(())
         self._lock = threading.Lock()
 
     def slots_from(self, extent: Extent, key: RangeKey, offset: int) -> Iterator[Slot]:
@@ -123,6 +147,31 @@ class BatchLookup:
             total += index.bytes_from(key, offset)
         return total
 
+    def maybe_since(
+        self, extent: Extent, key: RangeKey, offset: int, time_ms: int
+    ) -> DatedOffset | None:
+        """Return the first record of a range, from `offset` on, written at `time_ms` or later.
+
+        The first one in the order of offsets, also where the clock was set back meanwhile. Raises
+        LogError.
+        """
+        candidates = self._latest_times(extent).at_least(time_ms)
+        at = 0
+        while at < len(candidates):
+            index = self.index(extent, candidates[at])
+            found = index.maybe_since(key, offset, time_ms)
+            if found is not None:
+                return found
+            offset = max(offset, index.next_offset(key))
+            at = bisect_right(
+                candidates,
+                offset,
+                lo=at + 1,
+                key=lambda later: self.index(extent, later).next_offset(key),
+            )
+        rows = extent.rows.maybe_rows(key)
+        return None if rows is None else rows.maybe_since(offset, time_ms)
+
     def drop(self, segment: Segment) -> None:
         """Let the files of a segment go that is no more, so that their space is free."""
         with self._lock:
@@ -147,6 +196,29 @@ class BatchLookup:
             if place.index is None:
                 place.index = self._maybe_load(segment) or self._rebuild(extent, at)
             return place.index
+
+    def _latest_times(self, extent: Extent) -> _LatestTimes:
+        """Return when the full segments were last written to; only the new ones are looked at."""
+        known = self._latest
+        if known.sealed is not extent.sealed:
+            times = dict(zip(known.sealed, known.times_ms.tolist(), strict=True))
+            known = self._latest = _LatestTimes(
+                extent.sealed,
+                [
+                    times[segment] if segment in times else self._latest_time(extent, at)
+                    for at, segment in enumerate(extent.sealed)
+                ],
+            )
+        return known
+
+    def _latest_time(self, extent: Extent, at: int) -> int:
+        segment = extent.sealed[at]
+        path = index_path(self._directory, segment.base)
+        try:
+            file = self._disk.open(path, is_writable=False)
+            return read_index_header(file, segment).latest_ms
+        except (OSError, LogCorruptionError):
+            return self.index(extent, at).latest_ms
 
     def _maybe_load(self, segment: Segment) -> SegmentIndex | None:
         try:

@@ -1,9 +1,9 @@
-"""Where the batches of one segment are, in memory: 32 octets for each."""
+"""Where the batches of one segment are, and of when, in memory: 32 octets for each."""
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,19 +31,29 @@ class Slot:
         return self.base_offset + self.count
 
 
+@dataclass(frozen=True, slots=True)
+class DatedOffset:
+    """A record, and when its batch was written, in ms since the epoch, UTC."""
+
+    offset: int
+    time_ms: int
+
+
 class RangeRows:
     """The batches of one range in one segment, in the order of their offsets.
 
-    One thread may append while others read: they see a batch only when it is complete.
+    One thread may append while others read: they see a batch only when it is complete. Times are in
+    order too, unless the clock was set back meanwhile.
     """
 
-    __slots__ = ("base_offset", "count", "length", "position", "time_ms")
+    __slots__ = ("base_offset", "count", "is_time_ordered", "length", "position", "time_ms")
 
     def __init__(self) -> None:
         self.count = array("I")
         self.position = array("q")
         self.length = array("I")
         self.time_ms = array("Q")
+        self.is_time_ordered = True
         self.base_offset = array("q")  # written last: its length is that of the rows
 
     @property
@@ -56,6 +66,8 @@ class RangeRows:
         self.count.append(count)
         self.position.append(location.position)
         self.length.append(location.length)
+        if self.time_ms and time_ms < self.time_ms[-1]:
+            self.is_time_ordered = False
         self.time_ms.append(time_ms)
         self.base_offset.append(base_offset)
 
@@ -64,9 +76,7 @@ class RangeRows:
 
         `offset` is not below the first one.
         """
-        row = bisect_right(self.base_offset, offset) - 1
-        if self.base_offset[row] + self.count[row] <= offset:
-            row += 1
+        row = self._row_beyond(offset)
         while row < len(self.base_offset):
             location = Location(self.position[row], self.length[row])
             yield Slot(self.base_offset[row], self.count[row], location, view, self.time_ms[row])
@@ -74,11 +84,24 @@ class RangeRows:
 
     def bytes_from(self, offset: int) -> int:
         """Return the octets of the batches that reach beyond `offset`."""
-        row_count = len(self.base_offset)
+        return sum(self.length[self._row_beyond(offset) : len(self.base_offset)])
+
+    def maybe_since(self, offset: int, time_ms: int) -> DatedOffset | None:
+        """Return the first record from `offset` on that was written at `time_ms` or later."""
+        row, row_count = self._row_beyond(offset), len(self.base_offset)
+        if self.is_time_ordered:
+            row = bisect_left(self.time_ms, time_ms, row, row_count)
+        else:
+            while row < row_count and self.time_ms[row] < time_ms:
+                row += 1
+        if row == row_count:
+            return None
+        return DatedOffset(max(self.base_offset[row], offset), self.time_ms[row])
+
+    def _row_beyond(self, offset: int) -> int:
+        """Return the first batch that reaches beyond `offset`."""
         row = max(bisect_right(self.base_offset, offset) - 1, 0)
-        if row < row_count and self.base_offset[row] + self.count[row] <= offset:
-            row += 1
-        return sum(self.length[row:row_count])
+        return row + (self.base_offset[row] + self.count[row] <= offset)
 
 
 class SegmentRows:

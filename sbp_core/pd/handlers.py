@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
-from sbp_core import limits
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd import changes, operations, ranges
+from sbp_core.pd.cursor_handlers import CursorHandlers
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
+from sbp_core.pd.operations import check_item_count
 from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
@@ -72,6 +73,7 @@ class PlacementDriverHandlers:
         self._announcer = RangeAnnouncer()
         self._sealer = Sealer(store, membership, self._announcer)
         self._trimmer = Trimmer(store)
+        self._cursors = CursorHandlers(store, clock)
         self._endpoint = endpoint
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
@@ -89,6 +91,7 @@ class PlacementDriverHandlers:
             Opcode.TRIM_STREAMS: self.trim_streams,
             Opcode.REPORT_METRICS: self.report_metrics,
             Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
+            **self._cursors.by_opcode(),
         }
 
     async def heartbeat(self, call: ServerCall) -> None:
@@ -158,7 +161,7 @@ class PlacementDriverHandlers:
     async def create_streams(self, call: ServerCall) -> None:
         """SPEC "CREATE_STREAMS": results in the order of the request."""
         request = call.decode(CreateStreamsRequest)
-        _check_count(len(request.streams))
+        check_item_count(len(request.streams))
         results = await self._store.run(
             operations.create_streams,
             request.streams,
@@ -177,7 +180,7 @@ class PlacementDriverHandlers:
     async def delete_streams(self, call: ServerCall) -> None:
         """SPEC "DELETE_STREAMS": results in the order of the request."""
         request = call.decode(DeleteStreamsRequest)
-        _check_count(len(request.streams))
+        check_item_count(len(request.streams))
         results = await self._store.run(operations.delete_streams, request.streams)
         await respond_all(
             call,
@@ -188,7 +191,7 @@ class PlacementDriverHandlers:
     async def update_streams(self, call: ServerCall) -> None:
         """SPEC "UPDATE_STREAMS": results in the order of the request."""
         request = call.decode(UpdateStreamsRequest)
-        _check_count(len(request.streams))
+        check_item_count(len(request.streams))
         results = await self._store.run(changes.update_streams, request.streams)
         await respond_all(
             call,
@@ -199,7 +202,7 @@ class PlacementDriverHandlers:
     async def trim_streams(self, call: ServerCall) -> None:
         """SPEC "TRIM_STREAMS": the smallest remaining ranges, in the order of the request."""
         request = call.decode(TrimStreamsRequest)
-        _check_count(len(request.trimmed_streams))
+        check_item_count(len(request.trimmed_streams))
         results = await self._trimmer.trim(request.trimmed_streams)
         await respond_all(
             call,
@@ -211,7 +214,7 @@ class PlacementDriverHandlers:
         """SPEC "DESCRIBE_STREAMS": results by id, then by name, or all streams by id."""
         request = call.decode(DescribeStreamsRequest)
         asked = len(request.stream_ids) + len(request.names)
-        _check_count(asked)
+        check_item_count(asked)
         if request.all_streams and asked:
             raise _invalid("ask for all streams, or for some by id and name, not for both")
         await respond_in_parts(
@@ -242,7 +245,7 @@ class PlacementDriverHandlers:
         """
         request = call.decode(ListRangesRequest)
         owners = request.range_owners
-        _check_count(len(owners))
+        check_item_count(len(owners))
         revision = await self._store.run(lambda store: store.revision())
         if revision == request.since_revision:
             owners = ()
@@ -262,7 +265,7 @@ class PlacementDriverHandlers:
     async def seal_ranges(self, call: ServerCall) -> None:
         """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
         request = call.decode(SealRangesRequest)
-        _check_count(len(request.ranges))
+        check_item_count(len(request.ranges))
         results = await self._sealer.seal(request.ranges)
         await respond_all(
             call,
@@ -290,14 +293,6 @@ class PlacementDriverHandlers:
             DescribePlacementDriverClusterResponse(
                 status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))
             )
-        )
-
-
-def _check_count(count: int) -> None:
-    if count > limits.STREAMS_PER_REQUEST_MAX:
-        raise _invalid(
-            f"a request for {count} items is over the limit of"
-            f" {limits.STREAMS_PER_REQUEST_MAX}; split it"
         )
 
 

@@ -12,6 +12,10 @@ from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.wire.status import shown
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
+_GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}")
+
+NO_CURSOR: Final = -1
+"""In place of a cursor's next offset: there is none, or there is to be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,23 @@ class RangeServerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CursorRecord:
+    """How far a consumer group has come in a stream: the offset that it reads next."""
+
+    stream_id: int
+    next_offset: int
+    committed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A consumer group that has cursors, and when it committed the latest."""
+
+    name: str
+    committed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamChange:
     """What to change of a stream. A name of None leaves the one it has."""
 
@@ -96,4 +117,15 @@ def check_stream_name(name: str) -> None:
         StatusCode.INVALID_REQUEST,
         f"{shown(name)} cannot name a stream: use 1 to {limits.STREAM_NAME_LENGTH_MAX} of"
         " A-Z a-z 0-9 . _ - (not digits only, not '.' or '..')",
+    )
+
+
+def check_group_name(name: str) -> None:
+    """Raise InvalidRequestError unless `name` can name a consumer group."""
+    if _GROUP.fullmatch(name):
+        return
+    raise InvalidRequestError(
+        StatusCode.INVALID_REQUEST,
+        f"{shown(name)} cannot name a consumer group: use 1 to {limits.GROUP_NAME_LENGTH_MAX} of"
+        " A-Z a-z 0-9 . _ -",
     )

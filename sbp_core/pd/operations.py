@@ -221,6 +221,15 @@ def _ranges_of(
     return store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
 
 
+def check_item_count(count: int) -> None:
+    """Raise InvalidRequestError when a request has more items than are taken."""
+    if count > limits.STREAMS_PER_REQUEST_MAX:
+        raise _invalid(
+            f"a request for {count} items is over the limit of"
+            f" {limits.STREAMS_PER_REQUEST_MAX}; split it"
+        )
+
+
 def _invalid(message: str) -> InvalidRequestError:
     return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
 

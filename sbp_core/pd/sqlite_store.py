@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import sqlite3
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,59 +17,26 @@ from typing import Any, Final
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
+from sbp_core.pd import sqlite_cursors
 from sbp_core.pd.data_dir import DataDir
 from sbp_core.pd.model import (
     ChangeRefusal,
+    CursorRecord,
+    GroupRecord,
     NewStream,
     RangeRecord,
     RangeServerRecord,
     StreamChange,
     StreamRecord,
 )
+from sbp_core.pd.sqlite_schema import (
+    SCHEMA_VERSION,
+    SCHEMA_VERSION_MIN,
+    create_schema,
+    migrate_schema,
+)
 
 _LOG: Final = logging.getLogger(__name__)
-
-SCHEMA_VERSION: Final = 2
-
-_SCHEMA: Final = (
-    """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
-    """CREATE TABLE cluster (
-        id TEXT NOT NULL,
-        revision INTEGER NOT NULL,
-        last_stream_id INTEGER NOT NULL,
-        last_server_id INTEGER NOT NULL
-    )""",
-    """CREATE TABLE streams (
-        stream_id INTEGER PRIMARY KEY,
-        name TEXT UNIQUE,
-        replica_count INTEGER NOT NULL,
-        ack_count INTEGER NOT NULL,
-        retention_period_ms INTEGER NOT NULL,
-        created_at_ms INTEGER NOT NULL,
-        retention_bytes INTEGER NOT NULL
-    )""",
-    """CREATE TABLE ranges (
-        stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
-        range_index INTEGER NOT NULL,
-        start_offset INTEGER NOT NULL,
-        end_offset INTEGER,
-        ack_count INTEGER NOT NULL,
-        PRIMARY KEY (stream_id, range_index)
-    ) WITHOUT ROWID""",
-    """CREATE TABLE replicas (
-        stream_id INTEGER NOT NULL,
-        range_index INTEGER NOT NULL,
-        position INTEGER NOT NULL,
-        server_id INTEGER NOT NULL,
-        PRIMARY KEY (stream_id, range_index, position),
-        FOREIGN KEY (stream_id, range_index) REFERENCES ranges ON DELETE CASCADE
-    ) WITHOUT ROWID""",
-    """CREATE INDEX replicas_by_server ON replicas (server_id, stream_id, range_index)""",
-    """CREATE TABLE servers (
-        server_id INTEGER PRIMARY KEY,
-        address TEXT NOT NULL
-    )""",
-)
 
 _STREAM: Final = (
     "SELECT stream_id, name, replica_count, ack_count, retention_period_ms, created_at_ms,"
@@ -131,33 +97,27 @@ class SqliteStore:
         execute("PRAGMA foreign_keys = ON")
         tables = {name for (name,) in execute("SELECT name FROM sqlite_master")}
         if not tables:
-            self._create()
+            create_schema(self._connection)
         elif not {"schema_version", "cluster"} <= tables:
             raise ConfigurationError(
                 f"data_dir: {self._dir.database} holds other data; choose an empty directory"
             )
         (version,) = execute("SELECT version FROM schema_version").fetchone() or (0,)
-        if version != SCHEMA_VERSION:
+        if not SCHEMA_VERSION_MIN <= version <= SCHEMA_VERSION:
             raise ConfigurationError(
                 f"data_dir: {self._dir.database} has schema version {version}, this release reads"
-                f" {SCHEMA_VERSION}; use the release that wrote it, or an empty directory"
+                f" {SCHEMA_VERSION_MIN} to {SCHEMA_VERSION}; use the release that wrote it, or an"
+                " empty directory"
             )
         (verdict,) = execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
+        if version < SCHEMA_VERSION:
+            migrate_schema(self._connection, version)
         row = execute("SELECT id FROM cluster").fetchone()
         if row is None:
             raise sqlite3.DatabaseError("the cluster's identity is missing")
         self._cluster_id = str(row[0])
-
-    def _create(self) -> None:
-        execute = self._connection.execute
-        execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA:
-            execute(statement)
-        execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
-        execute("INSERT INTO cluster VALUES (?, 0, 0, 0)", (str(uuid.uuid4()),))
-        execute("COMMIT")
 
     # MetadataStore
 
@@ -305,6 +265,28 @@ class SqliteStore:
             if any(sealed):
                 self._bump_revision()
             return sealed
+
+    def commit_cursors(
+        self, group: str, cursors: Sequence[tuple[int, int]], committed_at_ms: int
+    ) -> list[bool]:
+        """Set or forget a group's cursors; False where there is no stream."""
+        with self._transaction():
+            return [
+                sqlite_cursors.commit_cursor(self._query, group, *cursor, committed_at_ms)
+                for cursor in cursors
+            ]
+
+    def cursors_of(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
+        """Return a group's cursors in the order asked for; None where there is none."""
+        return sqlite_cursors.cursors_of(self._query, group, stream_ids)
+
+    def cursors_after(self, group: str, stream_id: int, count_max: int) -> list[CursorRecord]:
+        """Return up to `count_max` cursors of a group beyond a stream id, by id."""
+        return sqlite_cursors.cursors_after(self._query, group, stream_id, count_max)
+
+    def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
+        """Return up to `count_max` groups whose names come after `group`, by name."""
+        return sqlite_cursors.groups_after(self._query, group, count_max)
 
     def close(self) -> None:
         """Close the file and release the directory."""

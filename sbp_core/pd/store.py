@@ -8,6 +8,8 @@ from typing import Protocol
 from sbp_core.errors import StatusError
 from sbp_core.pd.model import (
     ChangeRefusal,
+    CursorRecord,
+    GroupRecord,
     NewStream,
     RangeRecord,
     RangeServerRecord,
@@ -51,7 +53,7 @@ class MetadataStore(Protocol):
         """Create streams, each with an open range from offset 0; None where the name is taken."""
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
-        """Delete streams with their ranges; None where there is none."""
+        """Delete streams with their ranges and cursors; None where there is none."""
 
     def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | ChangeRefusal]:
         """Change streams in this order; return each as it is then, or why it was left alone."""
@@ -98,6 +100,23 @@ class MetadataStore(Protocol):
 
         False where it is sealed already, or gone.
         """
+
+    def commit_cursors(
+        self, group: str, cursors: Sequence[tuple[int, int]], committed_at_ms: int
+    ) -> list[bool]:
+        """Set a group's cursors, (stream id, next offset) each, in this order.
+
+        NO_CURSOR as the offset forgets one, which is never refused. False where there is no stream.
+        """
+
+    def cursors_of(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
+        """Return a group's cursors in the order asked for; None where there is none."""
+
+    def cursors_after(self, group: str, stream_id: int, count_max: int) -> list[CursorRecord]:
+        """Return up to `count_max` cursors of a group beyond a stream id, by id."""
+
+    def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
+        """Return up to `count_max` groups whose names come after `group`, by name."""
 
     def close(self) -> None:
         """Release the store."""

@@ -114,17 +114,18 @@ class AppendHandler(PromptHandler):
         self,
         frame: _AppendFrame,
         accepted: Sequence[Entry | Status],
-        written: asyncio.Future[None] | None,
+        written: asyncio.Future[int] | None,
     ) -> None:
         entries = [each for each in accepted if isinstance(each, Entry)]
+        time_ms = None
         if written is not None:
             try:
-                await written
+                time_ms = await written
             except LogWriteError as error:
                 self._count(frame, ())
                 raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
         self._count(frame, entries)
-        await self._respond(frame, accepted)
+        await self._respond(frame, accepted, time_ms)
 
     def _count(self, frame: _AppendFrame, appended: Sequence[Entry]) -> None:
         item_count = len(frame.items)
@@ -165,18 +166,22 @@ class AppendHandler(PromptHandler):
         self,
         frame: _AppendFrame,
         outcomes: Sequence[Entry | Status],
+        maybe_time_ms: int | None = None,
         *,
         throttle_time_ms: int = 0,
     ) -> None:
-        now_ms = self._clock.wall_ms()
+        time_ms = self._clock.wall_ms() if maybe_time_ms is None else maybe_time_ms
         await respond_all(
             frame.call,
-            [_result(item, each, now_ms) for item, each in zip(frame.items, outcomes, strict=True)],
+            [
+                _result(item, each, time_ms)
+                for item, each in zip(frame.items, outcomes, strict=True)
+            ],
             lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
         )
 
 
-def _result(item: _Item, outcome: Entry | Status, now_ms: int) -> AppendResult:
+def _result(item: _Item, outcome: Entry | Status, time_ms: int) -> AppendResult:
     base_offset, status = -1, SUCCESS
     if isinstance(outcome, Entry):
         base_offset = outcome.base_offset
@@ -186,7 +191,7 @@ def _result(item: _Item, outcome: Entry | Status, now_ms: int) -> AppendResult:
         stream_id=item.stream_id,
         request_index=item.info.request_index,
         base_offset=base_offset,
-        stream_append_time_ms=now_ms,
+        stream_append_time_ms=time_ms,
         status=status,
     )
 

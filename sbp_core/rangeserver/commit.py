@@ -32,7 +32,7 @@ _LOG: Final = logging.getLogger(__name__)
 class _Submission:
     entries: tuple[Entry, ...]
     length: int
-    done: asyncio.Future[None] = field(compare=False)
+    done: asyncio.Future[int] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,14 @@ class GroupCommitter:
                 f"{self._pending_bytes} octets wait for the disk already; try again later",
             )
 
-    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.
 
-        They are written also if it is cancelled. It fails with LogWriteError when the log cannot be
-        written any more.
+        Its result is when they were written, in ms since the epoch, as the log has it. They are
+        written also if it is cancelled. It fails with LogWriteError when the log cannot be written
+        any more.
         """
-        done: asyncio.Future[None] = self._loop.create_future()
+        done: asyncio.Future[int] = self._loop.create_future()
         if self.failed.done():
             done.set_exception(_dead(self.failed.result()))
             return done
@@ -173,7 +174,7 @@ class GroupCommitter:
         for submission in group.submissions:
             self._pending_bytes -= submission.length
             if not submission.done.done():
-                submission.done.set_result(None)
+                submission.done.set_result(appended.time_ms)
 
     def _on_sync_due(self) -> None:
         self._is_sync_due = True

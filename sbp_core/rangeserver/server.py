@@ -22,6 +22,7 @@ from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
+from sbp_core.rangeserver.offset_lookup import LookupHandler
 from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
 from sbp_core.rangeserver.ranges import RangeTable
 from sbp_core.rangeserver.settings import RangeServerSettings
@@ -123,7 +124,12 @@ class RangeServer:
         )
         operations = RangeOperations(host, membership)
         self._listener = Listener(
-            {Opcode.APPEND: append, Opcode.FETCH: fetch, **operations.handlers()},
+            {
+                Opcode.APPEND: append,
+                Opcode.FETCH: fetch,
+                Opcode.LOOKUP_OFFSETS: LookupHandler(host, self._log, self._readers),
+                **operations.handlers(),
+            },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
         )

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sbp_core.errors import ConfigurationError, SbpError, StatusCode, StatusError
+from sbp_core.errors import (
+    ConfigurationError,
+    SbpError,
+    StatusCode,
+    StatusError,
+    UnsupportedError,
+)
 from sbp_core.wire.headers import RESULT_FIELDS, FetchResult, ListRangesResult, Status
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, is_success, status_for
@@ -41,6 +47,9 @@ def parse_dialect(text: str) -> Dialect:
 
 # A client's side.
 
+_ABSENT: Final = frozenset({Opcode.LOOKUP_OFFSETS, Opcode.COMMIT_CURSORS, Opcode.DESCRIBE_CURSORS})
+"""Extensions that servers of the other dialect do not know: they would leave them unanswered."""
+
 
 def dialect_of(status: Status | None) -> Dialect:
     """Return the dialect in which an answer says success."""
@@ -52,15 +61,21 @@ def opcode_of(operation: Opcode, dialect: Dialect) -> Opcode:
     """Return the opcode by which servers of a dialect know an operation.
 
     The batched servers described ranges with 0x2004, which is CREATE_RANGE to a placement driver.
+    Raises UnsupportedError for an operation that they do not know.
     """
-    if dialect is Dialect.ELASTICSTREAM_2023_04 and operation is Opcode.DESCRIBE_RANGE:
-        return Opcode.CREATE_RANGE
-    return operation
+    if dialect is Dialect.SPECIFICATION:
+        return operation
+    if operation in _ABSENT:
+        raise UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"the server speaks {dialect}, which has no {operation.name}; nothing was sent",
+        )
+    return Opcode.CREATE_RANGE if operation is Opcode.DESCRIBE_RANGE else operation
 
 
 def depends_on_dialect(operation: Opcode) -> bool:
     """Whether a client has to know the dialect before it can ask for an operation."""
-    return len({opcode_of(operation, dialect) for dialect in Dialect}) > 1
+    return operation is Opcode.DESCRIBE_RANGE or operation in _ABSENT
 
 
 # A server's side.

@@ -13,15 +13,20 @@ from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     AppendRequest,
     ClientRole,
+    CommitCursorsRequest,
     CreateRangeRequest,
     CreateStreamsRequest,
+    Cursor,
     DeleteStreamsRequest,
+    DescribeCursorsRequest,
     DescribeRangesRequest,
     DescribeStreamsRequest,
     Feature,
     FetchResponse,
     HeartbeatRequest,
     ListRangesRequest,
+    LookupOffsetInfo,
+    LookupOffsetsRequest,
     RangeCriteria,
     RangeId,
     SealRangesRequest,
@@ -289,5 +294,166 @@ def test_features_that_are_unknown_or_not_offered_are_not_in_the_answer(target):
                         known = {"deadline"} if target.dialect is Dialect.SPECIFICATION else set()
                         assert sorted(accepted) == sorted({*offered} & known)
                         await client.call(Opcode.PING)
+
+    target.run(body)
+
+
+async def look_up(client, *items):
+    """The answers to (stream id, time in us, first offset) in their order."""
+    infos = tuple(
+        LookupOffsetInfo(stream_id, index, timestamp_us, start_offset)
+        for index, (stream_id, timestamp_us, start_offset) in enumerate(items)
+    )
+    answers = await client.ask(Opcode.LOOKUP_OFFSETS, LookupOffsetsRequest(10_000, infos))
+    results = [result for answer in answers for result in answer.lookup_responses]
+    return sorted(results, key=lambda result: result.request_index)
+
+
+def test_a_record_is_found_by_the_time_of_its_append(target):
+    """LOOKUP_OFFSETS. Rule: lookup-offsets, lookup-time, item-answers."""
+
+    async def body(target):
+        async with (
+            target.streams() as (placed,),
+            Target(placed.server.advertise_addr).pd() as client,
+        ):
+            stream_id = placed.stream_id
+            assert [each.offset for each in await look_up(client, (stream_id, 0, 0))] == [0]
+            times = []
+            for count in (2, 3, 1):
+                (answer,) = await client.ask(Opcode.APPEND, *append_request((placed, batch(count))))
+                times += [answer.append_responses[0].stream_append_time_ms] * count
+            for time_ms in {0, *times, *(each + 1 for each in times), times[-1] + 10**9}:
+                for start in (0, 1, 6, 9):
+                    expected = [at for at in range(start, 6) if times[at] >= time_ms]
+                    (found,) = await look_up(client, (stream_id, time_ms * 1000, start))
+                    assert code_of(found.status) == 0
+                    assert found.offset == (expected[0] if expected else 6)
+                    assert found.append_time_ms == (times[expected[0]] if expected else -1)
+            await client.ask(Opcode.SEAL_RANGE, SealRangesRequest(0, (RangeId(stream_id, 0),)))
+            many = [(stream_id, times[2] * 1000, start) for start in range(7)] * 3
+            answers = await look_up(client, *many)
+            assert [each.stream_id for each in answers] == [stream_id] * 21
+            assert [each.request_index for each in answers] == list(range(21))
+            assert answers[6].offset == 6
+
+    target.run(body)
+
+
+def test_a_lookup_that_makes_no_sense_fails_alone(at_server):
+    """LOOKUP_OFFSETS. Rule: lookup-refused, partial-failure."""
+
+    async def test(client, placed):
+        stream_id = placed.stream_id
+        answers = await look_up(
+            client, (stream_id, -1, 0), (stream_id, 0, -1), (2**62, 0, 0), (stream_id, 0, 0)
+        )
+        assert [code_of(each.status) for each in answers] == [
+            StatusCode.INVALID_REQUEST,
+            StatusCode.INVALID_REQUEST,
+            StatusCode.RANGE_NOT_FOUND,
+            0,
+        ]
+        gone = DeleteStreamsRequest(0, (Stream(stream_id=stream_id),))
+        await client.ask(Opcode.DELETE_STREAMS, gone)
+        (answer,) = await look_up(client, (stream_id, 0, 0))
+        assert code_of(answer.status) == StatusCode.NOT_FOUND
+
+    at_server(test)
+
+
+async def commit_cursors(client, group, *cursors):
+    """The answers to (stream id, next offset) in their order."""
+    wanted = tuple(Cursor(stream_id, offset) for stream_id, offset in cursors)
+    request = CommitCursorsRequest(10_000, group, wanted)
+    answers = await client.ask(Opcode.COMMIT_CURSORS, request)
+    return [cursor for answer in answers for cursor in answer.cursors]
+
+
+async def cursors_of(client, group, *stream_ids):
+    """What is described, without the groups' own status."""
+    request = DescribeCursorsRequest(10_000, group, stream_ids)
+    answers = await client.ask(Opcode.DESCRIBE_CURSORS, request)
+    return [cursor for answer in answers for cursor in answer.cursors]
+
+
+def offsets_of(cursors):
+    return [(each.stream_id, each.next_offset) for each in cursors]
+
+
+def test_a_cursor_is_what_was_committed_last(target):
+    """COMMIT_CURSORS, DESCRIBE_CURSORS. Rule: commit-cursors, describe-cursors."""
+
+    async def body(target):
+        async with target.streams(3) as placed, target.pd() as client:
+            one, two, three = sorted(each.stream_id for each in placed)
+            group, other = f"conformance-{one}", f"conformance-{one}.other"
+            answers = await commit_cursors(client, group, (two, 5), (one, 0))
+            assert offsets_of(answers) == [(two, 5), (one, 0)]
+            assert all(each.committed_at_ms > 1_600_000_000_000 for each in answers)
+            await commit_cursors(client, group, (two, 3))
+            await commit_cursors(client, other, (two, 9))
+            assert offsets_of(await cursors_of(client, group)) == [(one, 0), (two, 3)]
+            some = await cursors_of(client, group, two, three, one)
+            assert offsets_of(some) == [(two, 3), (three, -1), (one, 0)]
+            assert [code_of(each.status) for each in some] == [0, 0, 0]
+            named = {each.group: each.committed_at_ms for each in await cursors_of(client, None)}
+            assert named[other] == (await cursors_of(client, other))[0].committed_at_ms
+            assert group in named
+
+    target.run(body)
+
+
+def test_a_cursor_goes_when_it_is_forgotten_or_its_stream_deleted(target):
+    """COMMIT_CURSORS with -1. Rule: forget-cursors."""
+
+    async def body(target):
+        async with target.pd() as client:
+            async with target.streams(2) as placed:
+                one, two = (each.stream_id for each in placed)
+                group = f"conformance-{one}"
+                await commit_cursors(client, group, (one, 1), (two, 2))
+                for _ in range(2):
+                    (forgotten,) = await commit_cursors(client, group, (one, -1))
+                    assert code_of(forgotten.status) == 0
+                assert offsets_of(await cursors_of(client, group)) == [(two, 2)]
+            assert await cursors_of(client, group) == []
+            assert group not in {each.group for each in await cursors_of(client, None)}
+
+    target.run(body)
+
+
+def test_a_cursor_that_makes_no_sense_fails_alone(target):
+    """COMMIT_CURSORS. Rule: cursor-refused, partial-failure."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            group = f"conformance-{placed.stream_id}"
+            answers = await commit_cursors(
+                client, group, (2**62, 1), (placed.stream_id, -2), (placed.stream_id, 4)
+            )
+            assert [code_of(each.status) for each in answers] == [
+                StatusCode.NOT_FOUND,
+                StatusCode.INVALID_REQUEST,
+                0,
+            ]
+            assert offsets_of(await cursors_of(client, group)) == [(placed.stream_id, 4)]
+
+    target.run(body)
+
+
+@pytest.mark.parametrize("group", ["", "a b", "ä", "x" * 250])
+def test_a_group_needs_a_name_that_can_be_written_anywhere(target, group):
+    """COMMIT_CURSORS, DESCRIBE_CURSORS. Rule: cursor-group."""
+
+    async def body(target):
+        async with target.pd() as client:
+            for opcode, request in (
+                (Opcode.COMMIT_CURSORS, CommitCursorsRequest(0, group)),
+                (Opcode.DESCRIBE_CURSORS, DescribeCursorsRequest(0, group)),
+            ):
+                (frame,) = await client.call(opcode, request)
+                status = decode_system_error(frame.header).status
+                assert code_of(status) == StatusCode.INVALID_REQUEST
 
     target.run(body)

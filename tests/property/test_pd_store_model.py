@@ -8,7 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, StreamRecord
+from sbp_core.pd.model import (
+    NO_CURSOR,
+    CursorRecord,
+    NewStream,
+    RangeRecord,
+    RangeServerRecord,
+    StreamRecord,
+)
 from sbp_core.pd.sqlite_store import SqliteStore
 
 NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
@@ -25,6 +32,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = SqliteStore(self.path)
         self.cluster_id = self.store.cluster_id
         self.streams, self.ranges, self.addresses = {}, {}, {}
+        self.cursors = {}
         self.stream_ids, self.server_ids = [], []
         self.revision = 0
 
@@ -64,6 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
         for stream_id in map(self.pick, picks):
             expected.append(self.streams.pop(stream_id, None))
             self.ranges = {key: each for key, each in self.ranges.items() if key[0] != stream_id}
+            self.cursors = {key: each for key, each in self.cursors.items() if key[1] != stream_id}
         assert self.store.delete_streams([self.pick(pick) for pick in picks]) == expected
         self.bump(any(expected))
 
@@ -84,6 +93,22 @@ class StoreMachine(RuleBasedStateMachine):
         if is_made:
             self.ranges[stream_id, index] = new
         self.bump(is_made)
+
+    @rule(
+        group=st.sampled_from(["g", "h"]),
+        moves=st.lists(st.tuples(PICKS, st.integers(NO_CURSOR, 3)), max_size=3),
+        time_ms=st.integers(0, 9),
+    )
+    def commit_cursors(self, group, moves, time_ms):
+        wanted = [(self.pick(pick), offset) for pick, offset in moves]
+        expected = [offset == NO_CURSOR or each in self.streams for each, offset in wanted]
+        assert self.store.commit_cursors(group, wanted, time_ms) == expected
+        for stream_id, offset in wanted:
+            if offset == NO_CURSOR:
+                self.cursors.pop((group, stream_id), None)
+            elif stream_id in self.streams:
+                self.cursors[group, stream_id] = CursorRecord(stream_id, offset, time_ms)
+        self.bump(False)
 
     @rule()
     def allocate(self):
@@ -115,6 +140,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert store.streams_after(-1, 1000) == [self.streams[i] for i in sorted(self.streams)]
         everything = [self.ranges[key] for key in sorted(self.ranges)]
         assert store.ranges_after((-1, -1), 1000, stream_id=None, server_id=None) == everything
+        for group in ("g", "h"):
+            listed = store.cursors_after(group, -1, 1000)
+            assert listed == [self.cursors[key] for key in sorted(self.cursors) if key[0] == group]
+        groups = [each.name for each in store.groups_after("", 1000)]
+        assert groups == sorted({group for group, _ in self.cursors})
         counts = {}
         for server_id in (1, 2, 3):
             hosted = [each for each in everything if server_id in each.server_ids]

@@ -19,6 +19,7 @@ COMMANDS = [
     ["streams", "delete"],
     ["produce"],
     ["consume"],
+    ["lag"],
     ["cluster"],
     ["ping"],
 ]
@@ -55,6 +56,10 @@ def test_every_command_has_help(capsys, words):
         (["consume", "a", "--from", "first"], "'first' is not earliest, latest or an offset"),
         (["consume", "a", "--from", str(2**63)], str(2**63)),
         (["consume", "a", "--max", "0"], "--max"),
+        (["consume", "a", "--from-timestamp", "noon"], "'noon' is not a time since 1970"),
+        (["consume", "a", "--from-timestamp", "1969-12-31T23:59"], "1969"),
+        (["consume", "a", "--from-timestamp", "0001-01-01T00:00+14:00"], "0001"),
+        (["consume", "a", "--from", "1", "--from-timestamp", "2025-01-31"], "not allowed with"),
         (["serve", "--pd-port", "x"], "--pd-port"),
         (["ping", "--unknown"], "--unknown"),
     ],

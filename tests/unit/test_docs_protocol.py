@@ -22,9 +22,6 @@ SHARED = {"Status", "StreamRange", "RangeServer", "ReplicaServer", "RangeId", "S
 EVERYWHERE = {"timeout_ms", "throttle_time_ms", "status"}
 NOT_SERVED = {
     Opcode.END_TXN,
-    Opcode.LOOKUP_OFFSETS,
-    Opcode.COMMIT_CURSORS,
-    Opcode.DESCRIBE_CURSORS,
     Opcode.COMMIT_TXN,
     Opcode.DESCRIBE_TXNS,
 }

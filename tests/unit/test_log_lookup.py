@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from bisect import bisect_right
@@ -27,6 +28,7 @@ from sbp_core.log.entry import (
 from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
 from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeStates, encode_snapshot
+from sbp_core.log.rows import DatedOffset
 from sbp_core.log.segment import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
@@ -333,6 +335,39 @@ def test_a_closed_log_finds_nothing() -> None:
     filled.log.close()
     with pytest.raises(LogError, match="closed"):
         filled.log.batches_from((7, 0), 100)
+    with pytest.raises(LogError, match="closed"):
+        filled.log.maybe_since((7, 0), 100, 0)
+
+
+def test_a_time_is_looked_for_where_it_may_be() -> None:
+    """The indexes of older segments are not read, but for their headers, and those once."""
+    disk = FaultyDisk()
+    clock = itertools.count(1_000)
+
+    def open_again() -> Log:
+        disk.kill_process()
+        return Log.open(DIRECTORY, disk=disk, now_ms=lambda: next(clock), segment_bytes=1000)
+
+    log = open_again()
+    log.append([created(*key, STARTS[key]) for key in KEYS])
+    times = []
+    for number in range(200):
+        log.append([batch(number, 1, bytes(60))])
+        found = log.maybe_since((1, 0), number, 0)
+        assert found is not None
+        times.append(found.time_ms)
+    log = open_again()
+    segment_count = len(segment_bases(disk))
+    assert segment_count > 20
+    assert log.maybe_since((1, 0), 0, times[-30]) == DatedOffset(170, times[-30])
+    assert log.maybe_since((7, 0), 100, times[-30]) is None, "there is nothing of it"
+    assert len(log.lookup._indexes) < segment_count // 2
+    opened = []
+    for _ in range(2):
+        for number, time_ms in enumerate(times[-30:], 170):
+            assert log.maybe_since((1, 0), 0, time_ms) == DatedOffset(number, time_ms)
+        opened.append(disk.calls["open"])
+    assert opened[0] == opened[1], "all is open already"
 
 
 def test_an_index_takes_37_octets_a_range_and_32_a_batch() -> None:
@@ -363,6 +398,8 @@ def test_readers_in_threads_find_whole_groups_while_the_writer_appends(tmp_path:
                 )
                 bodies = read_bodies((1, 0), slots)
                 assert bodies.error is None
+                found = log.maybe_since((1, 0), offset, 0)
+                assert offset >= durable if found is None else offset == found.offset
                 assert all(
                     body == b"%d" % slot.base_offset * 20
                     for slot, body in zip(slots, bodies.octets, strict=True)

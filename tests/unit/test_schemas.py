@@ -68,6 +68,10 @@ def test_the_committed_tables_are_those_of_the_schemas():
         ("Stream", "retention_bytes", (6, Scalar("q"), 0)),
         ("DescribeStreamsRequest", "stream_ids", (1, Vector(Scalar("q")), None)),
         ("DescribeStreamsRequest", "names", (2, Vector(Text()), None)),
+        ("LookupOffsetInfo", "start_offset", (3, Scalar("q"), 0)),
+        ("LookupOffsetResult", "append_time_ms", (4, Scalar("q"), -1)),
+        ("Cursor", "next_offset", (1, Scalar("q"), -1)),
+        ("Cursor", "group", (4, Text(), None)),
         ("ReportMetricsRequest", "range_active_cnt", (17, Scalar("h"), 0)),
     ],
 )

@@ -10,6 +10,7 @@ from sbp_core.errors import (
     NotLeaderError,
     StatusCode,
     StatusError,
+    UnsupportedError,
 )
 from sbp_core.wire._generated.headers import LAYOUTS
 from sbp_core.wire.dialect import (
@@ -71,9 +72,19 @@ def test_a_dialect_is_recognised_by_its_success(status, dialect):
     assert dialect_of(status) is dialect
 
 
+ABSENT = [Opcode.LOOKUP_OFFSETS, Opcode.COMMIT_CURSORS, Opcode.DESCRIBE_CURSORS]
+
+
+@pytest.mark.parametrize("operation", ABSENT, ids=lambda each: each.name)
+def test_an_operation_that_a_dialect_does_not_have_is_refused(operation):
+    assert opcode_of(operation, Dialect.SPECIFICATION) is operation
+    with pytest.raises(UnsupportedError, match=f"speaks {FOREIGN}, .* no {operation.name}"):
+        opcode_of(operation, FOREIGN)
+
+
 def test_one_operation_has_another_opcode():
     different = [each for each in Opcode if depends_on_dialect(each)]
-    assert different == [Opcode.DESCRIBE_RANGE]
+    assert sorted(different) == sorted([Opcode.DESCRIBE_RANGE, *ABSENT])
     assert opcode_of(Opcode.DESCRIBE_RANGE, FOREIGN) == 0x2004
     assert opcode_of(Opcode.DESCRIBE_RANGE, Dialect.SPECIFICATION) == 0x2005
     assert {opcode_of(each, FOREIGN) for each in Opcode if each not in different} == {

@@ -72,11 +72,12 @@ class IdAllocationRequest:
 
 @dataclass(frozen=True, slots=True)
 class LookupOffsetInfo:
-    """LOOKUP_OFFSETS: the first offset whose record is at or after `timestamp_us` (UTC)."""
+    """LOOKUP_OFFSETS: the first record from `start_offset` on that was appended at `timestamp_us` (UTC) or later."""
 
     stream_id: int = -1
     request_index: int = 0
     timestamp_us: int = 0
+    start_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +192,13 @@ class CreateStreamsRequest:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """COMMIT_CURSORS / DESCRIBE_CURSORS: next offsets of a consumer group."""
+    """COMMIT_CURSORS / DESCRIBE_CURSORS: next offsets of a consumer group. `group` names one where groups are listed."""
 
     stream_id: int = -1
     next_offset: int = -1
     committed_at_ms: int = -1
     status: Status | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,7 @@ class LookupOffsetResult:
     request_index: int = 0
     offset: int = -1
     status: Status | None = None
+    append_time_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -780,6 +783,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("stream_id", 0, Scalar("q"), -1),
         Field("request_index", 1, Scalar("i"), 0),
         Field("timestamp_us", 2, Scalar("q"), 0),
+        Field("start_offset", 3, Scalar("q"), 0),
     ),
     PlacementDriverNode: (
         Field("name", 0, Text()),
@@ -852,6 +856,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("next_offset", 1, Scalar("q"), -1),
         Field("committed_at_ms", 2, Scalar("q"), -1),
         Field("status", 3, Table("Status")),
+        Field("group", 4, Text()),
     ),
     DeleteStreamResult: (
         Field("deleted_stream", 0, Table("Stream")),
@@ -918,6 +923,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("request_index", 1, Scalar("i"), 0),
         Field("offset", 2, Scalar("q"), -1),
         Field("status", 3, Table("Status")),
+        Field("append_time_ms", 4, Scalar("q"), -1),
     ),
     LookupOffsetsRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),

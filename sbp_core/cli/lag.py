@@ -1,0 +1,158 @@
+"""`sbp lag`: how far consumer groups are behind their streams."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+from sbp_core.cli.connect import connect, label
+from sbp_core.cli.output import write_json, write_table
+from sbp_core.client import Client, CursorInfo, GroupInfo, StreamBounds, StreamInfo
+from sbp_core.errors import NotFoundError, StatusCode, error_for_code
+
+_HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a group is behind a stream; only the cursor is known of one that was deleted.
+
+    `lag_records` are there to be read, `lost_records` were trimmed before they were read. `lag_ms`
+    is the age of the record that is to be read next, 0 at the tail.
+    """
+
+    stream_id: int
+    next_offset: int
+    committed_at_ms: int
+    stream: str | None = None
+    start_offset: int | None = None
+    tail_offset: int | None = None
+    lag_records: int | None = None
+    lost_records: int | None = None
+    lag_ms: int | None = None
+
+    @property
+    def remark(self) -> str:
+        """What is wrong with the cursor."""
+        if self.tail_offset is None:
+            return "deleted"
+        if self.lost_records:
+            return f"{self.lost_records} records were trimmed before they were read"
+        if self.next_offset > self.tail_offset:
+            return "the cursor is beyond the tail"
+        return ""
+
+
+def lag(options: Namespace) -> int:
+    """Compare a group's cursors with the tails of their streams; without a group, list those."""
+    with connect(options) as client:
+        now_ms = time.time_ns() // 1_000_000
+        if options.group is None:
+            _write_groups(client.list_groups(), now_ms, is_json=options.json)
+            return 0
+        cursors = client.describe_cursors(options.group)
+        if not cursors:
+            raise error_for_code(
+                StatusCode.NOT_FOUND,
+                f"group {options.group} has no cursors; `sbp lag` lists the groups that have",
+            )
+        found = _find_lags(client, cursors, now_ms)
+    if options.json:
+        for each in found:
+            write_json({"group": options.group, **asdict(each)})
+    else:
+        write_table(_HEADING, [*(_row(each, now_ms) for each in found), _total(found)])
+    return 0
+
+
+def _write_groups(groups: Sequence[GroupInfo], now_ms: int, *, is_json: bool) -> None:
+    if is_json:
+        for each in groups:
+            write_json(asdict(each))
+    else:
+        rows = [(each.group, _ago(each.committed_at_ms, now_ms)) for each in groups]
+        write_table(("GROUP", "COMMITTED"), rows)
+
+
+def _find_lags(client: Client, cursors: Sequence[CursorInfo], now_ms: int) -> list[Lag]:
+    infos = _existing(client, [cursor.stream_id for cursor in cursors])
+    bounds = {each.stream_id: each for each in client.stream_bounds(list(infos))}
+    behind = {
+        cursor.stream_id: cursor.next_offset
+        for cursor in cursors
+        if cursor.stream_id in infos and cursor.next_offset < bounds[cursor.stream_id].next_offset
+    }
+    times = client.append_times(behind)
+    return [
+        measure(
+            cursor,
+            infos.get(cursor.stream_id),
+            bounds.get(cursor.stream_id),
+            max(now_ms - (times.get(cursor.stream_id) or now_ms), 0),
+        )
+        for cursor in cursors
+    ]
+
+
+def _existing(client: Client, stream_ids: Sequence[int]) -> dict[int, StreamInfo]:
+    """Return the streams that were not deleted since their cursors were read."""
+    try:
+        infos = client.describe_streams(stream_ids)
+    except NotFoundError:
+        wanted = set(stream_ids)
+        infos = [each for each in client.list_streams() if each.stream_id in wanted]
+    return {each.stream_id: each for each in infos}
+
+
+def measure(
+    cursor: CursorInfo, info: StreamInfo | None, held: StreamBounds | None, lag_ms: int
+) -> Lag:
+    """Compare a cursor with its stream; None stands for one that was deleted."""
+    if info is None or held is None:
+        return Lag(cursor.stream_id, cursor.next_offset, cursor.committed_at_ms)
+    first = max(cursor.next_offset, held.start_offset)
+    return Lag(
+        cursor.stream_id,
+        cursor.next_offset,
+        cursor.committed_at_ms,
+        label(info),
+        held.start_offset,
+        held.next_offset,
+        lag_records=max(held.next_offset - first, 0),
+        lost_records=first - cursor.next_offset,
+        lag_ms=lag_ms,
+    )
+
+
+def _row(each: Lag, now_ms: int) -> tuple[object, ...]:
+    return (
+        each.stream or "-",
+        each.stream_id,
+        each.next_offset,
+        "-" if each.tail_offset is None else each.tail_offset,
+        "-" if each.lag_records is None else each.lag_records,
+        "-" if each.lag_ms is None else _duration(each.lag_ms),
+        _ago(each.committed_at_ms, now_ms),
+        each.remark,
+    )
+
+
+def _total(found: Sequence[Lag]) -> tuple[object, ...]:
+    """Return the row of the sum, and of the longest time."""
+    records = sum(each.lag_records or 0 for each in found)
+    longest_ms = max(each.lag_ms or 0 for each in found)
+    return ("total", "", "", "", records, _duration(longest_ms), "", "")
+
+
+def _ago(time_ms: int, now_ms: int) -> str:
+    return f"{_duration(max(now_ms - time_ms, 0))} ago"
+
+
+def _duration(duration_ms: int) -> str:
+    try:
+        return str(timedelta(seconds=duration_ms // 1000))
+    except OverflowError:
+        return f"{duration_ms // 1000} s"

@@ -1,0 +1,185 @@
+"""Programs that find records by time, and the time of records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sbp_core.client.calls import Attempts, Context, decode_reply, unanswered
+from sbp_core.client.placement import check_errors, chunks, locate, no_server, revalidate
+from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.router import Router
+from sbp_core.client.types import RangeInfo
+from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.wire.headers import (
+    LookupOffsetInfo,
+    LookupOffsetResult,
+    LookupOffsetsRequest,
+    LookupOffsetsResponse,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record's offset, and when it was appended; None at the tail, where no record is yet."""
+
+    offset: int
+    maybe_time_ms: int | None
+
+
+def lookup_offsets(context: Context, timestamps: Mapping[int, int]) -> Program[dict[int, int]]:
+    """Return for each stream, by id, the first record appended at a time, in us (UTC), or later.
+
+    The first one in the order of offsets; the tail where there is none. Times are those of the
+    range servers, in whole ms. Raises ConfigurationError for a time before 1970, NotFoundError
+    naming all missing streams.
+    """
+    wanted = {
+        stream_id: LookupOffsetInfo(stream_id=stream_id, timestamp_us=_check(timestamp_us, "time"))
+        for stream_id, timestamp_us in timestamps.items()
+    }
+    found = yield from _look_up(context, wanted)
+    return {stream_id: each.offset for stream_id, each in found.items()}
+
+
+def append_times(context: Context, offsets: Mapping[int, int]) -> Program[dict[int, int | None]]:
+    """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
+
+    That of the first record which is left, if the offset was trimmed; None at the tail and beyond.
+    Raises ConfigurationError for what is no offset, NotFoundError naming all missing streams.
+    """
+    wanted = {
+        stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
+        for stream_id, offset in offsets.items()
+    }
+    found = yield from _look_up(context, wanted)
+    return {stream_id: each.maybe_time_ms for stream_id, each in found.items()}
+
+
+def _check(number: int, what: str) -> int:
+    if not 0 <= number < 2**63:
+        raise ConfigurationError(f"{number} is no {what}, which is 0 or more")
+    return number
+
+
+def _look_up(context: Context, wanted: Mapping[int, LookupOffsetInfo]) -> Program[dict[int, Found]]:
+    """Ask every server that hosts ranges of the streams; what it has of them it looks up itself.
+
+    Where a stream went on in a new range meanwhile, it is asked for again: a server that also hosts
+    a later range would have told of that one.
+    """
+    stream_ids = list(wanted)
+    attempts = Attempts(context, (yield Now()))
+    lookups = _Lookups(context.router)
+    while pending := [each for each in stream_ids if each not in lookups.found]:
+        check_errors((yield from locate(context, pending)))
+        questions = lookups.questions(pending)
+        replies = yield from gather(
+            [
+                Call(
+                    server,
+                    Opcode.LOOKUP_OFFSETS,
+                    LookupOffsetsRequest(context.timeout_ms, tuple(wanted[each] for each in part)),
+                    context.timeout_ms,
+                )
+                for server, part in questions
+            ]
+        )
+        for (server, part), reply in zip(questions, replies, strict=True):
+            lookups.on_reply(server, part, reply)
+        check_errors((yield from revalidate(context, lookups.answered())))
+        lookups.settle()
+        if lookups.failure is None:
+            continue
+        endpoint, error = lookups.failure
+        attempts.on_failure()
+        wait_ms = attempts.maybe_wait_ms(error, (yield Now()))
+        if wait_ms is None:
+            raise attempts.explain(error, "LOOKUP_OFFSETS", endpoint) from error
+        yield from pause(wait_ms)
+    return {stream_id: lookups.found[stream_id] for stream_id in stream_ids}
+
+
+class _Lookups:
+    """What `_look_up` knows so far: of each stream the ranges, and what their servers found."""
+
+    def __init__(self, router: Router) -> None:
+        self.found: dict[int, Found] = {}
+        self.failure: tuple[str | None, SbpError] | None = None
+        self._router = router
+        self._asked: dict[int, tuple[RangeInfo, ...]] = {}
+        self._answers: dict[int, dict[str, Found]] = {}
+
+    def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
+        """Return which server to ask for which streams."""
+        self.failure = None
+        self._asked = {each: self._router.maybe_ranges(each) or () for each in stream_ids}
+        self._answers = {stream_id: {} for stream_id in stream_ids}
+        hosted: dict[str, list[int]] = {}
+        for stream_id, ranges in self._asked.items():
+            for piece in ranges:
+                if not piece.servers:
+                    self._on_error(stream_id, None, no_server(piece))
+            for server in dict.fromkeys(piece.servers[0] for piece in ranges if piece.servers):
+                hosted.setdefault(server, []).append(stream_id)
+        return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
+
+    def on_reply(self, server: str, stream_ids: Sequence[int], reply: Reply) -> None:
+        """Take in what a server found in the ranges that it hosts."""
+        answered: dict[int, LookupOffsetResult] = {}
+        try:
+            for answer in decode_reply(reply, LookupOffsetsResponse):
+                answered.update((each.stream_id, each) for each in answer.lookup_responses)
+        except SbpError as error:
+            for stream_id in stream_ids:
+                self._on_error(stream_id, server, error)
+            return
+        for stream_id in stream_ids:
+            result = answered.get(stream_id)
+            if result is None:
+                self._on_error(stream_id, server, unanswered(f"stream {stream_id}"))
+            elif (failure := maybe_error(result.status)) is not None:
+                self._on_error(stream_id, server, failure)
+            else:
+                time_ms = result.append_time_ms if result.append_time_ms >= 0 else None
+                self._answers[stream_id][server] = Found(result.offset, time_ms)
+
+    def answered(self) -> list[int]:
+        """Return the streams all of whose servers have answered."""
+        return [
+            stream_id
+            for stream_id, ranges in self._asked.items()
+            if self._router.maybe_ranges(stream_id) is not None
+            and all(
+                piece.servers and piece.servers[0] in self._answers[stream_id] for piece in ranges
+            )
+        ]
+
+    def settle(self) -> None:
+        """Decide about the streams that are where they were when their servers were asked."""
+        for stream_id in self.answered():
+            ranges = self._asked[stream_id]
+            if ranges == self._router.maybe_ranges(stream_id):
+                self.found[stream_id] = first_found(ranges, self._answers[stream_id])
+
+    def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
+        self.failure = (endpoint, error)
+        self._router.forget(stream_id)
+
+
+def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, Found]) -> Found:
+    """Return the first record that any of a stream's servers found, or the stream's tail.
+
+    Where a server found nothing it answers the end of what it has. Of these only that of the last
+    range's server counts: what was appended there since then is not to be skipped for a record that
+    another server found in a still later range.
+    """
+    if not ranges:
+        return Found(0, None)
+    first, last = ranges[0], ranges[-1]
+    tail_offset = max(answers[last.servers[0]].offset, last.start_offset)
+    records = [answer for answer in answers.values() if answer.maybe_time_ms is not None]
+    found = min([*records, Found(tail_offset, None)], key=lambda each: each.offset)
+    return Found(max(found.offset, first.start_offset), found.maybe_time_ms)

@@ -1,0 +1,90 @@
+"""The tables of the metadata file, by version: how they are made, and brought up to date.
+
+A version's statements never change once it was released; what is new goes into the next one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION_MIN: Final = 2
+"""The oldest version that is brought up to date."""
+
+_CURSORS: Final = (
+    """CREATE TABLE cursors (
+        group_name TEXT NOT NULL,
+        stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
+        next_offset INTEGER NOT NULL,
+        committed_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (group_name, stream_id)
+    ) WITHOUT ROWID""",
+    """CREATE INDEX cursors_by_stream ON cursors (stream_id)""",
+)
+
+_SCHEMA: Final = (
+    """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
+    """CREATE TABLE cluster (
+        id TEXT NOT NULL,
+        revision INTEGER NOT NULL,
+        last_stream_id INTEGER NOT NULL,
+        last_server_id INTEGER NOT NULL
+    )""",
+    """CREATE TABLE streams (
+        stream_id INTEGER PRIMARY KEY,
+        name TEXT UNIQUE,
+        replica_count INTEGER NOT NULL,
+        ack_count INTEGER NOT NULL,
+        retention_period_ms INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        retention_bytes INTEGER NOT NULL
+    )""",
+    """CREATE TABLE ranges (
+        stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
+        range_index INTEGER NOT NULL,
+        start_offset INTEGER NOT NULL,
+        end_offset INTEGER,
+        ack_count INTEGER NOT NULL,
+        PRIMARY KEY (stream_id, range_index)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE replicas (
+        stream_id INTEGER NOT NULL,
+        range_index INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        server_id INTEGER NOT NULL,
+        PRIMARY KEY (stream_id, range_index, position),
+        FOREIGN KEY (stream_id, range_index) REFERENCES ranges ON DELETE CASCADE
+    ) WITHOUT ROWID""",
+    """CREATE INDEX replicas_by_server ON replicas (server_id, stream_id, range_index)""",
+    """CREATE TABLE servers (
+        server_id INTEGER PRIMARY KEY,
+        address TEXT NOT NULL
+    )""",
+    *_CURSORS,
+)
+
+_STEPS: Final[Mapping[int, Sequence[str]]] = {2: _CURSORS}
+"""What makes the next version of a version."""
+
+
+def create_schema(connection: sqlite3.Connection) -> None:
+    """Make the tables of a new cluster, all or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA:
+        connection.execute(statement)
+    connection.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
+    connection.execute("INSERT INTO cluster VALUES (?, 0, 0, 0)", (str(uuid.uuid4()),))
+    connection.execute("COMMIT")
+
+
+def migrate_schema(connection: sqlite3.Connection, version: int) -> None:
+    """Bring the tables of `version`, SCHEMA_VERSION_MIN or later, up to date, all or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    for step in range(version, SCHEMA_VERSION):
+        for statement in _STEPS[step]:
+            connection.execute(statement)
+    connection.execute("UPDATE schema_version SET version = ?", (SCHEMA_VERSION,))
+    connection.execute("COMMIT")

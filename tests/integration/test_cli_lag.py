@@ -1,0 +1,114 @@
+"""`sbp lag`, and `sbp consume` from a time, against a running server."""
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from core_cluster import rows_batch
+
+from sbp_core.cli.lag import Lag, measure
+from sbp_core.cli.main import main
+from sbp_core.client import AppendItem, CursorInfo, StreamBounds, StreamInfo
+
+HEADING = ["STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED"]
+
+
+@pytest.fixture
+def run(cluster, capfd):
+    """Runs a command; returns its exit code and what it wrote."""
+
+    def run_command(*words):
+        exit_code = main([*words, "--endpoint", cluster.endpoint])
+        return exit_code, *capfd.readouterr()
+
+    return run_command
+
+
+def shown(run, *words):
+    exit_code, output, errors = run(*words)
+    assert (exit_code, errors) == (0, "")
+    return output.splitlines()
+
+
+def objects(run, *words):
+    return [json.loads(line) for line in shown(run, *words, "--json")]
+
+
+def append(client, stream_id, *values):
+    (outcome,) = client.append([AppendItem(stream_id, rows_batch(values))])
+    return outcome
+
+
+def test_lag_of_a_group(run, client, new_streams):
+    behind, done, trimmed = client.describe_streams(new_streams(3))
+    group = f"lag-{behind.stream_id}"
+    for info in (behind, done, trimmed):
+        append(client, info.stream_id, b"a", b"b", b"c")
+    client.commit_cursors(group, {behind.stream_id: 1, done.stream_id: 3, trimmed.stream_id: 0})
+    client.trim_streams({trimmed.stream_id: 2})
+    found = objects(run, "lag", group)
+    assert [(each["stream"], each["stream_id"]) for each in found] == [
+        (info.name, info.stream_id) for info in (behind, done, trimmed)
+    ]
+    assert {each["group"] for each in found} == {group}
+    columns = ("next_offset", "start_offset", "tail_offset", "lag_records", "lost_records")
+    assert [tuple(each[name] for name in columns) for each in found] == [
+        (1, 0, 3, 2, 0),
+        (3, 0, 3, 0, 0),
+        (0, 2, 3, 1, 2),
+    ]
+    assert found[1]["lag_ms"] == 0
+    assert all(0 <= each["lag_ms"] < 3_600_000 for each in found)
+    heading, *rows, total = shown(run, "lag", group)
+    assert heading.split() == HEADING
+    assert [row.split()[:5] for row in rows] == [
+        [behind.name, str(behind.stream_id), "1", "3", "2"],
+        [done.name, str(done.stream_id), "3", "3", "0"],
+        [trimmed.name, str(trimmed.stream_id), "0", "3", "1"],
+    ]
+    assert rows[2].endswith("2 records were trimmed before they were read")
+    assert total.split()[:2] == ["total", "3"]
+
+
+def test_groups_are_listed_and_one_without_cursors_is_an_error(run, client, new_streams):
+    (info,) = client.describe_streams(new_streams(1))
+    group = f"listed-{info.stream_id}"
+    client.commit_cursors(group, {info.stream_id: 0})
+    assert group in {each["group"] for each in objects(run, "lag")}
+    heading, *rows = shown(run, "lag")
+    assert heading.split() == ["GROUP", "COMMITTED"]
+    assert group in {row.split()[0] for row in rows}
+    client.delete_streams([info.stream_id])
+    exit_code, output, errors = run("lag", group)
+    assert (exit_code, output) == (1, "")
+    assert f"group {group} has no cursors" in errors
+    assert run("lag", "not a group")[0] == 1
+
+
+def test_a_cursor_that_fits_no_stream_is_remarked_on():
+    cursor = CursorInfo(5, 7, 100)
+    info = StreamInfo(5, "s", 1, 0, 0)
+    assert measure(cursor, None, None, 0) == Lag(5, 7, 100)
+    assert measure(cursor, None, None, 0).remark == "deleted"
+    ahead = measure(cursor, info, StreamBounds(5, 0, 4), 0)
+    assert (ahead.lag_records, ahead.lost_records) == (0, 0)
+    assert ahead.remark == "the cursor is beyond the tail"
+    emptied = measure(cursor, info, StreamBounds(5, 9, 9), 0)
+    assert (emptied.lag_records, emptied.lost_records) == (0, 2)
+
+
+def test_records_are_consumed_from_a_time(run, client, new_streams):
+    (info,) = client.describe_streams(new_streams(1))
+    outcomes = [append(client, info.stream_id, b"0")]
+    while outcomes[-1].append_time_ms == outcomes[0].append_time_ms:
+        outcomes.append(append(client, info.stream_id, b"%d" % len(outcomes)))
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    moment = epoch + timedelta(milliseconds=outcomes[-1].append_time_ms)
+    east = moment.astimezone(timezone(timedelta(hours=5)))
+    for text in (moment.isoformat(), moment.replace(tzinfo=None).isoformat(), east.isoformat()):
+        lines = shown(run, "consume", info.name, "--from-timestamp", text)
+        assert lines == [str(len(outcomes) - 1)]
+    late = (moment + timedelta(milliseconds=1)).isoformat()
+    assert shown(run, "consume", info.name, "--from-timestamp", late) == []
+    everything = shown(run, "consume", info.name, "--from-timestamp", "1970-01-01")
+    assert everything == [str(number) for number in range(len(outcomes))]

@@ -1,0 +1,101 @@
+"""Lookups by time of both clients: what several servers say, and what changes meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+from scripted_peer import Exchange, Handler, placed, ranges, reset, silent, status
+
+from sbp_core.client.lookup import Found, first_found
+from sbp_core.client.types import RangeInfo
+from sbp_core.errors import NotFoundError, ProtocolError, StatusCode, UnsupportedError
+from sbp_core.wire.headers import LookupOffsetResult, LookupOffsetsResponse
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+
+def answer(offset: int, time_ms: int = -1, code: StatusCode = StatusCode.NONE) -> Handler:
+    """A handler: the same answer to each item."""
+
+    def handle(exchange: Exchange) -> None:
+        results = tuple(
+            LookupOffsetResult(each.stream_id, each.request_index, offset, status(code), time_ms)
+            for each in exchange.header.lookup_requests
+        )
+        exchange.answer(LookupOffsetsResponse(lookup_responses=results))
+
+    return handle
+
+
+@pytest.fixture
+def servers(peers, peer):
+    """The placement driver, and two range servers."""
+    return peer, peers(), peers()
+
+
+def test_all_servers_of_a_stream_are_asked(make, servers):
+    driver_peer, one, other = servers
+    pieces = (placed(5, 0, 0, 10, one.endpoint), placed(5, 1, 10, -1, other.endpoint))
+    driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
+    one.script(Opcode.LOOKUP_OFFSETS, answer(10), answer(4, 7_000))
+    other.script(Opcode.LOOKUP_OFFSETS, answer(12, 8_000))
+    driver = make(driver_peer.endpoint)
+    assert driver.do("lookup_offsets", {5: 6_999_500}) == {5: 12}
+    assert driver.do("lookup_offsets", {5: 6_999_500}) == {5: 4}
+    (asked,) = one.seen(Opcode.LOOKUP_OFFSETS)[0].header.lookup_requests
+    assert (asked.stream_id, asked.timestamp_us, asked.start_offset) == (5, 6_999_500, 0)
+    assert driver.do("append_times", {5: 3}) == {5: 7_000}
+    (asked,) = one.seen(Opcode.LOOKUP_OFFSETS)[2].header.lookup_requests
+    assert (asked.timestamp_us, asked.start_offset) == (0, 3)
+
+
+def test_a_stream_that_went_on_elsewhere_meanwhile_is_asked_for_again(make, servers):
+    """Where a server hosts a later range too, its record there may not be the stream's first."""
+    driver_peer, one, other = servers
+    before = (placed(5, 0, 0, -1, one.endpoint),)
+    after = (
+        placed(5, 0, 0, 10, one.endpoint),
+        placed(5, 1, 10, 20, other.endpoint),
+        placed(5, 2, 20, -1, one.endpoint),
+    )
+    driver_peer.script(Opcode.LIST_RANGES, ranges(*before, revision=3), ranges(*after, revision=4))
+    one.script(Opcode.LOOKUP_OFFSETS, answer(25, 9_000))
+    other.script(Opcode.LOOKUP_OFFSETS, answer(12, 8_000))
+    assert make(driver_peer.endpoint).do("lookup_offsets", {5: 1}) == {5: 12}
+    assert len(one.seen(Opcode.LOOKUP_OFFSETS)) == 2
+
+
+@pytest.mark.parametrize(
+    "trouble", [reset, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=["reset", "moved"]
+)
+def test_what_is_retriable_is_tried_again_for_those_that_failed(make, servers, trouble):
+    driver_peer, one, other = servers
+    pieces = (placed(5, 0, 0, -1, one.endpoint), placed(6, 0, 0, -1, other.endpoint))
+    driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
+    one.script(Opcode.LOOKUP_OFFSETS, trouble, answer(4, 7_000))
+    other.script(Opcode.LOOKUP_OFFSETS, answer(8))
+    assert make(driver_peer.endpoint).do("lookup_offsets", {5: 1, 6: 1}) == {5: 4, 6: 8}
+    assert len(one.seen(Opcode.LOOKUP_OFFSETS)) == 2
+    assert len(other.seen(Opcode.LOOKUP_OFFSETS)) == 1
+
+
+def test_what_is_not_is_raised_with_its_server(make, servers):
+    driver_peer, one, _ = servers
+    driver_peer.script(Opcode.LIST_RANGES, ranges(placed(5, 0, 0, -1, one.endpoint), revision=3))
+    driver = make(driver_peer.endpoint)
+    one.script(Opcode.LOOKUP_OFFSETS, answer(0, code=StatusCode.UNSUPPORTED_OPERATION))
+    with pytest.raises(UnsupportedError, match=f"LOOKUP_OFFSETS at {one.endpoint}"):
+        driver.do("lookup_offsets", {5: 1})
+    one.script(Opcode.LOOKUP_OFFSETS, lambda exchange: exchange.answer(LookupOffsetsResponse()))
+    with pytest.raises(ProtocolError, match="says nothing about stream 5"):
+        driver.do("lookup_offsets", {5: 1})
+    one.script(Opcode.LOOKUP_OFFSETS, silent)
+    with pytest.raises(NotFoundError, match="stream 6"):
+        driver.do("lookup_offsets", {6: 1})
+
+
+def test_a_trim_that_a_server_did_not_hear_of_counts():
+    pieces = [RangeInfo(5, 0, 7, 10, 10, ("a",)), RangeInfo(5, 1, 10, None, 10, ("b",))]
+    found = first_found(pieces, {"a": Found(2, 50), "b": Found(15, None)})
+    assert found == Found(7, 50)
+    assert first_found([], {}) == Found(0, None)
