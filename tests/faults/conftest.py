@@ -11,18 +11,6 @@ import pytest
 from history import History
 from real_disks import LARGE_BYTES, SMALL_BYTES, LoopDisk, SmallMemory, skip_unless_mounting
 
-NEED_A_QUIET_MACHINE = [
-    "test_broken_builds.py",
-    "test_disk_errors.py",
-    "test_failed_sync.py",
-    "test_network.py",
-    "test_pauses.py",
-    "test_power_cut.py",
-]
-"""They wait for faults to be noticed, with deadlines; `make faults` sets FAULTS and runs them."""
-
-collect_ignore = [] if os.environ.get("FAULTS") else NEED_A_QUIET_MACHINE
-
 
 @pytest.fixture
 def rng() -> random.Random:

@@ -15,8 +15,9 @@ from sbp_core.errors import SbpError
 from sbp_core.failpoints import VARIABLE
 
 ALTERED_SERVE = Path(__file__).with_name("altered_serve.py")
-END_SECONDS = 30
-FULL_DISKS = {"range_server": {"disk_free_floor_bytes": 0}}
+END_SECONDS = 90
+START_TIMEOUT_MS = 120_000
+SETTINGS = {"range_server": {"disk_free_floor_bytes": 0, "retention_check_interval_ms": 100}}
 
 Settings = Mapping[str, Mapping[str, int | str]]
 """By section and key of the configuration file."""
@@ -25,7 +26,8 @@ Settings = Mapping[str, Mapping[str, int | str]]
 class FaultCluster(LocalCluster):
     """A server with small segments, or other `alterations` of altered_serve.py.
 
-    It fills its disk to the last octet, unless `settings` say otherwise, so that the disk fails.
+    It fills its disk to the last octet, so that the disk fails, and frees what is dead of its log
+    all the time, unless `settings` say otherwise.
     Its data is in `data_dir`, all else in `folder`, where the data is too unless told otherwise.
     `wrapper` are words to put before the command of the next start, such as those of strace.
     """
@@ -37,10 +39,16 @@ class FaultCluster(LocalCluster):
         data_dir: Path | None = None,
         alterations: Sequence[str] = ("small-segments",),
         settings: Settings | None = None,
+        range_servers: int = 1,
     ) -> None:
         config = folder / "server.toml"
-        config.write_text(_toml({**FULL_DISKS, **(settings or {})}), encoding="utf-8")
-        super().__init__(data_dir or folder / "data", options=["--config", str(config)])
+        config.write_text(_toml({**SETTINGS, **(settings or {})}), encoding="utf-8")
+        super().__init__(
+            data_dir or folder / "data",
+            range_servers=range_servers,
+            options=["--config", str(config)],
+            start_timeout_ms=START_TIMEOUT_MS,
+        )
         self.log_path = folder / "serve.log"
         self._ready_path = folder / "ready.json"
         self.wrapper: tuple[str, ...] = ()
@@ -62,9 +70,22 @@ class FaultCluster(LocalCluster):
             self._failpoints = ""
         return True
 
+    def run_to_end(self) -> int:
+        """Start, wait until it ends by itself, serving or not yet; return its exit code."""
+        try:
+            self.start()
+        except SbpError:
+            return self._exit_code
+        return self.wait_for_end()
+
     def run_armed(self, failpoints: str) -> int:
         """Start with failpoints, wait until one ends the process; return its exit code."""
         return self.wait_for_end() if self.start_armed(failpoints) else self._exit_code
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the log of the first range server is."""
+        return self.data_dir / "range-server-0" / "log"
 
     @property
     def listening_port(self) -> int:
