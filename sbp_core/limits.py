@@ -147,8 +147,9 @@ LOG_SCAN_BYTES: Final = 4 * MIB
 RETENTION_CHECK_INTERVAL_MS: Final = 60_000
 RETENTION_CHECK_INTERVAL_MS_MAX: Final = 86_400_000
 CLOCK_EVEN_LOOKS: Final = 10
-"""Looks for records whose retention is over that a wall clock has to go evenly for, before it is
-believed: ten minutes, unless those looks come at another interval."""
+"""Looks at a wall clock that find it going evenly, before it is believed."""
+CLOCK_EVEN_MS: Final = 600_000
+"""Or so long, if the looks are rare."""
 CLOCK_LEAP_MS: Final = 10_000
 """What a wall clock may gain or lose between two looks: clocks that are being adjusted do."""
 CLEAN_LIVE_SHARE_MAX: Final = 0.3

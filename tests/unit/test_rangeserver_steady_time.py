@@ -8,7 +8,7 @@ from manual_clock import ManualClock
 from sbp_core import limits
 from sbp_core.rangeserver.steady_time import SteadyTime
 
-MINUTE_MS = 60_000
+LOOK_MS = limits.CLOCK_EVEN_MS // limits.CLOCK_EVEN_LOOKS // 2
 DAY_MS = 86_400_000
 
 
@@ -31,7 +31,7 @@ def steady(clock: LeapingClock) -> SteadyTime:
 
 def looks_until_believed(steady: SteadyTime, clock: LeapingClock) -> int:
     for count in range(1, 100):
-        clock.advance(MINUTE_MS)
+        clock.advance(LOOK_MS)
         now_ms = steady.maybe_now_ms()
         if now_ms is not None:
             assert now_ms == clock.wall_ms()
@@ -57,10 +57,20 @@ def test_a_leap_for_a_moment_is_two_of_them(clock: LeapingClock, steady: SteadyT
     looks_until_believed(steady, clock)
     clock.leap_ms = DAY_MS
     for _ in range(limits.CLOCK_EVEN_LOOKS):
-        clock.advance(MINUTE_MS)
+        clock.advance(LOOK_MS)
         assert steady.maybe_now_ms() is None
     clock.leap_ms = 0
     assert looks_until_believed(steady, clock) == 1 + limits.CLOCK_EVEN_LOOKS
+
+
+def test_rare_looks_need_not_be_many(clock: LeapingClock, steady: SteadyTime) -> None:
+    for _ in range(2):
+        assert steady.maybe_now_ms() is None
+        clock.advance(limits.CLOCK_EVEN_MS - 1)
+        assert steady.maybe_now_ms() is None
+        clock.advance(1)
+        assert steady.maybe_now_ms() == clock.wall_ms()
+        clock.leap_ms += DAY_MS
 
 
 def test_a_clock_that_is_being_adjusted_is_believed(
