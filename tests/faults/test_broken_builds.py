@@ -210,8 +210,9 @@ def test_acknowledged_before_it_is_synced_by_a_real_disk(tmp_path, loop_disk, hi
         with Workload(cluster.endpoint, history, rng, stream_ids, changes=False) as workload:
             for _ in range(5):
                 workload.wait_for_progress()
+            cluster.freeze()
             loop_disk.cut_power(DROP_JOURNAL)
-            cluster.end()
+            cluster.kill()
         loop_disk.unmount()
         loop_disk.mount()
         assert is_noticed(cluster, history, stream_ids)

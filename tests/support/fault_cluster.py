@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import signal
 import time
@@ -122,6 +123,14 @@ class FaultCluster(LocalCluster):
             time.sleep(0.01)
         return self._reap(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Let the process stand still for ever; return when it says nothing more to anybody."""
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + END_SECONDS
+        while _state_of(self.pid) != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
     def end(self) -> None:
         """Kill what still runs; for the end of a test whose server may be dead already."""
         if self._process is not None:
@@ -137,6 +146,11 @@ class FaultCluster(LocalCluster):
             command[1 : command.index("serve")] = [str(ALTERED_SERVE), ",".join(self._alterations)]
         armed = ["env", f"{VARIABLE}={self._failpoints}"] if self._failpoints else []
         return [*armed, *self.wrapper, *command]
+
+
+def _state_of(pid: int) -> str:
+    """The letter of proc(5) for what the first thread of a process does: all answers are its."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
 
 
 def _toml(settings: Settings) -> str:
