@@ -32,7 +32,7 @@ conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port
 	@SBP_CONFORMANCE_ENDPOINT="$(ENDPOINT)" $(BIN)/python -m pytest tests/conformance $(PYTEST)
 
 faults: $(READY) ## kill servers, fail disks, cut networks: ROUNDS=1000 for long, SEED=n to do it again
-	@FAULTS=1 ROUNDS="$(ROUNDS)" SEED="$(SEED)" $(BIN)/python -m pytest -o timeout=0 tests/faults $(PYTEST)
+	@ROUNDS="$(ROUNDS)" SEED="$(SEED)" $(BIN)/python -m pytest -o timeout=0 tests/faults $(PYTEST)
 
 lint: $(READY) ## check style, format and the import contracts
 	@$(BIN)/ruff check .

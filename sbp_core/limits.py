@@ -154,6 +154,12 @@ LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
 RETENTION_CHECK_INTERVAL_MS: Final = 60_000
 RETENTION_CHECK_INTERVAL_MS_MAX: Final = 86_400_000
+CLOCK_EVEN_LOOKS: Final = 10
+"""Looks at a wall clock that find it going evenly, before it is believed."""
+CLOCK_EVEN_MS: Final = 600_000
+"""Or so long, if the looks are rare."""
+CLOCK_LEAP_MS: Final = 10_000
+"""What a wall clock may gain or lose between two looks: clocks that are being adjusted do."""
 CLEAN_LIVE_SHARE_MAX: Final = 0.3
 """A segment of whose batches less is live, by octets, is rewritten without the others."""
 

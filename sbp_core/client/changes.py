@@ -69,13 +69,13 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
 
 
 def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
-    """The wire has no "leave it" for the retention, so the one that is known is sent again."""
+    """The wire has no "leave it" for `retention_period_ms`: the one that is known is sent again."""
     retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
     return Stream(
         stream_id=known.stream_id,
         name=update.name,
         retention_period_ms=known.retention_period_ms if retention_ms is None else retention_ms,
-        retention_bytes=known.retention_bytes if retention_bytes is None else retention_bytes,
+        retention_bytes=-1 if retention_bytes is None else retention_bytes,
     )
 
 

@@ -191,7 +191,7 @@ def stream_info(stream: Stream) -> StreamInfo:
         replica_count=stream.replica_nums,
         retention_period_ms=stream.retention_period_ms,
         created_at_ms=stream.created_at_ms,
-        retention_bytes=stream.retention_bytes,
+        retention_bytes=max(0, stream.retention_bytes),
     )
 
 

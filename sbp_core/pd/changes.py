@@ -32,7 +32,7 @@ from sbp_core.wire.status import SUCCESS, shown, status_for
 def update_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[UpdateStreamResult]:
     """Change streams (SPEC "UPDATE_STREAMS"), all in one transaction, in their order.
 
-    A field at its default leaves what it is, but for the retention, which is set as given.
+    A field at its default leaves what it is, but for `retention_period_ms`, which is set as given.
     """
     planned: list[StreamChange | SbpError] = [_plan_change(stream) for stream in streams]
     changes = [change for change in planned if isinstance(change, StreamChange)]
@@ -50,9 +50,8 @@ def _plan_change(stream: Stream) -> StreamChange | SbpError:
         check_stream_fields(stream)
     except SbpError as error:
         return error
-    return StreamChange(
-        stream.stream_id, stream.name, stream.retention_period_ms, stream.retention_bytes
-    )
+    maybe_bytes = stream.retention_bytes if stream.retention_bytes >= 0 else None
+    return StreamChange(stream.stream_id, stream.name, stream.retention_period_ms, maybe_bytes)
 
 
 def _updated(change: StreamChange, outcome: StreamRecord | ChangeRefusal) -> UpdateStreamResult:

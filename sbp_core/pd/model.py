@@ -82,12 +82,12 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """What to change of a stream. A name of None leaves the one it has."""
+    """What to change of a stream. None leaves the name, or the limit in octets, that it has."""
 
     stream_id: int
     name: str | None
     retention_period_ms: int
-    retention_bytes: int = 0
+    maybe_retention_bytes: int | None = None
 
 
 class ChangeRefusal(enum.Enum):

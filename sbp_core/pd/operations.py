@@ -89,14 +89,14 @@ def _plan_stream(stream: Stream, placement: Placement) -> NewStream | SbpError:
             ack_count=1,
             retention_period_ms=stream.retention_period_ms,
             server_ids=(placement.next_server(),),
-            retention_bytes=stream.retention_bytes,
+            retention_bytes=max(0, stream.retention_bytes),
         )
     except SbpError as error:
         return error
 
 
 def check_stream_fields(stream: Stream) -> None:
-    """Raise InvalidRequestError unless a stream can be like that; 0 stands for the default."""
+    """Raise InvalidRequestError unless a stream can be like that; defaults may be left out."""
     if stream.replica_nums not in {0, 1}:
         raise _invalid(
             f"replication is not available yet: replica_nums must be 1, got {stream.replica_nums}"
@@ -108,9 +108,10 @@ def check_stream_fields(stream: Stream) -> None:
             "retention_period_ms must be 0 (keep for ever) or more,"
             f" got {stream.retention_period_ms}"
         )
-    if stream.retention_bytes < 0:
+    if stream.retention_bytes < -1:
         raise _invalid(
-            f"retention_bytes must be 0 (no limit) or more, got {stream.retention_bytes}"
+            "retention_bytes must be 0 (no limit) or more, or -1 (not given),"
+            f" got {stream.retention_bytes}"
         )
     if stream.name is not None:
         check_stream_name(stream.name)

@@ -352,10 +352,10 @@ class SqliteStore:
                 return ChangeRefusal.NAME_TAKEN
         self._query(
             "UPDATE streams SET name = coalesce(?, name), retention_period_ms = ?,"
-            " retention_bytes = ? WHERE stream_id = ?",
+            " retention_bytes = coalesce(?, retention_bytes) WHERE stream_id = ?",
             change.name,
             change.retention_period_ms,
-            change.retention_bytes,
+            change.maybe_retention_bytes,
             change.stream_id,
         )
         changed = self._maybe_stream("stream_id", change.stream_id)

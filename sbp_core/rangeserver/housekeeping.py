@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, Protocol
 
 from sbp_core.errors import LogError, SbpError
@@ -20,6 +21,7 @@ from sbp_core.log.log import Log
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.rangeserver.retention import Held, Retention, expired_below
+from sbp_core.rangeserver.steady_time import SteadyTime
 from sbp_core.server.clock import Clock
 from sbp_core.wire.headers import StreamRange
 
@@ -56,7 +58,7 @@ class Housekeeping:
         self._log = log
         self._source = source
         self._cleaner = cleaner
-        self._clock = clock
+        self._time = SteadyTime(clock)
         self._interval_ms = interval_ms
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
         self._task = asyncio.create_task(self._run())
@@ -94,12 +96,16 @@ class Housekeeping:
         await self._report(list(limited))
 
     def _expired(self, streams: Sequence[tuple[list[HostedRange], Retention]]) -> dict[int, int]:
-        """Return where streams should begin, of those that hold more. Runs on the thread."""
-        now_ms = self._clock.wall_ms()
+        """Return where streams should begin, of those that hold more. Runs on the thread.
+
+        While the time is not known for sure, nothing goes for its age.
+        """
+        maybe_now_ms = self._time.maybe_now_ms()
         offsets: dict[int, int] = {}
         for ranges, retention in streams:
+            kept = replace(retention, period_ms=0) if maybe_now_ms is None else retention
             try:
-                offset = self._expired_below(ranges, retention, now_ms)
+                offset = self._expired_below(ranges, kept, maybe_now_ms or 0)
             except LogError as error:
                 _LOG.error("stream %d cannot be trimmed: %s", ranges[0].stream_id, error)
                 continue

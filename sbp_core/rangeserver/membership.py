@@ -146,7 +146,7 @@ class Membership:
             )
             for stream in (each.stream for answer in answers for each in answer.describe_responses):
                 if stream is not None:
-                    kept = Retention(stream.retention_period_ms, stream.retention_bytes)
+                    kept = Retention(stream.retention_period_ms, max(0, stream.retention_bytes))
                     found[stream.stream_id] = kept
         return found
 

@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 from history import History
-from real_disks import LARGE_BYTES, SMALL_BYTES, LoopDisk, SmallMemory, skip_unless_mounting
-
-NEED_A_QUIET_MACHINE = [
-    "test_broken_builds.py",
-    "test_disk_errors.py",
-    "test_failed_sync.py",
-    "test_network.py",
-    "test_pauses.py",
-    "test_power_cut.py",
-]
-"""They wait for faults to be noticed, with deadlines; `make faults` sets FAULTS and runs them."""
-
-collect_ignore = [] if os.environ.get("FAULTS") else NEED_A_QUIET_MACHINE
+from real_disks import (
+    LARGE_BYTES,
+    SMALL_BYTES,
+    LoopDisk,
+    SmallMemory,
+    skipping_where_nothing_can_be_mounted,
+)
 
 
 @pytest.fixture
@@ -47,24 +41,25 @@ def history(tmp_path: Path) -> History:
 @pytest.fixture
 def loop_disk(tmp_path: Path) -> Iterator[LoopDisk]:
     """A file system that can lose power. Skips where file systems cannot be mounted."""
-    skip_unless_mounting(tmp_path)
-    mounted = LoopDisk(tmp_path / "disk", tmp_path / "disk.img")
+    with skipping_where_nothing_can_be_mounted():
+        mounted = LoopDisk(tmp_path / "disk", tmp_path / "disk.img")
     yield mounted
-    mounted.unmount()
+    mounted.close()
 
 
 @pytest.fixture
 def small_memory(tmp_path: Path) -> Iterator[SmallMemory]:
     """A folder that gets full. Skips likewise."""
-    skip_unless_mounting(tmp_path)
-    mounted = SmallMemory(tmp_path / "memory", SMALL_BYTES)
+    with skipping_where_nothing_can_be_mounted():
+        mounted = SmallMemory(tmp_path / "memory", SMALL_BYTES)
     yield mounted
     mounted.unmount()
 
 
 @pytest.fixture
 def full_disk(small_memory: SmallMemory, tmp_path: Path) -> Iterator[LoopDisk]:
-    """A file system that is larger than the folder that it lies in."""
-    mounted = LoopDisk(tmp_path / "disk", small_memory.folder / "disk.img", LARGE_BYTES)
+    """A file system that is larger than the folder that it lies in. Skips likewise."""
+    with skipping_where_nothing_can_be_mounted():
+        mounted = LoopDisk(tmp_path / "disk", small_memory.folder / "disk.img", LARGE_BYTES)
     yield mounted
-    mounted.unmount()
+    mounted.close()

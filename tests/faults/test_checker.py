@@ -40,6 +40,10 @@ class Story:
         self.history.ok(number, start=start, next=end, records=pairs)
         return self
 
+    def keep(self):
+        self.history.ok(self.history.invoke("auditor", "keep", stream=STREAM, bytes=1))
+        return self
+
     def trim(self, offset, end="ok"):
         number = self.history.invoke("trimmer", "trim", stream=STREAM, offset=offset)
         getattr(self.history, end)(number, **({} if end == "ok" else {"error": "no"}))
@@ -86,6 +90,11 @@ def good():
 )
 def test_a_good_history_has_no_anomaly(start, rest):
     story = good().end(rest, start)
+    assert check(story.history.operations()) == []
+
+
+def test_what_is_not_kept_may_be_gone():
+    story = Story().keep().append("ab").append("cd", base_offset=2).end("d", 3)
     assert check(story.history.operations()) == []
 
 
@@ -151,6 +160,10 @@ BAD = {
         {"trimmed-wrongly"},
     ),
     "gone, and nobody asked": (Story().append("abc").end("bc", 1), {"trimmed-wrongly"}),
+    "gone, though the newest record is kept": (
+        Story().keep().append("abc").end("", 3),
+        {"trimmed-wrongly"},
+    ),
     "gone, and it was refused": (
         Story().append("abc").trim(2, "fail").end("c", 2),
         {"trimmed-wrongly"},

@@ -36,13 +36,12 @@ def run_until_it_fails(cluster, history, rng, wrapper):
     """Serve behind `wrapper` until the disk fails; then again, without."""
     with cluster:
         stream_ids = new_streams(cluster.endpoint)
-        cluster.stop()
-        cluster.wrapper = wrapper
-        cluster.start()
-        cluster.wrapper = ()
         with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
-            assert cluster.wait_for_end() == 1
-            assert len(chosen(history.operations(), "append", "ok")) > 0
+            workload.wait_for_progress()
+            cluster.stop()
+            cluster.wrapper = wrapper
+            assert cluster.run_to_end() == 1
+            cluster.wrapper = ()
             cluster.start()
             workload.wait_for_progress()
         list_streams(cluster.endpoint, history, stream_ids)

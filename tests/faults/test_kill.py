@@ -1,18 +1,25 @@
 """kill -9 of `sbp serve` under load: what was acknowledged is there, once, at its offset.
 
-Writers, a reader, and one who seals and trims go on through all deaths of the server. Each death
-comes at a random time or at a failpoint. On the volatile disk it is a power cut to the log.
+Writers, a reader, and one who seals and trims go on through all deaths of the server, which begins
+small segments, writes their indexes, and removes what is not kept. Each death comes at a random
+time or at a failpoint. On the volatile disk it is a power cut to the log.
 """
 
 import signal
 import time
+from collections import Counter
 
 import pytest
 from checker import assert_sound, chosen
 from fault_cluster import FaultCluster, failpoint_names
-from workload import Workload, list_streams, new_streams
+from workload import Workload, list_streams, new_short_stream, new_streams
+
+from sbp_core.log.disk import OsDisk
+from sbp_core.log.start import read_start
 
 LIFE_SECONDS_MAX = 0.3
+KEPT_BYTES = 100_000
+PATIENT_MS = 60_000
 HITS = (1, 2, 3, 5, 10)
 SELDOM = ("log.recovery.", "cleaner.", "start.")
 """Begin the names of failpoints that a server comes to once or seldom in its life."""
@@ -29,9 +36,10 @@ def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
     names = failpoint_names()
     kill_count = 0
     with FaultCluster(tmp_path, alterations=alterations) as cluster:
-        stream_ids = new_streams(cluster.endpoint)
+        stream_ids = some_streams(cluster, history)
         with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
-            while kill_count < rounds(25):
+            while kill_count < rounds(25) or not was_all_done(cluster, history):
+                assert kill_count < 10 * rounds(25), "the server never did all that it can"
                 live(cluster, workload, rng.uniform(0, LIFE_SECONDS_MAX))
                 kill_count += 1
                 armed = f"{rng.choice(names)}=kill:{rng.choice(HITS)}" if rng.random() < 0.5 else ""
@@ -40,14 +48,39 @@ def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
                     kill_count += 1
                     cluster.start()
             cluster.end()  # with a failpoint that is still armed it would end by itself
+            assert cluster.run_armed(f"log.before_sync=kill:{rng.choice(HITS)}") == -signal.SIGKILL
+            kill_count += 2
             cluster.start()
             workload.wait_for_progress()
         list_streams(cluster.endpoint, history, stream_ids)
     operations = history.operations()
-    print(f"{kill_count} kills, {cluster.fired_count} of them by failpoints")
+    report(kill_count, cluster, operations)
     assert_sound(operations)
     assert cluster.fired_count > 0
     assert len(chosen(operations, "append", "unknown")) > 0, "no append was interrupted"
+
+
+def some_streams(cluster, history):
+    """Two streams for ever, one of which only the newest records are kept."""
+    short = new_short_stream(cluster.endpoint, history, KEPT_BYTES)
+    return [*new_streams(cluster.endpoint), short]
+
+
+def was_all_done(cluster, history):
+    """Segments begun and removed, indexes written, ranges sealed, streams trimmed."""
+    operations = history.operations()
+    return (
+        read_start(OsDisk(), cluster.log_folder) > 0
+        and any(cluster.log_folder.glob("*.idx"))
+        and len(chosen(operations, "seal", "ok")) > 0
+        and len(chosen(operations, "trim", "ok")) > 0
+    )
+
+
+def report(kill_count, cluster, operations):
+    """Print the figures of a run."""
+    ends = Counter(each.end for each in chosen(operations, "append"))
+    print(f"{kill_count} kills, {cluster.fired_count} of them by failpoints; appends: {dict(ends)}")
 
 
 def live(cluster, workload, seconds):
@@ -63,7 +96,9 @@ def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
     """What it took it answers, the rest it refuses: nobody is left in doubt about an append."""
     with FaultCluster(tmp_path) as cluster:
         stream_ids = new_streams(cluster.endpoint)
-        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+        with Workload(
+            *(cluster.endpoint, history, rng, stream_ids), timeout_ms=PATIENT_MS
+        ) as workload:
             for number in range(rounds(3)):
                 workload.wait_for_progress()
                 history.fault(f"SIGTERM {number}")
@@ -81,7 +116,7 @@ def test_killed_at_each_failpoint(tmp_path, history, rng):
     names = failpoint_names()
     assert names
     with FaultCluster(tmp_path) as cluster:
-        stream_ids = new_streams(cluster.endpoint)
+        stream_ids = some_streams(cluster, history)
         with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
             cluster.kill()
             for name in names:

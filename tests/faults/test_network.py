@@ -1,10 +1,14 @@
 """Networks that delay, cut and falsify: clients get through, or get an honest error.
 
 An append whose answer does not come has an unknown outcome: it is there once, or not at all.
+
+Calls have all the time that there is, but for those that will not be answered.
 """
 
 import threading
 import time
+from collections import Counter
+from functools import partial
 from operator import le
 from pathlib import Path
 
@@ -22,7 +26,9 @@ from sbp_core.wire.opcodes import Opcode
 
 TO_SERVER, TO_CLIENT = Direction
 NO_RETRIES = RetryPolicy(budget_ms=0)
-SHORT_MS = 300
+SHORT_MS = 500
+HARMED_MS = 1_000
+DEADLINE_SECONDS = 60
 HARMS = (Delay(20), Delay(200), Hold(), Swallow(), Reset(0), Reset(30), Split(1), Split(100))
 
 both_clients = pytest.mark.parametrize("new_driver", [BlockingDriver, AsyncDriver])
@@ -55,6 +61,11 @@ class Appender:
         self.driver, self.history, self.stream_id = driver, history, stream_id
         self.count = 0
 
+    def append_in_vain(self):
+        """An append that gets no answer, or gets it late."""
+        with self.driver.waiting_at_most(SHORT_MS):
+            return self.append()
+
     def append(self):
         """The name of the record, and what became of it."""
         self.count += 1
@@ -74,7 +85,7 @@ class Appender:
 
 @pytest.fixture
 def appender(cluster, history, stream_id, new_driver):
-    driver = new_driver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    driver = new_driver(cluster.endpoint, retry=NO_RETRIES)
     yield Appender(driver, history, stream_id)
     driver.close()
 
@@ -90,15 +101,17 @@ def names_found(cluster, history, stream_id):
 
 @both_clients
 @pytest.mark.parametrize("direction", Direction)
-def test_reset_at_every_octet(cluster, history, stream_id, appender, direction):
+def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, direction):
+    """At every octet of it, where there are rounds enough."""
     proxy = cluster.to_range_server
     assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
     length = proxy.last_bytes[direction, Opcode.APPEND]
+    places = range(0, length, -(-length // rounds(40)))
     cut = []
-    for after_bytes in range(length):
+    for after_bytes in places:
         proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
         cut.append(appender.append())
-    assert proxy.injected["Reset"] == length > 100
+    assert proxy.injected["Reset"] == len(places) > 20
     assert {end for _, end in cut} == {"unknown"}
     found = names_found(cluster, history, stream_id)
     are_there = {name in found for name, _ in cut}
@@ -111,12 +124,14 @@ def test_half_open(cluster, history, stream_id, new_driver, direction):
     """The call ends in time, the next one takes another connection, nothing is left behind."""
     break_connections(cluster)
     resources_before = open_resources()
-    driver = new_driver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    driver = new_driver(cluster.endpoint, retry=NO_RETRIES)
     appender = Appender(driver, history, stream_id)
     assert appender.append()[1] == "ok"
-    cluster.to_range_server.inject(Swallow(), direction, Opcode.APPEND, count=1)
-    name, end = appender.append()
+    proxy = cluster.to_range_server
+    proxy.inject(Swallow(), direction, Opcode.APPEND, count=1)
+    name, end = appender.append_in_vain()
     assert end == "unknown"
+    wait_until(lambda: proxy.injected["Swallow"])
     assert appender.append()[1] == "ok"
     driver.close()
     found = names_found(cluster, history, stream_id)
@@ -133,7 +148,7 @@ def break_connections(cluster):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -163,10 +178,11 @@ def test_flipped_bits_in_appends(cluster, history, rng, rounds, stream_id, appen
     """Both ends agree on checksums of whole frames with the first answer of a connection."""
     proxy = cluster.to_range_server
     damaged = []
-    for direction in [TO_SERVER, TO_CLIENT] * rounds(60):
+    for direction in [TO_SERVER, TO_CLIENT] * rounds(15):
         fetch_once(appender.driver, stream_id, 0)
         proxy.inject(Corrupt(rng.getrandbits(32)), direction, Opcode.APPEND, count=1)
-        damaged.append((appender.append(), direction))
+        damaged.append((appender.append_in_vain(), direction))
+        wait_until(lambda: proxy.injected["Corrupt"] == len(damaged))
     assert {end for (_, end), _ in damaged} == {"unknown"}
     found = names_found(cluster, history, stream_id)
     accepted = [name for (name, _), direction in damaged if direction is TO_SERVER if name in found]
@@ -177,32 +193,30 @@ def test_flipped_bits_in_appends(cluster, history, rng, rounds, stream_id, appen
 def test_flipped_bits_in_what_is_read(cluster, history, rng, rounds, stream_id, new_driver):
     """A reader gets what was written, or an error."""
     proxy = cluster.to_range_server
-    driver = new_driver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    driver = new_driver(cluster.endpoint, retry=NO_RETRIES)
     appender = Appender(driver, history, stream_id)
     for _ in range(10):
         assert appender.append()[1] == "ok"
-    errors = []
-    for _ in range(rounds(60)):
-        expected = bytes(fetch_once(driver, stream_id, 0).payload)
+    for _ in range(rounds(30)):
+        assert len(fetch_once(driver, stream_id, 0).payload) > 0
+        before = Counter(proxy.injected)
         proxy.inject(Corrupt(rng.getrandbits(32)), TO_CLIENT, Opcode.FETCH, count=1)
-        try:
-            assert bytes(fetch_once(driver, stream_id, 0).payload) == expected
-        except SbpError as error:
-            errors.append(error)
+        with driver.waiting_at_most(SHORT_MS), pytest.raises(SbpError):
+            fetch_once(driver, stream_id, 0)
+        wait_until(partial(before.__lt__, proxy.injected))
     driver.close()
-    assert len(errors) == proxy.injected["Corrupt"] > 0
     assert len(names_found(cluster, history, stream_id)) == 10
 
 
 def test_without_the_placement_driver(cluster, history, stream_id):
     """What is known goes on; what asks it ends in time, and works again when it is back."""
-    driver = BlockingDriver(cluster.endpoint, timeout_ms=SHORT_MS, retry=NO_RETRIES)
+    driver = BlockingDriver(cluster.endpoint, retry=NO_RETRIES)
     appender = Appender(driver, history, stream_id)
     assert appender.append()[1] == "ok"
     for direction in Direction:
         cluster.to_placement_driver.inject(Hold(), direction)
     assert {appender.append()[1] for _ in range(10)} == {"ok"}
-    with pytest.raises(SbpError) as caught:
+    with driver.waiting_at_most(SHORT_MS), pytest.raises(SbpError) as caught:
         driver.do("create_streams", [StreamSpec(None)])
     assert caught.value.outcome is Outcome.UNKNOWN
     assert len(fetch_once(driver, stream_id, 0).payload) > 0
@@ -216,28 +230,33 @@ def test_without_the_placement_driver(cluster, history, stream_id):
 def test_any_harm_at_any_time(cluster, history, rng, rounds):
     """Writers, a reader, and one who seals and trims, over a network that is seldom well."""
     stream_ids = new_streams(cluster.endpoint)
-    harm_count = rounds(40)
     drivers = (BlockingDriver, AsyncDriver)
+    met = Counter()
     with Workload(
-        *(cluster.endpoint, history, rng, stream_ids), drivers=drivers, timeout_ms=SHORT_MS
+        *(cluster.endpoint, history, rng, stream_ids), drivers=drivers, timeout_ms=HARMED_MS
     ) as workload:
-        for _ in range(harm_count):
+        workload.wait_for_progress()
+        cluster.to_range_server.inject(Reset(0), TO_CLIENT, Opcode.APPEND, count=1)
+        wait_until(lambda: cluster.to_range_server.injected["Reset"])
+        while met.total() < rounds(15):
             proxy = rng.choice(cluster.proxies)
             fault, direction = rng.choice(HARMS), rng.choice(list(Direction))
             opcode = rng.choice([None, Opcode.APPEND, Opcode.FETCH, Opcode.SEAL_RANGE])
             history.fault(f"{fault} {direction.value}, of {opcode or 'anything'}")
+            before = proxy.injected_count
             proxy.inject(fault, direction, opcode, count=rng.choice([1, 5, None]))
             time.sleep(rng.uniform(0, 0.2))
+            met[fault] += proxy.injected_count > before
             if rng.random() < 0.2:
                 proxy.reset_all()
             cluster.heal()
             if rng.random() < 0.2:
                 workload.wait_for_progress()
         workload.wait_for_progress()
+    print(f"harms that met frames: {dict(met)}")
     for proxy in cluster.proxies:
         proxy.reset_all()
     list_streams(cluster.endpoint, history, stream_ids)
     operations = history.operations()
     assert_sound(operations)
-    assert sum(proxy.injected_count for proxy in cluster.proxies) > harm_count
     assert len(chosen(operations, "append", "unknown")) > 0

@@ -198,7 +198,7 @@ def attack(folder, make_attack):
             async with asyncio.timeout(20):  # a heartbeat may be under way
                 while (after := await settled(cluster))[0] > before[0]:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-            assert abs(after[1] - before[1]) <= 2
+            assert after[1] - before[1] <= 2  # fewer, if what earlier tests left went meanwhile
             return result
 
     return asyncio.run(body())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from core_cluster import CoreCluster, core_cluster, rows_batch
 
+from sbp_core import limits
 from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
 from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeError
 from sbp_core.rangeserver import fetch
@@ -113,6 +114,35 @@ def test_records_go_after_their_time_and_free_the_disk(tmp_path: Path) -> None:
         async with cluster_on(tmp_path, clock) as cluster:
             assert await start_of(cluster, short) == 101
             assert len(await cluster.read(kept)) == 10
+
+    asyncio.run(main())
+
+
+class LeapingClock(SystemClock):
+    """The wall clock is a week ahead for the next few looks at it, or from now on."""
+
+    looks_left = 0
+    stays_ahead = False
+
+    def wall_ms(self) -> int:
+        is_ahead = self.stays_ahead or self.looks_left > 0
+        self.looks_left -= 1
+        return super().wall_ms() + 7 * 24 * HOUR_MS * is_ahead
+
+
+def test_a_clock_that_leaps_for_a_moment_removes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = LeapingClock()
+        async with cluster_on(tmp_path, clock) as cluster:
+            stream_id = await create(cluster, retention_period_ms=HOUR_MS)
+            await append(cluster, stream_id, 10)
+            looks = limits.CLOCK_EVEN_LOOKS
+            for leap_looks in (1, 2, looks):
+                clock.looks_left = leap_looks
+                await until(lambda: clock.looks_left < -2 * looks, True)
+                assert await start_of(cluster, stream_id) == 0
+            clock.stays_ahead = True
+            await check_begins_at(cluster, stream_id, 10, 10)
 
     asyncio.run(main())
 

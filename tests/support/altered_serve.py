@@ -6,11 +6,15 @@ on purpose, each of a server that is right otherwise: to see that the tests noti
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
+from functools import partial
 
 from sbp_core import limits
 
 SEGMENT_BYTES = 64 * limits.KIB
+LATE_SYNC_SECONDS = 0.05
 
 
 def small_segments() -> None:
@@ -66,6 +70,53 @@ def trusted_cache() -> None:
     OsFile.drop_cache = lambda _: None
 
 
+def uncut_tail() -> None:
+    """What a crash tore stays in the log."""
+    from sbp_core.log.replay import LastSegment
+
+    LastSegment.repair = lambda _: None
+
+
+def forgotten_seals() -> None:
+    """Seals are answered and do not outlive the process."""
+    from sbp_core.log.entry import EntryKind
+    from sbp_core.rangeserver.hosting import RangeHost
+
+    write = RangeHost._write
+
+    async def write_the_rest(host: RangeHost, *entries: object) -> None:
+        if rest := [entry for entry in entries if entry.kind is not EntryKind.SEAL]:
+            await write(host, *rest)
+
+    RangeHost._write = write_the_rest
+
+
+def early_reads() -> None:
+    """Batches can be read when they are written, and are synced later, before they are answered."""
+    from sbp_core.rangeserver.commit import GroupCommitter
+
+    async def commit(committer: GroupCommitter, group, on_commit) -> None:
+        entries = [entry for submission in group for entry in submission.entries]
+        run = partial(asyncio.get_running_loop().run_in_executor, committer._thread)
+        appended = await run(partial(committer._log.append, entries, is_durable=False))
+        on_commit(appended.ranges)
+        await run(time.sleep, LATE_SYNC_SECONDS)
+        await run(committer._log.sync)
+        for submission in group:
+            committer._pending_bytes -= submission.length
+            submission.done.set_result(None)
+
+    GroupCommitter._commit = commit
+
+
+def unverified_reads() -> None:
+    """What is read from the log is served as it is."""
+    from sbp_core.log import batches
+    from sbp_core.log.entry import ENTRY_HEADER_BYTES
+
+    batches._verified = lambda _key, _slot, data: data[ENTRY_HEADER_BYTES:]
+
+
 def no_checksums() -> None:
     """Frames that do not match their checksums are taken."""
     from sbp_core.wire import frame
@@ -85,6 +136,10 @@ ALTERATIONS = {
     "no-directory-sync": no_directory_sync,
     "repeated-sync": repeated_sync,
     "trusted-cache": trusted_cache,
+    "uncut-tail": uncut_tail,
+    "forgotten-seals": forgotten_seals,
+    "early-reads": early_reads,
+    "unverified-reads": unverified_reads,
     "no-checksums": no_checksums,
 }
 

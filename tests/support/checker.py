@@ -164,13 +164,17 @@ def reordered(operations: Operations) -> list[Anomaly]:
 def trimmed_wrongly(operations: Operations) -> list[Anomaly]:
     """A stream starts at or after each trim that was acknowledged, and at none that was not asked.
 
-    A trim whose outcome is unknown may have been done.
+    A trim whose outcome is unknown may have been done. Of a stream of which only so much is kept
+    the newest record stays.
     """
     anomalies = []
+    kept_in_part = {keep.request["stream"] for keep in chosen(operations, "keep")}
     for stream, content in final_contents(operations).items():
         trims = [trim for trim in chosen(operations, "trim") if trim.request["stream"] == stream]
         done = max((trim.request["offset"] for trim in trims if trim.end == "ok"), default=0)
         asked = max((trim.request["offset"] for trim in trims if trim.end != "fail"), default=0)
+        if stream in kept_in_part:
+            asked = max(asked, content.next - 1)
         if not done <= content.start <= asked:
             what = (
                 f"stream {stream} starts at {content.start}; it was trimmed to {done}, and asked"

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sbp_core.client import AsyncClient, Client, FetchItem, FetchOutcome
 
 
-class BlockingDriver:
+class _TimedDriver:
+    client: Client | AsyncClient
+
+    @contextmanager
+    def waiting_at_most(self, timeout_ms: int) -> Iterator[None]:
+        """Other deadlines for the calls meanwhile: for those of which it is known how they end."""
+        context = self.client._context
+        self.client._context = replace(context, timeout_ms=timeout_ms)
+        try:
+            yield
+        finally:
+            self.client._context = context
+
+
+class BlockingDriver(_TimedDriver):
     def __init__(self, endpoint: str, **options: Any) -> None:
         self.client = Client(endpoint, **options)
 
@@ -30,7 +46,7 @@ class BlockingDriver:
         self.client.close()
 
 
-class AsyncDriver:
+class AsyncDriver(_TimedDriver):
     """Runs the loop in a thread of its own, so that it lives between calls too."""
 
     def __init__(self, endpoint: str, **options: Any) -> None:
@@ -69,7 +85,7 @@ class AsyncDriver:
         return [repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
 
     def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
 
 Driver = BlockingDriver | AsyncDriver

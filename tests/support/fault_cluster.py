@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import signal
 import time
@@ -15,7 +16,8 @@ from sbp_core.errors import SbpError
 from sbp_core.failpoints import VARIABLE
 
 ALTERED_SERVE = Path(__file__).with_name("altered_serve.py")
-END_SECONDS = 30
+END_SECONDS = 90
+START_TIMEOUT_MS = 120_000
 SETTINGS = {"range_server": {"disk_free_floor_bytes": 0, "retention_check_interval_ms": 100}}
 
 Settings = Mapping[str, Mapping[str, int | str]]
@@ -38,10 +40,16 @@ class FaultCluster(LocalCluster):
         data_dir: Path | None = None,
         alterations: Sequence[str] = ("small-segments",),
         settings: Settings | None = None,
+        range_servers: int = 1,
     ) -> None:
         config = folder / "server.toml"
         config.write_text(_toml({**SETTINGS, **(settings or {})}), encoding="utf-8")
-        super().__init__(data_dir or folder / "data", options=["--config", str(config)])
+        super().__init__(
+            data_dir or folder / "data",
+            range_servers=range_servers,
+            options=["--config", str(config)],
+            start_timeout_ms=START_TIMEOUT_MS,
+        )
         self.log_path = folder / "serve.log"
         self._ready_path = folder / "ready.json"
         self.wrapper: tuple[str, ...] = ()
@@ -63,6 +71,14 @@ class FaultCluster(LocalCluster):
             self._failpoints = ""
         return True
 
+    def run_to_end(self) -> int:
+        """Start, wait until it ends by itself, serving or not yet; return its exit code."""
+        try:
+            self.start()
+        except SbpError:
+            return self._exit_code
+        return self.wait_for_end()
+
     def run_armed(self, failpoints: str) -> int:
         """Start with failpoints, wait until one ends the process; return its exit code."""
         return self.wait_for_end() if self.start_armed(failpoints) else self._exit_code
@@ -73,6 +89,11 @@ class FaultCluster(LocalCluster):
         with segment.open("ab") as file:
             file.write(b"torn")
         segment.with_suffix(".idx.tmp").touch()
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the log of the first range server is."""
+        return self.data_dir / "range-server-0" / "log"
 
     @property
     def listening_port(self) -> int:
@@ -109,6 +130,14 @@ class FaultCluster(LocalCluster):
             time.sleep(0.01)
         return self._reap(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Let the process stand still for ever; return when it says nothing more to anybody."""
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + END_SECONDS
+        while _state_of(self.pid) != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
     def end(self) -> None:
         """Kill what still runs; for the end of a test whose server may be dead already."""
         if self._process is not None:
@@ -124,6 +153,11 @@ class FaultCluster(LocalCluster):
             command[1 : command.index("serve")] = [str(ALTERED_SERVE), ",".join(self._alterations)]
         armed = ["env", f"{VARIABLE}={self._failpoints}"] if self._failpoints else []
         return [*armed, *self.wrapper, *command]
+
+
+def _state_of(pid: int) -> str:
+    """The letter of proc(5) for what the first thread of a process does: all answers are its."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
 
 
 def _toml(settings: Settings) -> str:

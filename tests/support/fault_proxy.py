@@ -20,6 +20,7 @@ from sbp_core.client import parse_endpoint
 from sbp_core.wire.opcodes import Opcode
 
 _READ_BYTES = 1 << 16
+_DO_SECONDS = 60
 _OPCODE = slice(5, 7)
 
 
@@ -183,7 +184,7 @@ class FaultProxy:
     # In the proxy's thread.
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_DO_SECONDS)
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -219,7 +220,10 @@ class FaultProxy:
                 each.close()
 
     async def _pump(self, link: _Link, reader: asyncio.StreamReader, direction: Direction) -> None:
-        """Pass on what comes from one end, until it ends; then end the other one."""
+        """Pass on what comes from one end, until it ends; then let the other one know.
+
+        What the other one still has to say comes through, as without a proxy.
+        """
         writer = link.writers[direction]
         pending = b""
         try:
@@ -230,8 +234,8 @@ class FaultProxy:
                     pending = pending[size:]
             if direction not in link.swallowed:
                 writer.write(pending)
-                writer.close()
-        except ConnectionError:
+                writer.write_eof()
+        except OSError:
             link.reset()
 
     async def _pass(self, link: _Link, frame: bytes, direction: Direction) -> None:

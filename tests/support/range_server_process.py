@@ -15,7 +15,7 @@ from types import TracebackType
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings
 
-START_SECONDS = 30
+START_SECONDS = 90
 
 
 class RangeServerProcess:
@@ -26,6 +26,12 @@ class RangeServerProcess:
         self._words = [str(folder), placement_driver, str(heartbeat_interval_ms)]
         self._port = "0"
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id while it runs."""
+        assert self._process is not None
+        return self._process.pid
 
     async def start(self) -> None:
         """Return once the server is known to the placement driver."""

@@ -6,6 +6,8 @@ import fcntl
 import os
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,11 +26,13 @@ BLOCK_BYTES = 4096
 
 
 class LoopDisk:
-    """An ext4 file system in a file of its own, mounted at `folder`."""
+    """An ext4 file system in a file of its own, mounted at `folder`.
+
+    It keeps its loop device until `close`: all of this machine share them, and there are few.
+    """
 
     def __init__(self, folder: Path, image: Path, size: int = IMAGE_BYTES) -> None:
         self.folder = folder
-        self._image = image
         self._is_mounted = False
         folder.mkdir()
         with image.open("wb") as file:
@@ -37,22 +41,31 @@ class LoopDisk:
             run("mkfs.ext4", "-q", *layout, str(image))
             # Space for what is written of the file system itself: only data can meet a full disk.
             os.posix_fallocate(file.fileno(), 0, META_BYTES)
-        self.mount()
+        self._device = Path(run("losetup", "--find", "--show", str(image)))
+        try:
+            # A loop device takes a write that its file took in part for a whole one.
+            queue = Path("/sys/block", self._device.name, "queue/max_sectors_kb")
+            queue.write_text(str(BLOCK_BYTES >> 10), encoding="ascii")
+            self.mount()
+        except OSError:
+            self.close()
+            raise
 
     def mount(self) -> None:
         """Mount it; the journal is replayed."""
-        run("mount", "-o", "loop", str(self._image), str(self.folder))
+        run("mount", str(self._device), str(self.folder))
         self._is_mounted = True
-        # A loop device takes a write that its file took in part for a whole one.
-        number = os.minor(self.folder.stat().st_dev)
-        queue = Path(f"/sys/block/loop{number}/queue/max_sectors_kb")
-        queue.write_text(str(BLOCK_BYTES >> 10), encoding="ascii")
 
     def unmount(self) -> None:
         """Unmount it, if it is mounted; nobody may have a file open there."""
         if self._is_mounted:
             run("umount", str(self.folder))
             self._is_mounted = False
+
+    def close(self) -> None:
+        """Unmount it and give the device back."""
+        self.unmount()
+        run("losetup", "--detach", str(self._device))
 
     def cut_power(self, journal: int) -> None:
         """Lose all that was not synced; whoever has a file open there gets errors from now on."""
@@ -78,19 +91,20 @@ class SmallMemory:
         run("umount", str(self.folder))
 
 
-def run(*command: str) -> None:
-    """Run a command. Raises what says why it failed."""
+def run(*command: str) -> str:
+    """Run a command; return what it printed. Raises what says why it failed."""
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
-def skip_unless_mounting(folder: Path) -> None:
-    """Skip the test, and say why, where file systems cannot be mounted."""
+@contextmanager
+def skipping_where_nothing_can_be_mounted() -> Iterator[None]:
+    """Skip the test, and say why, where the body cannot mount its file system."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount file systems")
     try:
-        disk = LoopDisk(folder / "probe", folder / "probe.img")
+        yield
     except OSError as error:
         pytest.skip(f"file systems cannot be mounted here: {error}")
-    disk.unmount()

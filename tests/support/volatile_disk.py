@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,22 @@ class VolatileFile:
 
 
 class VolatileDisk:
-    """A disk in which the directory that is locked, the log's, is volatile, and no other."""
+    """A disk in which the directory that is locked, the log's, is volatile, and no other.
+
+    Its threads change names one at a time: what one of them syncs is what was there at one moment.
+    """
 
     def __init__(self) -> None:
         self._disk = OsDisk()
         self._directory: Path | None = None
+        self._names = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._disk, name)
 
         def on_cache(*arguments: Any, **options: Any) -> Any:
-            return method(*map(self._cached, arguments), **options)
+            with self._names:
+                return method(*map(self._cached, arguments), **options)
 
         return on_cache
 
@@ -66,26 +72,30 @@ class VolatileDisk:
         return lock
 
     def create(self, path: Path) -> Any:
-        file = self._file(self._disk.create(self._cached(path)))
-        if isinstance(file, VolatileFile):
-            self._synced_of(self._cached(path)).unlink(missing_ok=True)  # of a file that is gone
-            self._synced_of(self._cached(path)).touch()
-        return file
+        with self._names:
+            file = self._file(self._disk.create(self._cached(path)))
+            if isinstance(file, VolatileFile):
+                synced = self._synced_of(self._cached(path))
+                synced.unlink(missing_ok=True)  # of a file that is gone
+                synced.touch()
+            return file
 
     def open(self, path: Path, *, is_writable: bool) -> Any:
-        return self._file(self._disk.open(self._cached(path), is_writable=is_writable))
+        with self._names:
+            return self._file(self._disk.open(self._cached(path), is_writable=is_writable))
 
     def fsync_dir(self, directory: Path) -> None:
         """Let the platter have the names that the cache has, one after the other."""
         if directory != self._directory:
             self._disk.fsync_dir(directory)
             return
-        names = {path.name for path in self._cache.iterdir()}
-        for name in names:
-            self._publish(name)
-        for path in directory.iterdir():
-            if path.name not in names:
-                path.unlink()
+        with self._names:
+            names = {path.name for path in self._cache.iterdir()}
+            for name in names:
+                self._publish(name)
+            for path in directory.iterdir():
+                if path.name not in names:
+                    path.unlink()
 
     def _publish(self, name: str) -> None:
         assert self._directory is not None

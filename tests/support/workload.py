@@ -17,12 +17,12 @@ from history import History
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import OffsetOutOfRangeError, Outcome, SbpError
 
-PROGRESS_SECONDS = 30
+PROGRESS_SECONDS = 90
 FETCH_BYTES = 1 << 20
 FAILURE_PAUSE_SECONDS = 0.05
 """Before the next operation of a client whose last one failed: servers need time to come back."""
 CHANGE_PAUSE_SECONDS = 0.2
-AUDIT_BUDGET_MS = 10_000
+AUDIT_BUDGET_MS = 60_000
 
 NewDriver = Callable[..., Driver]
 
@@ -43,6 +43,15 @@ def new_streams(endpoint: str, count: int = 2) -> list[int]:
     with Client(endpoint) as client:
         created = client.create_streams([StreamSpec(None)] * count)
     return [stream.stream_id for stream in created]
+
+
+def new_short_stream(endpoint: str, history: History, kept_bytes: int) -> int:
+    """Create a stream of which only so much is kept, and journal that; return its id."""
+    with Client(endpoint) as client:
+        (created,) = client.create_streams([StreamSpec(None, retention_bytes=kept_bytes)])
+    number = history.invoke("auditor", "keep", stream=created.stream_id, bytes=kept_bytes)
+    history.ok(number)
+    return created.stream_id
 
 
 class Workload:

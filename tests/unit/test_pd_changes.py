@@ -1,6 +1,7 @@
 """UPDATE_STREAMS, TRIM_STREAMS and REPORT_METRICS at a placement driver, over a real connection."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from pd_cluster import by_stream, codes, runner
@@ -93,6 +94,22 @@ def test_an_update_changes_what_it_names_and_sets_the_retention(run):
     run(test)
 
 
+def test_who_does_not_know_the_limit_in_octets_leaves_it(run):
+    async def test(cluster):
+        await cluster.add_server()
+        unlimited, made = await cluster.create(Stream(), Stream(retention_bytes=7))
+        assert unlimited.stream.retention_bytes == 0
+        for change, expected in (
+            (Stream(retention_period_ms=9), 7),
+            (Stream(retention_bytes=0), 0),
+        ):
+            (result,) = await update(cluster, replace(change, stream_id=made.stream.stream_id))
+            assert result.status.code == StatusCode.NONE
+            assert result.updated_stream.retention_bytes == expected
+
+    run(test)
+
+
 def test_each_item_of_an_update_fails_by_itself(run):
     async def test(cluster):
         await cluster.add_server()
@@ -104,7 +121,7 @@ def test_each_item_of_an_update_fails_by_itself(run):
             Stream(stream_id=a, replica_nums=3),
             Stream(stream_id=a, ack_count=2),
             Stream(stream_id=a, retention_period_ms=-1),
-            Stream(stream_id=a, retention_bytes=-1),
+            Stream(stream_id=a, retention_bytes=-2),
             Stream(stream_id=a, name="no spaces"),
             Stream(),
             Stream(stream_id=b, name="c", retention_period_ms=7),

@@ -65,7 +65,7 @@ def test_the_committed_tables_are_those_of_the_schemas():
         ("FetchResult", "batch_length", (4, Scalar("i"), -1)),
         ("Stream", "replica_nums", (1, Scalar("b"), 0)),
         ("Stream", "retention_period_ms", (2, Scalar("q"), 0)),
-        ("Stream", "retention_bytes", (6, Scalar("q"), 0)),
+        ("Stream", "retention_bytes", (6, Scalar("q"), -1)),
         ("DescribeStreamsRequest", "stream_ids", (1, Vector(Scalar("q")), None)),
         ("DescribeStreamsRequest", "names", (2, Vector(Text()), None)),
         ("LookupOffsetInfo", "start_offset", (3, Scalar("q"), 0)),

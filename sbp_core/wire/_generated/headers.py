@@ -118,7 +118,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream's metadata. `retention_period_ms` 0 keeps records for ever, `retention_bytes` 0 any size."""
+    """A stream's metadata. `retention_period_ms` 0 keeps records for ever, `retention_bytes` 0 any size. Absent (-1), `retention_bytes` is 0 for a new stream, and an update leaves it as it is."""
 
     stream_id: int = -1
     replica_nums: int = 0
@@ -126,7 +126,7 @@ class Stream:
     ack_count: int = 0
     name: str | None = None
     created_at_ms: int = -1
-    retention_bytes: int = 0
+    retention_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -812,7 +812,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("ack_count", 3, Scalar("b"), 0),
         Field("name", 4, Text()),
         Field("created_at_ms", 5, Scalar("q"), -1),
-        Field("retention_bytes", 6, Scalar("q"), 0),
+        Field("retention_bytes", 6, Scalar("q"), -1),
     ),
     TrimmedStream: (
         Field("stream_id", 0, Scalar("q"), -1),

@@ -1,0 +1,82 @@
+"""When a wall clock is believed."""
+
+from __future__ import annotations
+
+import pytest
+from manual_clock import ManualClock
+
+from sbp_core import limits
+from sbp_core.rangeserver.steady_time import SteadyTime
+
+LOOK_MS = limits.CLOCK_EVEN_MS // limits.CLOCK_EVEN_LOOKS // 2
+DAY_MS = 86_400_000
+
+
+class LeapingClock(ManualClock):
+    leap_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.leap_ms
+
+
+@pytest.fixture
+def clock() -> LeapingClock:
+    return LeapingClock()
+
+
+@pytest.fixture
+def steady(clock: LeapingClock) -> SteadyTime:
+    return SteadyTime(clock)
+
+
+def looks_until_believed(steady: SteadyTime, clock: LeapingClock) -> int:
+    for count in range(1, 100):
+        clock.advance(LOOK_MS)
+        now_ms = steady.maybe_now_ms()
+        if now_ms is not None:
+            assert now_ms == clock.wall_ms()
+            return count
+    pytest.fail("it is never believed")
+
+
+def test_it_is_believed_after_a_while(clock: LeapingClock, steady: SteadyTime) -> None:
+    assert looks_until_believed(steady, clock) == 1 + limits.CLOCK_EVEN_LOOKS
+    assert looks_until_believed(steady, clock) == 1
+
+
+@pytest.mark.parametrize("leap_ms", [-3650 * DAY_MS, -DAY_MS, DAY_MS, 3650 * DAY_MS])
+def test_after_a_leap_it_is_not_believed(
+    clock: LeapingClock, steady: SteadyTime, leap_ms: int
+) -> None:
+    looks_until_believed(steady, clock)
+    clock.leap_ms = leap_ms
+    assert looks_until_believed(steady, clock) == 1 + limits.CLOCK_EVEN_LOOKS
+
+
+def test_a_leap_for_a_moment_is_two_of_them(clock: LeapingClock, steady: SteadyTime) -> None:
+    looks_until_believed(steady, clock)
+    clock.leap_ms = DAY_MS
+    for _ in range(limits.CLOCK_EVEN_LOOKS):
+        clock.advance(LOOK_MS)
+        assert steady.maybe_now_ms() is None
+    clock.leap_ms = 0
+    assert looks_until_believed(steady, clock) == 1 + limits.CLOCK_EVEN_LOOKS
+
+
+def test_rare_looks_need_not_be_many(clock: LeapingClock, steady: SteadyTime) -> None:
+    for _ in range(2):
+        assert steady.maybe_now_ms() is None
+        clock.advance(limits.CLOCK_EVEN_MS - 1)
+        assert steady.maybe_now_ms() is None
+        clock.advance(1)
+        assert steady.maybe_now_ms() == clock.wall_ms()
+        clock.leap_ms += DAY_MS
+
+
+def test_a_clock_that_is_being_adjusted_is_believed(
+    clock: LeapingClock, steady: SteadyTime
+) -> None:
+    looks_until_believed(steady, clock)
+    for _ in range(100):
+        clock.leap_ms += limits.CLOCK_LEAP_MS
+        assert looks_until_believed(steady, clock) == 1
