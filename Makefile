@@ -44,6 +44,7 @@ types: $(READY) ## check the types
 
 bench: $(READY) ## measure
 	@$(SPARK) $(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks.servers
 
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 	@$(BIN)/python schemas/generate.py

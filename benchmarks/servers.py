@@ -2,7 +2,8 @@
 
 Each ratio compares two things that ran in turn in this run: appends with plain writes and
 fdatasync, fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients
-append small batches, each waiting for its acknowledgement: what group commit is for.
+append small batches, each waiting for its acknowledgement: what group commit is for. As many
+clients send PINGs, to tell what the disk adds to a round trip.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from benchmarks.raw_reader import RawReader
 from benchmarks.report import table
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
 from sbp_core.cluster import LocalCluster
@@ -38,8 +40,13 @@ _ROUNDS: Final = 5
 _IN_FLIGHT: Final = 8
 _SYNC_BYTES: Final = _IN_FLIGHT * _MIB
 """The raw side syncs as often as our client lets the server: once per what is in flight."""
+_READ_BATCHES: Final = 4
+"""Batches in an answer of a reader that asks for much at a time."""
+_RECENT_BATCHES: Final = 32
+"""So many of the last batches a range server has in its memory, and more."""
 _SMALL_BYTES: Final = 1024
 _SMALL_SECONDS: Final = 4.0
+_WARM_UP_SECONDS: Final = 0.5
 _CLIENT_COUNTS: Final = (1, 16, 256)
 
 
@@ -52,6 +59,7 @@ class Acknowledgements:
     median_ms: float
     p99_ms: float
     per_sync: float
+    ping_p99_ms: float
 
 
 def batch(value_bytes: int) -> bytes:
@@ -96,7 +104,7 @@ def raw_append_seconds(folder: Path, octets: bytes) -> float:
 
 
 async def fetch_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> float:
-    """Fetch a round of large batches that were just written, some of them in flight at a time."""
+    """Fetch a round of large batches with our client, one by one, some in flight at a time."""
     left = iter(range(_ROUND_BATCHES))
 
     async def work() -> None:
@@ -109,6 +117,20 @@ async def fetch_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> f
     started = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(_IN_FLIGHT // 2)))
     return time.perf_counter() - started
+
+
+def reader_seconds(reader: RawReader, stream_id: int, first: int, octets: bytes) -> float:
+    """Fetch batches from `first` on, _READ_BATCHES in an answer, as often as makes a round."""
+    answers = _RECENT_BATCHES // _READ_BATCHES
+    offsets = range(first, first + _RECENT_BATCHES, _READ_BATCHES)
+    seconds, received = reader.read_seconds(
+        stream_id,
+        [*offsets] * (_ROUND_BATCHES // _RECENT_BATCHES),
+        max_bytes=_READ_BATCHES * len(octets),
+        in_flight=2,
+    )
+    assert received == answers * (_ROUND_BATCHES // _RECENT_BATCHES) * _READ_BATCHES * len(octets)
+    return seconds
 
 
 def raw_fetch_seconds(octets: bytes) -> float:
@@ -141,32 +163,45 @@ def _send(port: int, octets: bytes) -> None:
 async def acknowledgements(endpoint: str, log: Path, client_count: int) -> Acknowledgements:
     """Let clients append one small batch after the other, each on a connection of its own."""
     clients = [AsyncClient(endpoint) for _ in range(client_count)]
-    latencies: list[float] = []
     octets = batch(_SMALL_BYTES)
     (stream,) = await clients[0].create_streams([StreamSpec(f"small-{client_count}")])
 
-    async def work(client: AsyncClient) -> None:
-        while time.perf_counter() < until:
-            began = time.perf_counter()
-            await client.append([AppendItem(stream.stream_id, octets)])
-            latencies.append(time.perf_counter() - began)
+    async def append(client: AsyncClient) -> None:
+        await client.append([AppendItem(stream.stream_id, octets)])
 
-    until = time.perf_counter() + 0.5
-    await asyncio.gather(*map(work, clients))
-    latencies.clear()
-    syncs, started = _commit_count(log), time.perf_counter()
-    until = started + _SMALL_SECONDS
-    await asyncio.gather(*map(work, clients))
-    seconds = time.perf_counter() - started
+    async def ping(client: AsyncClient) -> None:
+        await client.ping()
+
+    await _latencies(clients, append, _WARM_UP_SECONDS)
+    syncs = _commit_count(log)
+    latencies = await _latencies(clients, append, _SMALL_SECONDS)
     syncs = _commit_count(log) - syncs
+    pings = await _latencies(clients, ping, _WARM_UP_SECONDS)
     await asyncio.gather(*(client.close() for client in clients))
     return Acknowledgements(
         client_count,
-        len(latencies) / seconds,
+        len(latencies) / _SMALL_SECONDS,
         1000 * median(latencies),
         1000 * _p99(latencies),
         len(latencies) / syncs,
+        1000 * _p99(pings),
     )
+
+
+async def _latencies(
+    clients: Sequence[AsyncClient], call: Callable[[AsyncClient], Awaitable[None]], seconds: float
+) -> list[float]:
+    """Let every client make calls, one after the other; return how long each took."""
+    latencies: list[float] = []
+    until = time.perf_counter() + seconds
+
+    async def work(client: AsyncClient) -> None:
+        while (began := time.perf_counter()) < until:
+            await call(client)
+            latencies.append(time.perf_counter() - began)
+
+    await asyncio.gather(*map(work, clients))
+    return latencies
 
 
 def _commit_count(log: Path) -> int:
@@ -194,11 +229,6 @@ def p99_sync_ms(folder: Path) -> float:
     return 1000 * _p99(seconds)
 
 
-async def p99_ping_ms(client: AsyncClient) -> float:
-    """Return the 99th percentile of a round trip to the placement driver, in ms."""
-    return _p99([await client.ping() for _ in range(1000)])
-
-
 def _ratio_row(
     name: str, ceiling: str, own: Sequence[float], raw: Sequence[float]
 ) -> tuple[str, ...]:
@@ -214,58 +244,77 @@ def _ratio_row(
     )
 
 
-async def _measure(folder: Path, endpoint: str, tell: Callable[[str], None]) -> None:
+async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], None]) -> None:
     log = folder / "data" / "range-server-0" / "log"
     octets = batch(_LARGE_BYTES)
-    appends, raw_appends, fetches, raw_fetches = [], [], [], []
-    async with AsyncClient(endpoint) as client:
+    sides = ("append", "raw append", "fetch", "memory", "page cache", "raw fetch")
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    async with AsyncClient(cluster.endpoint) as client:
         (stream,) = await client.create_streams([StreamSpec("large")])
-        for number in range(_ROUNDS + 1):
-            times = (
-                await append_seconds(client, stream.stream_id, octets),
-                raw_append_seconds(folder, octets),
-                await fetch_seconds(client, stream.stream_id, octets),
-                raw_fetch_seconds(octets),
-            )
-            for seconds, taken in zip(
-                (appends, raw_appends, fetches, raw_fetches), times, strict=True
-            ):
-                if number:
-                    seconds.append(taken)
-        rows = [
-            _ratio_row("append 1 MiB", "write + fdatasync", appends, raw_appends),
-            _ratio_row("fetch 1 MiB", "loopback", fetches, raw_fetches),
-        ]
-        header = ("what", "MB/s", "ceiling", "its MB/s", "ratio", "spread")
-        tell(table(header, rows, text_columns={0, 2}) + "\n")
-        sync_ms, ping_ms = p99_sync_ms(folder), await p99_ping_ms(client)
-    tell(f"p99 of 1 KiB + fdatasync {sync_ms:.2f} ms, of a PING {ping_ms:.2f} ms\n")
-    header = ("clients", "acks/s", "median ms", "p99 ms", "p99 / (fdatasync + PING)", "acks/sync")
+        with RawReader(cluster.range_servers[0]) as reader:
+            for number in range(_ROUNDS + 1):
+                times = (
+                    await append_seconds(client, stream.stream_id, octets),
+                    raw_append_seconds(folder, octets),
+                    await fetch_seconds(client, stream.stream_id, octets),
+                    reader_seconds(
+                        reader,
+                        stream.stream_id,
+                        (number + 1) * _ROUND_BATCHES - _RECENT_BATCHES,
+                        octets,
+                    ),
+                    reader_seconds(reader, stream.stream_id, number * _ROUND_BATCHES, octets),
+                    raw_fetch_seconds(octets),
+                )
+                for side, taken in zip(sides, times, strict=True):
+                    if number:  # the first round warms up
+                        seconds[side].append(taken)
+    rows = [
+        _ratio_row(name, ceiling, seconds[side], seconds[raw])
+        for name, side, ceiling, raw in (
+            ("append 1 MiB", "append", "write + fdatasync", "raw append"),
+            ("fetch 4 x 1 MiB, in the server's memory", "memory", "loopback", "raw fetch"),
+            ("fetch 4 x 1 MiB, in the page cache", "page cache", "loopback", "raw fetch"),
+            ("fetch 1 MiB, AsyncClient", "fetch", "loopback", "raw fetch"),
+        )
+    ]
+    header = ("what", "MB/s", "ceiling", "its MB/s", "ratio", "spread")
+    tell(table(header, rows, text_columns={0, 2}) + "\n")
+    sync_ms = p99_sync_ms(folder)
+    tell(f"p99 of 1 KiB + fdatasync {sync_ms:.2f} ms\n")
+    header = ("clients", "acks/s", "median ms", "p99 ms", "PING p99 ms", "bound", "acks/sync")
     lines = []
     for count in _CLIENT_COUNTS:
-        each = await acknowledgements(endpoint, log, count)
-        bound = each.p99_ms / (sync_ms + ping_ms)
+        each = await acknowledgements(cluster.endpoint, log, count)
+        bound = each.p99_ms / (sync_ms + each.ping_p99_ms)
         lines.append(
             (
                 f"{each.client_count}",
                 f"{each.per_second:,.0f}",
                 f"{each.median_ms:.2f}",
                 f"{each.p99_ms:.2f}",
+                f"{each.ping_p99_ms:.2f}",
                 f"{bound:.1f}",
                 f"{each.per_sync:.1f}",
             )
         )
     tell(table(header, lines, text_columns=set()))
+    tell("bound: p99 of an append / (p99 of fdatasync + p99 of as many clients' PINGs)")
 
 
 def main() -> int:
     """Measure; print two tables."""
+    measure()
+    return 0
+
+
+def measure() -> None:
+    """Measure, and print two tables."""
     RESULTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as name:
         folder = Path(name)
         with LocalCluster(folder / "data") as cluster:
-            asyncio.run(_measure(folder, cluster.endpoint, lambda text: print(text, flush=True)))
-    return 0
+            asyncio.run(_measure(folder, cluster, lambda text: print(text, flush=True)))
 
 
 if __name__ == "__main__":

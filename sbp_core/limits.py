@@ -12,6 +12,8 @@ HEADER_BYTES_MAX: Final = 4 * MIB
 RECEIVE_BUFFER_BYTES: Final = 64 * KIB
 RECEIVE_GROWTH_FACTOR: Final = 32
 """A receive buffer is so many times what came at most: an announced length alone costs nothing."""
+RECEIVE_WAKE_BYTES: Final = 256 * KIB
+"""Of a large frame the receiver is woken up for so many octets, or for the rest."""
 BAD_MAGIC_FRAMES_MAX: Final = 8
 """Consecutive frames of another protocol after which the peer is taken for no SBP peer."""
 
@@ -35,6 +37,10 @@ HEADER_VECTOR_BYTES: Final = 32
 """What a string or vector counts for beside its elements, so that empty ones are not free."""
 TABLE_PLANS_MAX: Final = 64
 """Layouts of one table that are remembered, of those that peers use and of our own."""
+TEMPLATE_BYTES_MAX: Final = KIB
+"""Larger headers are always read from scratch."""
+TEMPLATES_MAX: Final = 512
+"""Layouts of whole headers that are remembered, one for each table and length."""
 STRING_BYTES_MAX: Final = 64 * KIB
 
 # Calls.
@@ -136,6 +142,8 @@ READ_CLASSES_MAX: Final = 32
 TAIL_WINDOW_BYTES: Final = 2 * GROUP_COMMIT_BYTES_MAX
 """Reads so close to the end of the log are tail reads: the two largest group commits, which were
 just written and lie in the page cache. Who lags by more catches up."""
+RECENT_BODIES_BYTES_MAX: Final = 64 * MIB
+"""What a range server keeps in memory of the batches that were appended last."""
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
 INDEX_FILES_OPEN_MAX: Final = 128

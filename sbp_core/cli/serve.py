@@ -170,6 +170,12 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
                 f"range server {index}    cut {tail.cut_bytes} octets that were never synced"
                 f" off {tail.path}, at log position {tail.position}: {tail.reason}"
             )
+        if report.maybe_damaged_snapshot is not None:
+            snapshot = report.maybe_damaged_snapshot
+            lines.append(
+                f"range server {index}    {snapshot.path} is damaged at log position"
+                f" {snapshot.position}: nothing is lost, its ranges are known without that"
+            )
         lines += [
             f"range server {index}    {damaged.path} is damaged at log position"
             f" {damaged.position}: offsets [{damaged.base_offset}, {damaged.end_offset}) of range"

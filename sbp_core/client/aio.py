@@ -175,12 +175,16 @@ class AsyncRunner:
             self._inbox.deliver(Arrival(number, error))
         else:
             self._tickets[number] = (connection, ticket, call.opcode)
-            try:
-                async with asyncio.timeout(call.timeout_ms / 1000):
-                    await connection.drain()
-            except TimeoutError:
-                self._expire(self._now_ms())
+            if not connection.may_write:
+                await self._drain(connection, call.timeout_ms)
         return number
+
+    async def _drain(self, connection: AsyncConnection, timeout_ms: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await connection.drain()
+        except TimeoutError:
+            self._expire(self._now_ms())
 
     def _deliver(self, arrival: Arrival) -> None:
         self._inbox.deliver(arrival)

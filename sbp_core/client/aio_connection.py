@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import cast
 
 from sbp_core import limits
@@ -19,6 +18,7 @@ from sbp_core.client.conversation import (
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
 from sbp_core.errors import SbpError
+from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.opcodes import Opcode
 
@@ -32,6 +32,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
         self._queued: list[Octets] = self._conversation.greeting()
         self._transport: asyncio.Transport | None = None
+        self._socket: AsyncSocket | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._ended = asyncio.Event()
@@ -52,6 +53,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         ticket, buffers = self._conversation.start(call, sink)
         self._send(buffers)
         return ticket
+
+    @property
+    def may_write(self) -> bool:
+        """Whether `drain` would return at once."""
+        return self._may_write.is_set()
 
     async def drain(self) -> None:
         """Wait until the transport wants more octets, or the connection is over."""
@@ -88,9 +94,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Send what is queued."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
-        peer = transport.get_extra_info("socket")
-        if peer is not None:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = AsyncSocket(self._transport)
         if self._conversation.phase is Phase.CLOSED:
             self._transport.abort()
             return
@@ -120,6 +124,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take in received octets."""
         self._send(self._conversation.receive(nbytes))
+        if self._socket is not None:
+            self._socket.expect(self._conversation.missing_bytes)
         self._close_if_finished()
 
     def eof_received(self) -> bool:
@@ -136,10 +142,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._end(connect_failed(endpoint, failure, self._connect_seconds))
 
     def _send(self, buffers: list[Octets]) -> None:
-        if self._transport is None:
+        if self._socket is None:
             self._queued += buffers
-        elif not self._transport.is_closing():
-            self._transport.writelines(buffers)
+        elif buffers:
+            self._socket.send(buffers)
 
     def _close_if_finished(self) -> None:
         if self._conversation.is_finished and self._transport is not None:

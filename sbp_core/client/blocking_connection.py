@@ -23,6 +23,7 @@ from sbp_core.client.conversation import (
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
 from sbp_core.errors import SbpError
+from sbp_core.sockets import Receiving
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.opcodes import Opcode
 
@@ -177,6 +178,7 @@ class BlockingConnection:
         with selectors.PollSelector() as selector:  # no kernel state that a fork would share
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(connected, selectors.EVENT_READ)
+            receiving = Receiving(connected)
             while not self._is_closing:
                 interest = selectors.EVENT_READ
                 if self._outgoing:
@@ -188,6 +190,7 @@ class BlockingConnection:
                 with self._lock:
                     self._flush(connected)
                 self._receive(connected)
+                receiving.expect(self._conversation.missing_bytes)
 
     def _receive(self, connected: socket.socket) -> None:
         try:

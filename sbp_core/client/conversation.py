@@ -151,6 +151,11 @@ class Conversation:
         """Return where the next octets from the peer go."""
         return self._session.get_buffer()
 
+    @property
+    def missing_bytes(self) -> int:
+        """Octets that are to come before there is anything to do; 1 where that is not known."""
+        return self._session.missing_bytes
+
     def receive(self, count: int) -> list[Octets]:
         """Take in `count` octets written into `get_buffer`; return the octets to send back."""
         self._session.buffer_updated(count)

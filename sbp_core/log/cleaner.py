@@ -23,6 +23,7 @@ from functools import partial
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogWriteError
+from sbp_core.failpoints import failpoint
 from sbp_core.limits import CLEAN_LIVE_SHARE_MAX
 from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
 from sbp_core.log.entry import Entry
@@ -148,6 +149,7 @@ class Cleaner:
                     translate_os_error(LogWriteError, "removing", path),
                     suppress(FileNotFoundError),
                 ):
+                    failpoint("cleaner.before_remove")
                     disk.remove(path)
             self._log.lookup.drop(segment)
             self._doomed.popleft()
@@ -165,7 +167,9 @@ class Cleaner:
         with log.lookup.views.pinned(segment) as view:
             rewritten = rewrite_segment(log.disk, view, fresh, self._is_live)
             with translate_os_error(LogWriteError, "replacing", path):
+                failpoint("cleaner.before_replace")
                 log.disk.replace(fresh, path)
+            failpoint("cleaner.after_replace")
             log.lookup.write_index(rewritten.segment, ranges, rewritten.rows)
             self._in_writer(partial(log.replace_sealed, {segment: rewritten.segment}))
         log.lookup.drop(segment)
@@ -174,6 +178,7 @@ class Cleaner:
 
     def _sync_names(self) -> None:
         with translate_os_error(LogWriteError, "syncing", self._log.directory):
+            failpoint("cleaner.before_directory_sync")
             self._log.disk.fsync_dir(self._log.directory)
 
     def _report(self, segment: Segment, error: LogCorruptionError) -> None:

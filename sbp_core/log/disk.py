@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from sbp_core.errors import LogError
+from sbp_core.failpoints import failpoint
 from sbp_core.wire.checksum import Octets
 
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -299,6 +300,8 @@ def write_file(
             file.fsync()
     finally:
         file.close()
+    failpoint("file.before_replace")
     disk.replace(fresh, path)
+    failpoint("file.after_replace")
     if is_durable:
         disk.fsync_dir(path.parent)

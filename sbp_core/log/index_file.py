@@ -23,7 +23,8 @@ are the segment's batches in the order of the ranges and, within one, of the off
     ranges  range_index i32, state_code u8
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
-opened.
+opened. It is written when the segment behind its own is durable, never before: an index that fits
+its segment says that there is one behind it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import numpy as np
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import LOG_SCAN_BYTES
-from sbp_core.log.disk import DiskFile
+from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
 from sbp_core.log.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
 from sbp_core.log.rows import DatedOffset, RangeRows, SegmentRows, Slot
@@ -113,6 +114,13 @@ def _joined(columns: Sequence[Any], dtype: np.dtype[Any]) -> bytes:
     """Return arrays of machine integers, one after the other, in the file's order of octets."""
     octets = b"".join(columns)
     return np.frombuffer(octets, dtype.newbyteorder("=")).astype(dtype, copy=False).tobytes()
+
+
+def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
+    """Return the index of `segment`, mapped. Raises LogCorruptionError if it is not, or OSError."""
+    file = disk.open(index_path(directory, segment.base), is_writable=False)
+    check_index(file, segment)
+    return SegmentIndex(file.map())
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,14 +200,15 @@ class _Inspector:
             header = self._maybe_header(file, base)
             generation = header.generation if header else 0
             end = header.end or base + size if header else base + size
-            if end != base + size:
-                self._fault(segment_path(self._directory, end), end, "the file is missing")
             segment = Segment(base, end, size, generation)
-            reading = self._read(file, segment, may_be_torn=end == base + size)
+            is_full = end != base + size or self._maybe_index(segment, is_checked=False) is not None
+            if is_full:
+                self._fault(segment_path(self._directory, end), end, "the file is missing")
+            reading = self._read(file, segment, may_be_torn=not is_full)
             if reading.torn is not None:
                 self._tear(file, base, size, reading.torn.position, reading.torn.reason)
                 segment = Segment(base, end, reading.torn.position - base, generation)
-        if end != base + size:
+        if is_full:
             self._end = end
         if self._is_at_fault(file.path, faults_before) or (
             self._faults and not reading.has_snapshot

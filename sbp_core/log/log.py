@@ -19,28 +19,16 @@ from types import TracebackType
 from typing import Self
 
 from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
-from sbp_core.failpoints import failpoint
-from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX, SEGMENT_BYTES
-from sbp_core.log.disk import (
-    DirectoryLock,
-    Disk,
-    DiskFile,
-    describe_os_error,
-    translate_os_error,
-)
-from sbp_core.log.entry import COMMIT_BYTES, Commit, Entry, EntryKind, Location, encode_entry
+from sbp_core.limits import SEGMENT_BYTES
+from sbp_core.log.active_segment import ActiveSegment, check_group
+from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
+from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey, encode_snapshot
+from sbp_core.log.recent import RecentBodies
 from sbp_core.log.recovery import Recovered, RecoveryReport, recover
 from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
-from sbp_core.log.segment import (
-    SEGMENT_HEADER_BYTES,
-    Segment,
-    SegmentView,
-    create_segment,
-    segment_path,
-)
-from sbp_core.wire.checksum import Octets
+from sbp_core.log.segment import Segment, segment_path
 
 
 class LogState(enum.Enum):
@@ -84,16 +72,21 @@ class Log:
         self._segment_bytes = segment_bytes
         self._states = recovered.states
         self.lookup = BatchLookup(disk, directory)
-        self._durable_upto = recovered.report.durable_upto
         self._state = LogState.OPEN
         self._failure = ""
-        self._base = recovered.report.segment_bases[-1]
-        self._end = self._synced_upto = recovered.report.end_position
-        path = segment_path(directory, self._base)
-        with translate_os_error(LogError, "opening", path):
-            self._active: DiskFile = disk.open(path, is_writable=True)
-            view = self._open_view(self._base)
+        report = recovered.report
+        base = report.segment_bases[-1]
+        with translate_os_error(LogError, "opening", segment_path(directory, base)):
+            self._active = ActiveSegment.open(
+                disk,
+                directory,
+                base,
+                end=report.end_position,
+                proven_upto=report.durable_upto,
+            )
+            view = self._active.view(disk)
         self._extent = Extent(recovered.sealed, view, recovered.rows)
+        self.recent = RecentBodies()
         self._maybe_streams_held: set[int] | None = None
         self._is_active_empty = recovered.report.entry_count == 0
 
@@ -140,7 +133,7 @@ class Log:
             )
             if not recovered.has_snapshot:
                 log._write_snapshot()
-            elif recovered.report.torn_tail is not None:
+            elif recovered.report.torn_tail or recovered.report.maybe_damaged_snapshot:
                 log._roll()
             return log
         except BaseException:
@@ -155,7 +148,7 @@ class Log:
     @property
     def end_position(self) -> int:
         """Position after the last octet."""
-        return self._end
+        return self._active.end
 
     def ranges(self) -> list[LoggedRange]:
         """Return all ranges as they are now, by stream and index."""
@@ -165,7 +158,8 @@ class Log:
         """Write `entries` as one group commit; return once they are durable.
 
         Without `is_durable` they are written only: they outlive this process, and a power cut once
-        a later group is durable, or `sync` was called.
+        a later group is durable, or `sync` was called. For batches only where there is a cleaner:
+        what is trimmed or deleted may be off the disk before it is known durably that it may.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
@@ -176,8 +170,8 @@ class Log:
         LogWriteError. Its outcome is UNKNOWN if the group may have been written.
         """
         self._check_open()
-        length = COMMIT_BYTES + _check_group(entries)
-        if self._end - self._base + length > self._segment_bytes and not self._is_active_empty:
+        length = check_group(entries)
+        if self._active.size + length > self._segment_bytes and not self._is_active_empty:
             self._roll()
         changed = self._states.after(entries)
         locations, time_ms = self._write_group(entries, Outcome.UNKNOWN, is_durable=is_durable)
@@ -185,16 +179,15 @@ class Log:
         self._is_active_empty = self._is_active_empty and not entries
         for entry, location in zip(entries, locations, strict=True):
             if entry.kind is EntryKind.BATCH:
+                self.recent.keep(entry)
                 self._extent.rows.append(entry, location, time_ms)
         return Appended(time_ms, locations, tuple(changed.values()))
 
     def sync(self) -> None:
         """Make everything durable that was appended. Raises LogWriteError: then the log is dead."""
         self._check_open()
-        if self._synced_upto < self._end:
-            with self._dies_of_failure(f"syncing {self._active.path}", Outcome.NOT_APPLIED):
-                self._active.fdatasync()
-            self._synced_upto = self._end
+        with self._dies_of_failure(f"syncing {self._active.path}", Outcome.NOT_APPLIED):
+            self._active.sync()
 
     def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         """Yield the batches of a range from the one that holds `offset` to the last.
@@ -286,34 +279,15 @@ class Log:
     @property
     def _has_unproven_entries(self) -> bool:
         """Whether the active segment ends with anything but an empty group."""
-        return not self._is_active_empty and self._durable_upto < self._end - COMMIT_BYTES
+        return not self._is_active_empty and not self._active.is_proven
 
     def _write_group(
         self, entries: Sequence[Entry], outcome: Outcome, *, is_durable: bool = True
     ) -> tuple[tuple[Location, ...], int]:
         """Write a group at the end, and sync it; return where its entries are, and its time."""
-        position = self._end
         time_ms = self._now_ms()
-        commit = Commit(self._synced_upto, time_ms)
-        buffers: list[Octets] = encode_entry(commit.to_entry(), position)
-        locations = []
-        next_position = position + COMMIT_BYTES
-        for entry in entries:
-            buffers += encode_entry(entry, next_position)
-            locations.append(Location(next_position, entry.length))
-            next_position += entry.length
         with self._dies_of_failure(f"writing {self._active.path}", outcome):
-            failpoint("log.before_write")
-            self._active.pwritev(buffers, position - self._base)
-            if is_durable:
-                failpoint("log.before_sync")
-                self._active.fdatasync()
-                failpoint("log.after_sync")
-        self._durable_upto = commit.durable_upto
-        self._end = next_position
-        if is_durable:
-            self._synced_upto = next_position
-        return tuple(locations), time_ms
+            return self._active.write(entries, time_ms, is_durable=is_durable), time_ms
 
     def _slots_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         while True:
@@ -335,26 +309,19 @@ class Log:
     def _roll(self) -> None:
         """Go on in a new segment; the one before it is synced."""
         self.sync()
-        before, base = self._extent, self._end
-        full = Segment(self._base, base, base - self._base)
-        self.lookup.write_index(full, list(self._states), before.rows)
-        path = segment_path(self.directory, base)
+        before, full = self._extent, self._active.to_full()
+        path = segment_path(self.directory, full.end)
         with self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
-            file = create_segment(self.disk, self.directory, base)
+            active = ActiveSegment.create(self.disk, self.directory, full.end)
             self._active.close()
-            view = self._open_view(base)
-        self._active, self._base = file, base
-        self._end = self._synced_upto = base + SEGMENT_HEADER_BYTES
+            self._active = active
+            view = active.view(self.disk)
+        self.lookup.write_index(full, list(self._states), before.rows)  # it tells of the new one
         if self._maybe_streams_held is not None:
             self._maybe_streams_held |= before.rows.stream_ids
             self._states.forget_deleted(self._maybe_streams_held)
         self._write_snapshot()
         self._extent = Extent((*before.sealed, full), view, SegmentRows())
-
-    def _open_view(self, base: int) -> SegmentView:
-        """Open the active segment for reading. Raises OSError."""
-        file = self.disk.open(segment_path(self.directory, base), is_writable=False)
-        return SegmentView(Segment(base, base, 0), file)
 
     def _check_readable(self) -> None:
         if self._state is LogState.CLOSED:
@@ -381,23 +348,6 @@ class Log:
             self._state = LogState.FAILED
             self._failure = f"{action} was interrupted"
             raise
-
-
-def _check_group(entries: Sequence[Entry]) -> int:
-    """Return the octets that the entries take. Raises LogError if they are over a limit."""
-    total = 0
-    for entry in entries:
-        assert entry.kind not in (EntryKind.COMMIT, EntryKind.SNAPSHOT), "the log writes its own"
-        if entry.length > ENTRY_BYTES_MAX:
-            raise LogError(
-                f"an entry of {entry.length} octets is over the limit of {ENTRY_BYTES_MAX}"
-            )
-        total += entry.length
-    if total > GROUP_COMMIT_BYTES_MAX:
-        raise LogError(
-            f"a group of {total} octets is over the limit of {GROUP_COMMIT_BYTES_MAX}: split it"
-        )
-    return total
 
 
 def _write_error(message: str, outcome: Outcome) -> LogWriteError:

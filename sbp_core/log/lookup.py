@@ -23,18 +23,20 @@ from typing import Final
 import numpy as np
 
 from sbp_core.errors import LogCorruptionError
+from sbp_core.failpoints import failpoint
 from sbp_core.limits import INDEX_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, write_file
 from sbp_core.log.entry import EntryKind
 from sbp_core.log.index_file import (
     SegmentIndex,
-    check_index,
     encode_index,
     index_path,
+    open_index,
     read_index_header,
 )
 from sbp_core.log.range_states import LoggedRange, RangeKey
+from sbp_core.log.replay import replay_segment
 from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.scan import Damage, SegmentScanner, read_snapshot
 from sbp_core.log.segment import Segment, SegmentView, SegmentViews
@@ -116,6 +118,7 @@ class BatchLookup:
         """Write the index of a segment that is full. A failure is logged, and costs time only."""
         path = index_path(self._directory, segment.base)
         try:
+            failpoint("index.before_write")
             write_file(self._disk, path, encode_index(segment, ranges, rows), is_durable=False)
         except OSError as error:
             _LOG.warning("%s could not be written and will be made again: %s", path, error)
@@ -123,10 +126,15 @@ class BatchLookup:
     def ranges_after(self, extent: Extent, at: int) -> list[LoggedRange]:
         """Return the ranges at the end of a full segment: the next one begins with them.
 
-        Raises LogError.
+        If that is damaged they are read from the segment itself. Raises LogError.
         """
         is_last = at + 1 == len(extent.sealed)
-        return read_snapshot(extent.active if is_last else self.views.view(extent.sealed[at + 1]))
+        try:
+            following = extent.active if is_last else self.views.view(extent.sealed[at + 1])
+            return read_snapshot(following)
+        except LogCorruptionError:
+            segment = extent.sealed[at]
+            return list(replay_segment(self.views.view(segment).file, segment).states)
 
     def bytes_from(self, extent: Extent, key: RangeKey, offset: int) -> int:
         """Return the octets of a range's batches that reach beyond `offset`. Raises LogError."""
@@ -213,12 +221,10 @@ class BatchLookup:
             return self.index(extent, at).latest_ms
 
     def _maybe_load(self, segment: Segment) -> SegmentIndex | None:
-        path = index_path(self._directory, segment.base)
         try:
-            file = self._disk.open(path, is_writable=False)
-            check_index(file, segment)
-            return SegmentIndex(file.map())
+            return open_index(self._disk, self._directory, segment)
         except (OSError, LogCorruptionError) as error:
+            path = index_path(self._directory, segment.base)
             _LOG.warning("%s is of no use (%s): it is made again", path, error)
             return None
 

@@ -13,7 +13,11 @@ entry may stand before intact ones after a mere crash. What tells rot from a tor
   goes on in a new segment, away from blocks that may have failed.
 * Damage below it to the body of a batch, whose header tells whose it is: reported, and refused to
   whoever fetches that batch. All else is served.
-* Any other damage below it, or a hole between segments: LogCorruptionError. Nothing is changed.
+* Damage below it to the snapshot that the last segment begins with: the ranges are taken from the
+  segment before. It is reported, and the log goes on in a new segment.
+* Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. That the
+  last one is missing is told by the index of the one before: an index is written when the segment
+  behind its own is durable.
 """
 
 from __future__ import annotations
@@ -25,11 +29,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sbp_core.errors import LogError, LogWriteError
+from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
+from sbp_core.log.index_file import SegmentIndex, open_index
 from sbp_core.log.range_states import RangeStates
-from sbp_core.log.replay import DamagedBatch, LastSegment, TornTail, replay_segment
+from sbp_core.log.replay import (
+    DamagedBatch,
+    DamagedSnapshot,
+    LastSegment,
+    TornTail,
+    replay_segment,
+)
 from sbp_core.log.rows import SegmentRows
 from sbp_core.log.segment import (
     Segment,
@@ -57,6 +69,7 @@ class RecoveryReport:
     durable_upto: int
     torn_tail: TornTail | None
     damaged_batches: tuple[DamagedBatch, ...] = ()
+    maybe_damaged_snapshot: DamagedSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +138,11 @@ def _recover_last_segment(
     disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ...]
 ) -> Recovered:
     with _open(disk, segment_path(directory, base), is_writable=True) as file:
+        _check_is_last(disk, directory, file, base)
         _settle(disk, directory, file)
-        last = LastSegment(file, base)
+        last = LastSegment(file, base, lambda: _states_at(disk, directory, base, sealed))
         last.read()
-        states = last.replay.states
-        if not last.has_snapshot:
-            states = _states_at(disk, directory, base, sealed)
+        states = last.replay.states if last.has_snapshot else last.states_at_base()
         last.repair()
     report = RecoveryReport(
         segment_bases=(*(segment.base for segment in sealed), base),
@@ -139,8 +151,21 @@ def _recover_last_segment(
         durable_upto=last.durable_upto,
         torn_tail=last.torn_tail,
         damaged_batches=tuple(last.damaged_batches),
+        maybe_damaged_snapshot=last.maybe_damaged_snapshot,
     )
     return Recovered(report, sealed, states, last.replay.rows, last.has_snapshot)
+
+
+def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> None:
+    """Raise LogCorruptionError if there was a segment behind this one."""
+    with translate_os_error(LogError, "reading the size of", file.path):
+        size = file.size()
+    segment = Segment(base, base + size, size)
+    if _maybe_index(disk, directory, segment) is None:
+        return
+    path = segment_path(directory, segment.end)
+    reason = "the index of the segment before it says that it was there, and the file is missing"
+    raise corruption(path, segment.end, reason)
 
 
 def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
@@ -157,6 +182,9 @@ def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
 def _states_at(disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ...]) -> RangeStates:
     """Return the ranges as they were at `base`, from the segment that ends there."""
     if sealed:
+        index = _maybe_index(disk, directory, sealed[-1])
+        if index is not None:
+            return RangeStates(index.ranges())
         path = segment_path(directory, sealed[-1].base)
         with _open(disk, path, is_writable=False) as file:
             return replay_segment(file, sealed[-1]).states
@@ -165,6 +193,13 @@ def _states_at(disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ..
         reason = "the snapshot of its ranges is not whole, and no older segment is left"
         raise corruption(path, base, reason)
     return RangeStates()
+
+
+def _maybe_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex | None:
+    try:
+        return open_index(disk, directory, segment)
+    except (LogCorruptionError, OSError):  # it is missed by nobody
+        return None
 
 
 def _remove_leftovers(disk: Disk, directory: Path, names: list[str], bases: list[int]) -> None:
@@ -178,6 +213,7 @@ def _remove_leftovers(disk: Disk, directory: Path, names: list[str], bases: list
         )
         if is_gone or is_unfinished:
             with translate_os_error(LogWriteError, "removing", directory / name):
+                failpoint("log.recovery.before_remove")
                 disk.remove(directory / name)
 
 

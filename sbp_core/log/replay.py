@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import Entry, EntryKind, Location
@@ -43,20 +45,45 @@ class DamagedBatch:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class DamagedSnapshot:
+    """A part of a segment's snapshot, at a log position, that could be done without."""
+
+    path: Path
+    position: int
+    reason: str
+
+
 @dataclass(slots=True)
 class Replay:
-    """The ranges at the end of a segment, and its batches."""
+    """The ranges at the end of a segment, and its batches.
+
+    With `is_restored` its snapshot does not count: it was damaged, and `states` known otherwise.
+    """
 
     path: Path
     snapshot: SnapshotReader = field(default_factory=SnapshotReader)
+    is_restored: bool = False
     states: RangeStates = field(default_factory=RangeStates)
     rows: SegmentRows = field(default_factory=SegmentRows)
     entry_count: int = 0
 
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether it is known what the ranges were when the segment began."""
+        return self.is_restored or self.snapshot.is_complete
+
+    def restore(self, states: RangeStates) -> None:
+        """Begin with `states` instead of the snapshot."""
+        self.states = states
+        self.is_restored = True
+
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in the next entry. Raises LogCorruptionError if it contradicts those before it."""
+        if self.is_restored and entry.kind is EntryKind.SNAPSHOT:
+            return
         try:
-            if self.snapshot.is_complete:
+            if self.has_snapshot:
                 self.states.apply(entry)
                 self.entry_count += 1
             elif self.snapshot.add(entry):
@@ -92,14 +119,19 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
 class LastSegment:
     """The segment in which the log goes on: `read` it, then `repair` it where a crash tore it.
 
-    Then it ends at `end`.
+    Then it ends at `end`. `states_at_base` tells the ranges as the segment before has them; it
+    raises LogError.
     """
 
-    def __init__(self, file: DiskFile, base: int) -> None:
+    def __init__(
+        self, file: DiskFile, base: int, states_at_base: Callable[[], RangeStates]
+    ) -> None:
         self.replay = Replay(file.path)
+        self.states_at_base = states_at_base
         self.durable_upto = base
         self.torn_tail: TornTail | None = None
         self.damaged_batches: list[DamagedBatch] = []
+        self.maybe_damaged_snapshot: DamagedSnapshot | None = None
         self.end = base + SEGMENT_HEADER_BYTES
         self._file = file
         self._base = base
@@ -109,7 +141,7 @@ class LastSegment:
     @property
     def has_snapshot(self) -> bool:
         """Whether the first group is there; without it, nothing is."""
-        return self.replay.snapshot.is_complete
+        return self.replay.has_snapshot
 
     def read(self) -> None:
         """Read all that is there; change nothing. Raises LogError."""
@@ -138,11 +170,13 @@ class LastSegment:
         if self.torn_tail is None:
             return
         with translate_os_error(LogWriteError, "cutting the torn tail of", self._file.path):
+            failpoint("log.recovery.before_cut")
             if self.torn_tail.position == self._base:
                 write_segment_header(self._file, self._base)
             else:
                 self._file.truncate(self.end - self._base)
                 self._file.fsync()
+            failpoint("log.recovery.after_cut")
 
     def _read_entries(self, scanner: SegmentScanner) -> Damage | None:
         """Read up to the end, or to the first damage that may be a torn tail."""
@@ -151,23 +185,35 @@ class LastSegment:
                 proof = maybe_find_proof(self._file, self._base, item.position)
                 if proof is None:
                     return item
-                found = self._go_around(item, proof)
+                self._go_around(item, proof, scanner.time_ms)
             else:
-                found = item
-            self.replay.apply(*found, scanner.time_ms)
+                self.replay.apply(*item, scanner.time_ms)
         return None
 
-    def _go_around(self, damage: Damage, proof: int) -> tuple[Entry, Location]:
-        """Note damage to a batch that was acknowledged. Raises LogCorruptionError for any other."""
-        found = damage.maybe_batch()
-        if found is None:
+    def _go_around(self, damage: Damage, proof: int, time_ms: int) -> None:
+        """Note damage to what was synced. Raises LogError for what nothing goes on without."""
+        maybe_batch = damage.maybe_batch()
+        if maybe_batch is not None:
+            self._note_batch(*maybe_batch, damage.reason)
+            self.replay.apply(*maybe_batch, time_ms)
+        elif damage.header is not None and damage.header.kind is EntryKind.SNAPSHOT:
+            self._restore(damage)
+        else:
             raise corruption(
                 self._file.path,
                 damage.position,
                 f"{damage.reason}; the group commit at position {proof} proves that it was synced"
                 f" before",
             )
-        entry, location = found
+
+    def _restore(self, damage: Damage) -> None:
+        if not self.replay.is_restored:
+            self.maybe_damaged_snapshot = DamagedSnapshot(
+                self._file.path, damage.position, damage.reason
+            )
+            self.replay.restore(self.states_at_base())
+
+    def _note_batch(self, entry: Entry, location: Location, reason: str) -> None:
         self.damaged_batches.append(
             DamagedBatch(
                 self._file.path,
@@ -176,7 +222,6 @@ class LastSegment:
                 entry.range_index,
                 entry.base_offset,
                 entry.base_offset + entry.count,
-                damage.reason,
+                reason,
             )
         )
-        return found

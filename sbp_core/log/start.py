@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, translate_os_error, write_file
 from sbp_core.wire.checksum import crc32c
@@ -47,7 +48,9 @@ def write_start(disk: Disk, directory: Path, position: int) -> None:
     path = directory / START_NAME
     fields = _FIELDS.pack(_MAGIC, position)
     with translate_os_error(LogWriteError, "writing", path):
+        failpoint("start.before_write")
         write_file(disk, path, [fields, _CRC.pack(crc32c((fields,)))])
+        failpoint("start.after_write")
 
 
 def _decode(data: bytes) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -28,8 +29,14 @@ from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.records import peek_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
-from sbp_core.server.dispatch import ServerCall
-from sbp_core.wire.headers import AppendInfo, AppendRequest, AppendResponse, AppendResult
+from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    AppendResponse,
+    AppendResult,
+    Status,
+)
 from sbp_core.wire.status import SUCCESS, status_for
 
 
@@ -41,7 +48,21 @@ class _Item:
     batch: memoryview
 
 
-class AppendHandler:
+@dataclass(frozen=True, slots=True)
+class _AppendFrame:
+    """A frame that is being served; `began_at` is when it came."""
+
+    call: ServerCall
+    items: Sequence[_Item]
+    began_at: float
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The ranges to append to, (stream id, range index)."""
+        return [(item.stream_id, item.range_index) for item in self.items]
+
+
+class AppendHandler(PromptHandler):
     """Serves APPEND. Every batch of a frame succeeds or fails by itself."""
 
     def __init__(
@@ -59,48 +80,65 @@ class AppendHandler:
         self._clock = clock
         self._metrics = metrics
 
-    async def __call__(self, call: ServerCall) -> None:
-        """Answer one APPEND frame, once all its batches are durable or refused."""
+    def begin(self, call: ServerCall) -> Rest:
+        """Take one APPEND frame; the rest is to wait until its batches are durable, or refused."""
         began_at = self._metrics.now()
         request = call.decode(AppendRequest)
         items = list(_split_payload(request.append_requests, call.payload))
-        await self._host.learn(
-            ((item.stream_id, item.range_index) for item in items), is_append=True
-        )
+        frame = _AppendFrame(call, items, began_at)
+        lacking = self._host.lacking(frame.places, is_append=True)
+        if lacking:
+            return partial(self._learn, frame, lacking)
+        return self._append(frame)
+
+    async def _learn(self, frame: _AppendFrame, lacking: Sequence[tuple[int, int]]) -> None:
+        await self._host.learn(lacking, is_append=True)
+        await self._append(frame)()
+
+    def _append(self, frame: _AppendFrame) -> Rest:
+        items, payload_bytes = frame.items, len(frame.call.payload)
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
-            self._committer.check_room(len(call.payload))
-            self._disk_space.let_in(len(call.payload))
+            self._committer.check_room(payload_bytes)
+            self._disk_space.let_in(payload_bytes)
         except (ThrottledError, DiskFullError) as error:
-            refusal = status_for(error)
-            results = [replace(_unanswered(item), status=refusal) for item in items]
-            self._count(began_at, len(items), ())
-            await self._respond(call, results, throttle_time_ms=limits.THROTTLE_MS)
-            return
-        time_ms = None
+            refusals = [status_for(error)] * len(items)
+            self._count(frame, ())
+            return partial(self._respond, frame, refusals, throttle_time_ms=limits.THROTTLE_MS)
         accepted = [self._accept(item) for item in items]
-        entries = [entry for _, entry in accepted if entry is not None]
-        if entries:
-            try:
-                time_ms = await asyncio.shield(self._committer.submit(entries))
-            except LogWriteError as error:
-                self._count(began_at, len(items), ())
-                raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
-        self._count(began_at, len(items), entries)
-        await self._respond(call, [result for result, _ in accepted], time_ms)
+        entries = [each for each in accepted if isinstance(each, Entry)]
+        written = self._committer.submit(entries) if entries else None
+        return partial(self._finish, frame, accepted, written)
 
-    def _count(self, began_at: float, item_count: int, appended: Sequence[Entry]) -> None:
+    async def _finish(
+        self,
+        frame: _AppendFrame,
+        accepted: Sequence[Entry | Status],
+        written: asyncio.Future[int] | None,
+    ) -> None:
+        entries = [each for each in accepted if isinstance(each, Entry)]
+        time_ms = None
+        if written is not None:
+            try:
+                time_ms = await written
+            except LogWriteError as error:
+                self._count(frame, ())
+                raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
+        self._count(frame, entries)
+        await self._respond(frame, accepted, time_ms)
+
+    def _count(self, frame: _AppendFrame, appended: Sequence[Entry]) -> None:
+        item_count = len(frame.items)
         self._metrics.appends.add(
             item_count,
             item_count - len(appended),
-            sum(entry.length for entry in appended),
-            self._metrics.now() - began_at,
+            sum([entry.length for entry in appended]),
+            self._metrics.now() - frame.began_at,
         )
-        self._metrics.touch((entry.stream_id, entry.range_index) for entry in appended)
+        self._metrics.touch([(entry.stream_id, entry.range_index) for entry in appended])
 
-    def _accept(self, item: _Item) -> tuple[AppendResult, Entry | None]:
+    def _accept(self, item: _Item) -> Entry | Status:
         """Give one batch its offsets, or say why not."""
-        result = _unanswered(item)
         try:
             _check_extensions(item.info)
             record_count = peek_batch(item.batch).record_count
@@ -113,9 +151,9 @@ class AppendHandler:
             _check_range_index(hosted, item.range_index)
             base_offset = hosted.assign(record_count)
         except SbpError as error:
-            return replace(result, status=status_for(error)), None
+            return status_for(error)
         write_base_offset(item.batch, base_offset)
-        entry = Entry(
+        return Entry(
             EntryKind.BATCH,
             item.stream_id,
             hosted.range_index,
@@ -123,27 +161,38 @@ class AppendHandler:
             record_count,
             item.batch,
         )
-        return replace(result, base_offset=base_offset, status=SUCCESS), entry
 
     async def _respond(
         self,
-        call: ServerCall,
-        results: Iterable[AppendResult],
+        frame: _AppendFrame,
+        outcomes: Sequence[Entry | Status],
         maybe_time_ms: int | None = None,
         *,
         throttle_time_ms: int = 0,
     ) -> None:
         time_ms = self._clock.wall_ms() if maybe_time_ms is None else maybe_time_ms
         await respond_all(
-            call,
-            [replace(result, stream_append_time_ms=time_ms) for result in results],
+            frame.call,
+            [
+                _result(item, each, time_ms)
+                for item, each in zip(frame.items, outcomes, strict=True)
+            ],
             lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
         )
 
 
-def _unanswered(item: _Item) -> AppendResult:
+def _result(item: _Item, outcome: Entry | Status, now_ms: int) -> AppendResult:
+    base_offset, status = -1, SUCCESS
+    if isinstance(outcome, Entry):
+        base_offset = outcome.base_offset
+    else:
+        status = outcome
     return AppendResult(
-        stream_id=item.stream_id, request_index=item.info.request_index, base_offset=-1
+        stream_id=item.stream_id,
+        request_index=item.info.request_index,
+        base_offset=base_offset,
+        stream_append_time_ms=now_ms,
+        status=status,
     )
 
 

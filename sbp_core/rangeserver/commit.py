@@ -8,30 +8,42 @@ synced before it is acknowledged, and with it all that was written before.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.errors import LogError, LogWriteError, SbpError, StatusCode, ThrottledError
+from sbp_core.errors import LogWriteError, SbpError, StatusCode, ThrottledError
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.log import Log
+from sbp_core.log.log import Appended, Log
 from sbp_core.log.range_states import LoggedRange
 
+T = TypeVar("T")
 OnCommit = Callable[[Sequence[LoggedRange]], None]
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
     entries: tuple[Entry, ...]
+    length: int
     done: asyncio.Future[int] = field(compare=False)
 
-    @property
-    def length(self) -> int:
-        return sum(entry.length for entry in self.entries)
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Submissions that are written together, and synced before they are acknowledged or not."""
+
+    submissions: tuple[_Submission, ...] = ()
+    is_durable: bool = True
+
+
+_NO_GROUP: Final = _Group()
 
 
 class GroupCommitter:
@@ -49,14 +61,18 @@ class GroupCommitter:
         self._is_sync_due = False
         self._queue: deque[_Submission] = deque()
         self._pending_bytes = 0
-        self._wakeup = asyncio.Event()
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-writer")
-        self._task: asyncio.Task[None] | None = None
-        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._on_commit: OnCommit | None = None
+        self._idle = asyncio.Event()
+        """Whether the thread has nothing to do; nor will it have at the end of the loop's turn."""
+        self._idle.set()
+        self.failed: asyncio.Future[SbpError] = self._loop.create_future()
 
     def start(self, on_commit: OnCommit) -> None:
         """Begin to commit; call `on_commit` with what each group changed, before its answers."""
-        self._task = asyncio.create_task(self._run(on_commit))
+        self._on_commit = on_commit
+        self._begin_soon()
 
     @property
     def pending_bytes(self) -> int:
@@ -74,17 +90,19 @@ class GroupCommitter:
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.
 
-        Its result is when they were written, in ms since the epoch, as the log has it. It fails
-        with LogWriteError when the log cannot be written any more.
+        Its result is when they were written, in ms since the epoch, as the log has it. They are
+        written also if it is cancelled. It fails with LogWriteError when the log cannot be written
+        any more.
         """
-        submission = _Submission(tuple(entries), asyncio.get_running_loop().create_future())
+        done: asyncio.Future[int] = self._loop.create_future()
         if self.failed.done():
-            submission.done.set_exception(_dead(self.failed.result()))
-            return submission.done
-        self._queue.append(submission)
-        self._pending_bytes += submission.length
-        self._wakeup.set()
-        return submission.done
+            done.set_exception(_dead(self.failed.result()))
+            return done
+        length = sum([entry.length for entry in entries])
+        self._queue.append(_Submission(tuple(entries), length, done))
+        self._pending_bytes += length
+        self._begin_soon()
+        return done
 
     def run_between_groups(self, change: Callable[[], None]) -> None:
         """Run `change` where the log is written; return when it is done. For other threads."""
@@ -92,59 +110,77 @@ class GroupCommitter:
 
     async def stop(self) -> None:
         """Commit what is queued, then end."""
-        if self._task is not None:
-            while self._queue and not self.failed.done():
-                await asyncio.wait([self._queue[-1].done])
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._idle.wait()
         self._thread.shutdown()
 
-    async def _run(self, on_commit: OnCommit) -> None:
-        while not self.failed.done():
-            await self._wakeup.wait()
-            self._wakeup.clear()
-            while self._queue and not self.failed.done():
-                await self._commit(self._take_group(), on_commit)
-                await self._sync_if_due()
-            await self._sync_if_due()
+    def _begin_soon(self) -> None:
+        """Let the thread work once all that arrived in this turn of the loop is queued."""
+        if self._on_commit is not None and self._idle.is_set():
+            self._idle.clear()
+            self._loop.call_soon(self._begin)
 
-    async def _commit(self, group: Sequence[_Submission], on_commit: OnCommit) -> None:
-        entries = [entry for submission in group for entry in submission.entries]
+    def _begin(self) -> None:
+        """Give the thread what is to be done next, if there is anything."""
+        if self.failed.done() or not (self._queue or self._is_sync_due):
+            self._idle.set()
+        elif self._is_sync_due:
+            self._run(self._log.sync, self._on_synced)
+        else:
+            self._commit(self._take_group())
+
+    def _commit(self, submissions: Sequence[_Submission]) -> None:
+        entries = [entry for submission in submissions for entry in submission.entries]
         is_durable = self._sync_interval_ms == 0 or any(
             entry.kind is not EntryKind.BATCH for entry in entries
         )
-        loop = asyncio.get_running_loop()
+        group = _Group(tuple(submissions), is_durable)
         append = partial(self._log.append, entries, is_durable=is_durable)
-        try:
-            appended = await loop.run_in_executor(self._thread, append)
-        except LogError as error:
-            self._fail(group, error)
-            return
-        if is_durable:
+        self._run(append, partial(self._on_written, group), group)
+
+    def _run(
+        self, work: Callable[[], T], then: Callable[[T], None], group: _Group = _NO_GROUP
+    ) -> None:
+        """Do `work` on the thread, then call `then` with its result here, and begin anew."""
+
+        def on_thread() -> None:
+            try:
+                result = work()
+            except SbpError as error:
+                self._loop.call_soon_threadsafe(self._fail, group, error)
+            except Exception as error:  # noqa: BLE001 - whoever waits must be told of all failures
+                _LOG.exception("the log failed unexpectedly")
+                failure = LogWriteError(f"the log failed unexpectedly: {error}")
+                self._loop.call_soon_threadsafe(self._fail, group, failure)
+            else:
+                self._loop.call_soon_threadsafe(go_on, result)
+
+        def go_on(result: T) -> None:
+            try:
+                then(result)
+            finally:
+                self._begin()
+
+        self._thread.submit(on_thread)
+
+    def _on_written(self, group: _Group, appended: Appended) -> None:
+        if group.is_durable:
             self._on_synced()
         elif self._sync_timer is None:
-            self._sync_timer = loop.call_later(self._sync_interval_ms / 1000, self._on_sync_due)
-        on_commit(appended.ranges)
-        for submission in group:
+            self._sync_timer = self._loop.call_later(
+                self._sync_interval_ms / 1000, self._on_sync_due
+            )
+        assert self._on_commit is not None
+        self._on_commit(appended.ranges)
+        for submission in group.submissions:
             self._pending_bytes -= submission.length
             if not submission.done.done():
                 submission.done.set_result(appended.time_ms)
 
-    async def _sync_if_due(self) -> None:
-        if not self._is_sync_due or self.failed.done():
-            return
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._log.sync)
-        except LogError as error:
-            self._fail((), error)
-            return
-        self._on_synced()
-
     def _on_sync_due(self) -> None:
         self._is_sync_due = True
-        self._wakeup.set()
+        self._begin_soon()
 
-    def _on_synced(self) -> None:
+    def _on_synced(self, _: None = None) -> None:
         if self._sync_timer is not None:
             self._sync_timer.cancel()
         self._sync_timer = None
@@ -158,12 +194,13 @@ class GroupCommitter:
             length += group[-1].length
         return group
 
-    def _fail(self, group: Sequence[_Submission], error: LogError) -> None:
+    def _fail(self, group: _Group, error: SbpError) -> None:
         self.failed.set_result(error)
-        for submission in (*group, *self._queue):
+        for submission in (*group.submissions, *self._queue):
             if not submission.done.done():
                 submission.done.set_exception(_dead(error))
         self._queue.clear()
+        self._idle.set()
 
 
 def _dead(error: SbpError) -> LogWriteError:

@@ -15,63 +15,44 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError, OffsetOutOfRangeError, SbpError, StatusCode
 from sbp_core.log.log import Log
-from sbp_core.log.rows import Slot
+from sbp_core.rangeserver.fetch_items import (
+    Answer,
+    Found,
+    Item,
+    cut_short,
+    item_of,
+    response_of,
+    wanted_for,
+)
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
 from sbp_core.rangeserver.read_scheduler import ReadScheduler
-from sbp_core.rangeserver.reading import Wanted, find_slots, maybe_cached_slots, read_slots
+from sbp_core.rangeserver.reading import (
+    find_slots,
+    maybe_cached_slots,
+    maybe_recent_slots,
+    read_slots,
+)
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
-from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.session.connection import Payload
 from sbp_core.wire.checksum import Octets
-from sbp_core.wire.headers import FetchInfo, FetchRequest, FetchResponse, FetchResult, Status
+from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.status import SUCCESS, status_for
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    request_index: int
-    stream_id: int
-    range_index: int
-    fetch_offset: int
-    end_offset: int
-    max_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    item: _Item
-    slots: tuple[Slot, ...]
-    next_offset: int
-    range_index: int = -1
-    status: Status = SUCCESS
-
-    @property
-    def length_bytes(self) -> int:
-        return sum(slot.location.body_length for slot in self.slots)
-
-    def result(self) -> FetchResult:
-        return FetchResult(
-            stream_id=self.item.stream_id,
-            request_index=self.item.request_index,
-            batch_count=len(self.slots),
-            status=self.status,
-            batch_length=self.length_bytes,
-            next_offset=self.next_offset,
-        )
+_NOTHING: Final = Payload()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +64,22 @@ class _Answering:
     is_last: bool
 
 
-class FetchHandler:
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """What a frame asks for. Who waits gives up at `give_up_at`, in seconds."""
+
+    answering: _Answering
+    items: Sequence[Item]
+    min_bytes: int
+    give_up_at: float
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The ranges to read, (stream id, range index)."""
+        return [(item.stream_id, item.range_index) for item in self.items]
+
+
+class FetchHandler(PromptHandler):
     """Serves FETCH."""
 
     def __init__(
@@ -105,18 +101,49 @@ class FetchHandler:
         self._clock = clock
         self._metrics = metrics
 
-    async def __call__(self, call: ServerCall) -> None:
-        """Answer one FETCH frame with as many response frames as it takes."""
+    def begin(self, call: ServerCall) -> Rest | None:
+        """Answer one FETCH frame at once if that needs no wait for anything."""
         began_at = self._metrics.now()
         request = call.decode(FetchRequest)
-        wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
-        give_up_at = self._clock.monotonic() + wait_ms / 1000
-        items = [_item(info) for info in request.fetch_requests]
-        await self._host.learn((item.stream_id, item.range_index) for item in items)
-        min_bytes = max(request.min_bytes, 1)
-        waiting: Sequence[_Item] = [self._resolve_tail(item) for item in items]
+        items = [item_of(info) for info in request.fetch_requests]
+        fetching = _Fetching(
+            _Answering(call, began_at, is_last=False),
+            items,
+            max(request.min_bytes, 1),
+            self._clock.monotonic()
+            + min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX) / 1000,
+        )
+        return None if self._has_answered_all(fetching) else partial(self._answer, fetching)
 
-        async def answer_ready() -> Sequence[_Item]:
+    def _has_answered_all(self, fetching: _Fetching) -> bool:
+        """Answer all requests in one frame, if each is ready and its batches are in memory."""
+        call = fetching.answering.call
+        is_alone = self._may_send_at_once(call, others=self._sending_count)
+        if not is_alone or self._host.lacking(fetching.places):
+            return False
+        answers: list[Answer] = []
+        length_bytes = 0
+        for item in map(self._resolve_tail, fetching.items):
+            answer = self._maybe_answer_now(item, fetching.min_bytes)
+            if answer is None or length_bytes >= limits.FETCH_FRAME_BYTES:
+                return False
+            answers.append(answer)
+            length_bytes += answer.length_bytes
+        payload = self._maybe_cached(call, answers) if length_bytes else _NOTHING
+        if payload is None or not answers or len(answers) > limits.RESULTS_PER_FRAME:
+            return False
+        self._count(fetching.answering.began_at, answers, length_bytes)
+        call.respond_now(response_of(answers), payload, is_end=True)
+        return True
+
+    async def _answer(self, fetching: _Fetching) -> None:
+        """Answer the frame with as many response frames as it takes."""
+        call, began_at = fetching.answering.call, fetching.answering.began_at
+        give_up_at, min_bytes = fetching.give_up_at, fetching.min_bytes
+        await self._host.learn(fetching.places)
+        waiting: Sequence[Item] = [self._resolve_tail(item) for item in fetching.items]
+
+        async def answer_ready() -> Sequence[Item]:
             is_last = give_up_at <= self._clock.monotonic() or self._waiters.is_closing
             answering = _Answering(call, began_at, is_last)
             return await self._answer_ready(answering, waiting, min_bytes)
@@ -130,14 +157,14 @@ class FetchHandler:
                 changed.clear()
 
     async def _answer_ready(
-        self, answering: _Answering, waiting: Sequence[_Item], min_bytes: int
-    ) -> Sequence[_Item]:
+        self, answering: _Answering, waiting: Sequence[Item], min_bytes: int
+    ) -> Sequence[Item]:
         """Send what is ready; return the requests that go on waiting."""
         if answering.call.is_one_frame:
             return await self._answer_at_once(answering, waiting, min_bytes)
         is_last = answering.is_last
-        unready: list[_Item] = []
-        frame: list[_Answer] = []
+        unready: list[Item] = []
+        frame: list[Answer] = []
         frame_bytes = 0
         for item in waiting:
             answer = await self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
@@ -155,8 +182,8 @@ class FetchHandler:
         return unready
 
     async def _answer_at_once(
-        self, answering: _Answering, waiting: Sequence[_Item], min_bytes: int
-    ) -> Sequence[_Item]:
+        self, answering: _Answering, waiting: Sequence[Item], min_bytes: int
+    ) -> Sequence[Item]:
         """Answer all requests in one frame as soon as one is ready.
 
         What the frame has no room for is answered empty, and asked for again.
@@ -167,18 +194,18 @@ class FetchHandler:
                     break
             else:
                 return waiting
-        frame: list[_Answer] = []
+        frame: list[Answer] = []
         frame_bytes = 0
         for item in waiting:
             answer = None
             if frame_bytes < limits.FETCH_FRAME_BYTES:
                 answer = await self._maybe_answer(item, 1, is_last=True)
-            frame.append(answer or _Answer(item, (), item.fetch_offset))
+            frame.append(answer or Answer(item, (), item.fetch_offset))
             frame_bytes += frame[-1].length_bytes
         await self._send(answering, frame, is_end=True)
         return ()
 
-    async def _send(self, answering: _Answering, answers: list[_Answer], *, is_end: bool) -> None:
+    async def _send(self, answering: _Answering, answers: list[Answer], *, is_end: bool) -> None:
         self._sending_count += 1
         try:
             await self._send_frame(answering, answers, is_end=is_end)
@@ -186,50 +213,57 @@ class FetchHandler:
             self._sending_count -= 1
 
     async def _send_frame(
-        self, answering: _Answering, answers: list[_Answer], *, is_end: bool
+        self, answering: _Answering, answers: list[Answer], *, is_end: bool
     ) -> None:
         call = answering.call
         if not any(answer.slots for answer in answers):
             self._count(answering.began_at, answers, 0)
-            await call.respond(_response(answers), is_end=is_end)
+            await call.respond(response_of(answers), is_end=is_end)
             return
-        cached = self._maybe_cached(call, answers)
+        cached = None
+        if self._may_send_at_once(call, others=self._sending_count - 1):
+            cached = self._maybe_cached(call, answers)
         if cached is not None:
             self._count(answering.began_at, answers, sum(map(len, cached.parts)))
-            call.respond_now(_response(answers), cached, is_end=is_end)
+            call.respond_now(response_of(answers), cached, is_end=is_end)
             return
         async with call.reserve():
             job = self._job(call.agreement.isolation, answers)
-            async with self._reads.read(job, partial(_read, call, answers)) as (served, payload):
+            async with self._reads.read(job, partial(_read, self._log, call, answers)) as (
+                served,
+                payload,
+            ):
                 self._count(answering.began_at, served, sum(each.length_bytes for each in served))
-                call.respond_now(_response(served), payload, is_end=is_end)
+                call.respond_now(response_of(served), payload, is_end=is_end)
 
-    def _maybe_cached(self, call: ServerCall, answers: Sequence[_Answer]) -> Payload | None:
-        """Return the payload of the answers if it is there at once and nobody else reads.
+    def _may_send_at_once(self, call: ServerCall, *, others: int) -> bool:
+        """Whether what is in memory need not wait for a turn; `others` are sending meanwhile."""
+        is_alone = self._reads.is_idle and others < limits.READS_AT_WORK_MAX
+        return is_alone and call.has_room and not call.agreement.has_compression
+
+    def _maybe_cached(self, call: ServerCall, answers: Sequence[Answer]) -> Payload | None:
+        """Return the payload of the answers if it is there at once.
 
         What waits for neither the disk nor the peer nor a turn is faster without a thread.
         """
-        is_alone = self._reads.is_idle and self._sending_count <= limits.READS_AT_WORK_MAX
-        if not (is_alone and call.has_room) or call.agreement.has_compression:
-            return None
         octets: list[Octets] = []
         for answer in answers:
             if answer.slots:
                 key = (answer.item.stream_id, answer.range_index)
-                bodies = maybe_cached_slots(key, answer.slots)
+                bodies = maybe_cached_slots(self._log, key, answer.slots)
                 if bodies is None:
                     return None
                 octets += bodies.buffers
         return call.pack(octets)
 
-    def _job(self, isolation: str, answers: Sequence[_Answer]) -> ReadJob:
+    def _job(self, isolation: str, answers: Sequence[Answer]) -> ReadJob:
         """Return what the read is to the scheduler: of the tail only if all of it lies there."""
         first_position = min(each.slots[0].location.position for each in answers if each.slots)
         is_tail = first_position >= self._log.end_position - limits.TAIL_WINDOW_BYTES
         length_bytes = sum(answer.length_bytes for answer in answers)
         return ReadJob(ReadClass(isolation, is_tail), length_bytes)
 
-    def _count(self, began_at: float, answers: Sequence[_Answer], octets: int) -> None:
+    def _count(self, began_at: float, answers: Sequence[Answer], octets: int) -> None:
         failures = sum(answer.status is not SUCCESS for answer in answers)
         seconds = self._metrics.now() - began_at
         self._metrics.fetches.add(len(answers), failures, octets, seconds)
@@ -237,12 +271,12 @@ class FetchHandler:
             (answer.item.stream_id, answer.range_index) for answer in answers if answer.slots
         )
 
-    def _resolve_tail(self, item: _Item) -> _Item:
+    def _resolve_tail(self, item: Item) -> Item:
         """Replace "the tail" by the offset that it is at now, so that waiting makes sense."""
         if item.fetch_offset != LATEST_OFFSET or not self._host.table.has_stream(item.stream_id):
             return item
         tail = self._host.table.range_at(item.stream_id, -1)
-        return _Item(
+        return Item(
             item.request_index,
             item.stream_id,
             tail.range_index,
@@ -251,39 +285,46 @@ class FetchHandler:
             item.max_bytes,
         )
 
-    async def _maybe_answer(self, item: _Item, min_bytes: int, *, is_last: bool) -> _Answer | None:
+    async def _maybe_answer(self, item: Item, min_bytes: int, *, is_last: bool) -> Answer | None:
         try:
-            hosted, offset, tail, slots = await self._find(item)
+            found = await self._find(item)
         except SbpError as error:
-            return _Answer(item, (), item.fetch_offset, status=status_for(error))
-        next_offset = slots[-1].end_offset if slots else offset
-        is_complete = (
-            next_offset == hosted.maybe_end_offset
-            or 0 <= item.end_offset <= next_offset
-            or sum(slot.location.body_length for slot in slots) >= min(min_bytes, item.max_bytes)
-            or next_offset < tail
-        )
-        answer = _Answer(item, slots, next_offset, hosted.range_index)
-        return answer if is_complete or is_last else None
+            return Answer(item, (), item.fetch_offset, status=status_for(error))
+        answer = found.answer(item)
+        return answer if is_last or found.is_enough(item, min_bytes) else None
 
-    async def _find(self, item: _Item) -> tuple[HostedRange, int, int, tuple[Slot, ...]]:
-        """Return the range that serves the request, its first offset, its tail, and the batches.
+    def _maybe_answer_now(self, item: Item, min_bytes: int) -> Answer | None:
+        """Return what `_maybe_answer` would, if that needs no disk."""
+        try:
+            hosted, offset = self._locate(item)
+            slots = maybe_recent_slots(self._log, wanted_for(hosted, offset, item))
+        except LogError:
+            return None
+        except SbpError as error:
+            return Answer(item, (), item.fetch_offset, status=status_for(error))
+        if slots is None:
+            return None
+        found = Found(hosted, offset, hosted.next_offset, slots)
+        return found.answer(item) if found.is_enough(item, min_bytes) else None
+
+    async def _find(self, item: Item) -> Found:
+        """Return the batches of a request.
 
         What was trimmed or deleted while it was looked for is not lost: the request is judged anew.
         """
         place = self._locate(item)
         while True:
             hosted, offset = place
-            tail = hosted.next_offset
-            wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+            wanted = wanted_for(hosted, offset, item)
             try:
-                return hosted, offset, tail, await find_slots(self._log, wanted, self._readers)
+                slots = await find_slots(self._log, wanted, self._readers)
+                return Found(hosted, offset, wanted.next_offset, slots)
             except LogError:
                 place = self._locate(item)
                 if place == (hosted, offset):
                     raise
 
-    def _locate(self, item: _Item) -> tuple[HostedRange, int]:
+    def _locate(self, item: Item) -> tuple[HostedRange, int]:
         """Return the range that serves the request, and its first offset."""
         ranges = self._host.table.ranges_of(item.stream_id)
         ranges[0].receive(RangeInput.FETCH)
@@ -304,35 +345,22 @@ class FetchHandler:
         )
 
 
-def _response(answers: Sequence[_Answer]) -> FetchResponse:
-    return FetchResponse(
-        fetch_responses=tuple(answer.result() for answer in answers), status=SUCCESS
-    )
-
-
-def _read(call: ServerCall, answers: Sequence[_Answer]) -> tuple[list[_Answer], Payload]:
+def _read(log: Log, call: ServerCall, answers: Sequence[Answer]) -> tuple[list[Answer], Payload]:
     """Read the batches of the answers; return what becomes of these, and the payload.
 
     Runs on a reader thread. An answer ends before a batch that cannot be read, or says so.
     """
-    served: list[_Answer] = []
+    served: list[Answer] = []
     octets: list[Octets] = []
     for answer in answers:
         if answer.slots:
-            read = read_slots((answer.item.stream_id, answer.range_index), answer.slots)
+            key = (answer.item.stream_id, answer.range_index)
+            read = read_slots(log, key, answer.slots)
             octets += read.buffers
-            served.append(_cut(answer, read.slot_count, read.error) if read.error else answer)
+            served.append(cut_short(answer, read.slot_count, read.error) if read.error else answer)
         else:
             served.append(answer)
     return served, call.pack(octets)
-
-
-def _cut(answer: _Answer, slot_count: int, error: LogError) -> _Answer:
-    slots = answer.slots[:slot_count]
-    if slots:
-        return replace(answer, slots=slots, next_offset=slots[-1].end_offset)
-    next_offset = answer.item.fetch_offset
-    return replace(answer, slots=(), next_offset=next_offset, status=status_for(error))
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
@@ -340,21 +368,3 @@ async def _wait(changed: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(changed.wait(), seconds)
     except TimeoutError:
         return
-
-
-def _item(info: FetchInfo) -> _Item:
-    stream_range = info.stream_range
-    stream_id = info.stream_id
-    if stream_id < 0 and stream_range is not None:
-        stream_id = stream_range.stream_id
-    max_bytes = (
-        info.batch_max_bytes if info.batch_max_bytes > 0 else limits.FETCH_BATCH_BYTES_DEFAULT
-    )
-    return _Item(
-        request_index=info.request_index,
-        stream_id=stream_id,
-        range_index=stream_range.range_index if stream_range is not None else -1,
-        fetch_offset=info.fetch_offset,
-        end_offset=info.end_offset,
-        max_bytes=min(max_bytes, limits.BATCH_BYTES_MAX),
-    )

@@ -60,24 +60,32 @@ class RangeHost:
             self.table.publish(logged)
             self._waiters.notify(logged.stream_id)
 
-    async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
-        """Look up the (stream id, range index) pairs that are not known here.
+    def lacking(
+        self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False
+    ) -> list[tuple[int, int]]:
+        """Return the (stream id, range index) pairs that are not known here.
 
-        Index -1 means whichever range the stream has; `is_append` asks for an open one. An
-        announcement ends the wait as well, so requests go on in the order they came. Never
+        Index -1 means whichever range the stream has; `is_append` asks for an open one.
+        """
+        return [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
+
+    async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
+        """Look up those that are `lacking`.
+
+        An announcement ends the wait as well, so requests go on in the order they came. Never
         raises for a single stream: what stays unknown is refused later, by whoever needs it.
         """
-        lacking = [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
+        lacking = self.lacking(wanted, is_append=is_append)
+        if not lacking:
+            return
         unknown = {stream_id for stream_id, _ in lacking}
         fresh = [stream_id for stream_id in unknown if stream_id not in self._lookups]
         if fresh:
             task = asyncio.create_task(self._look_up(fresh))
             self._lookups.update(dict.fromkeys(fresh, task))
         pending = {self._lookups[stream_id] for stream_id in unknown}
-        if not pending:
-            return
         with self._waiters.watch(unknown) as changed:
-            while pending and any(self.table.lacks(*each, is_append=is_append) for each in lacking):
+            while pending and self.lacking(lacking, is_append=is_append):
                 changed.clear()
                 announced = asyncio.create_task(changed.wait())
                 try:
@@ -144,7 +152,7 @@ class RangeHost:
 
     async def _write(self, *entries: Entry) -> None:
         try:
-            await asyncio.shield(self._committer.submit(entries))
+            await self._committer.submit(entries)
         except LogWriteError as error:
             raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
 

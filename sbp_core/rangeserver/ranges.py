@@ -126,6 +126,7 @@ class RangeTable:
 
     def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:
         self._streams: dict[int, dict[int, HostedRange]] = {}
+        self._latest: dict[int, HostedRange] = {}
         for logged in ranges:
             self.publish(logged)
 
@@ -142,8 +143,8 @@ class RangeTable:
         """Return the ids of the streams that were not deleted."""
         return [
             stream_id
-            for stream_id, ranges in self._streams.items()
-            if ranges[max(ranges)].state is not RangeState.DELETED
+            for stream_id, latest in self._latest.items()
+            if latest.state is not RangeState.DELETED
         ]
 
     def has_stream(self, stream_id: int) -> bool:
@@ -156,14 +157,13 @@ class RangeTable:
 
     def lacks(self, stream_id: int, range_index: int, *, is_append: bool) -> bool:
         """Whether the placement driver may know a range that is wanted and not known here."""
-        ranges = self._streams.get(stream_id)
-        if not ranges:
+        latest = self._latest.get(stream_id)
+        if latest is None:
             return True
-        last = ranges[max(ranges)]
-        if last.state is RangeState.DELETED:
+        if latest.state is RangeState.DELETED:
             return False
-        is_unknown = range_index >= 0 and range_index not in ranges
-        return is_unknown or (is_append and last.state is RangeState.SEALED)
+        is_unknown = range_index >= 0 and range_index not in self._streams[stream_id]
+        return is_unknown or (is_append and latest.state is RangeState.SEALED)
 
     def ranges_of(self, stream_id: int) -> list[HostedRange]:
         """Return the stream's ranges here, oldest first. Raises RangeNotFoundError if none is."""
@@ -179,13 +179,13 @@ class RangeTable:
 
     def range_at(self, stream_id: int, range_index: int) -> HostedRange:
         """Return a range; index -1 means the stream's latest here. Raises RangeNotFoundError."""
-        ranges = self.ranges_of(stream_id)
         if range_index < 0:
-            return ranges[-1]
-        for hosted in ranges:
-            if hosted.range_index == range_index:
-                return hosted
-        raise _not_found(stream_id, range_index)
+            hosted = self._latest.get(stream_id)
+        else:
+            hosted = self._streams.get(stream_id, {}).get(range_index)
+        if hosted is None:
+            raise _not_found(stream_id, range_index)
+        return hosted
 
     def publish(self, logged: LoggedRange) -> None:
         """Take in what the log says of a range, new or known."""
@@ -194,6 +194,7 @@ class RangeTable:
         if hosted is None:
             hosted = HostedRange(logged.stream_id, logged.range_index, logged.start_offset)
             ranges[logged.range_index] = hosted
+            self._latest[logged.stream_id] = ranges[max(ranges)]
         hosted.publish(logged)
 
 

@@ -40,15 +40,21 @@ class Wanted:
         return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
 
 
+def maybe_recent_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...] | None:
+    """Return where the wanted batches are, None if the disk has to be asked. Raises LogError."""
+    if wanted.offset >= wanted.stop_offset:
+        return ()
+    return _take_slots(log, wanted) if log.is_recent(wanted.key, wanted.offset) else None
+
+
 async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> tuple[Slot, ...]:
     """Return where the wanted batches are, on one of `threads` if the disk has to be asked.
 
     Raises LogError when the first of them cannot be found.
     """
-    if wanted.offset >= wanted.stop_offset:
-        return ()
-    if log.is_recent(wanted.key, wanted.offset):
-        return _take_slots(log, wanted)
+    recent = maybe_recent_slots(log, wanted)
+    if recent is not None:
+        return recent
     return await asyncio.get_running_loop().run_in_executor(threads, _take_slots, log, wanted)
 
 
@@ -80,17 +86,22 @@ class SlotBodies:
     error: LogError | None
 
 
-def read_slots(key: RangeKey, slots: Sequence[Slot]) -> SlotBodies:
-    """Read and verify the bodies of `slots`, in their order, up to the first that fails."""
-    bodies = read_bodies(key, slots)
+def read_slots(log: Log, key: RangeKey, slots: Sequence[Slot]) -> SlotBodies:
+    """Return the bodies of `slots`, in their order, up to the first that cannot be read.
+
+    Those that come from the disk are verified.
+    """
+    recent = log.recent.maybe_bodies(key, slots)
+    bodies = read_bodies(key, slots) if recent is None else Bodies(recent)
     if bodies.error is not None:
         _LOG.error("%s", bodies.error)
     return _joined(bodies)
 
 
-def maybe_cached_slots(key: RangeKey, slots: Sequence[Slot]) -> SlotBodies | None:
+def maybe_cached_slots(log: Log, key: RangeKey, slots: Sequence[Slot]) -> SlotBodies | None:
     """Return what `read_slots` would, if that needs no wait for the disk and nothing fails."""
-    bodies = maybe_cached_bodies(key, slots)
+    recent = log.recent.maybe_bodies(key, slots)
+    bodies = maybe_cached_bodies(key, slots) if recent is None else Bodies(recent)
     return None if bodies is None else _joined(bodies)
 
 

@@ -31,6 +31,9 @@ async def respond_all(
     call: ServerCall, results: Sequence[T], make: Callable[[tuple[T, ...]], object]
 ) -> None:
     """Send results, RESULTS_PER_FRAME in each frame."""
+    if len(results) <= limits.RESULTS_PER_FRAME:
+        await call.respond(make(tuple(results)))
+        return
 
     async def parts() -> AsyncIterator[tuple[T, ...]]:
         for part in cut(results):

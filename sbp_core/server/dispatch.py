@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from sbp_core.errors import (
@@ -87,7 +89,6 @@ class ServerCall:
         responder: Responder,
         speech: Speech,
         clock: Clock,
-        patience: asyncio.Timeout,
     ) -> None:
         self.opcode = speech.operation_of(frame.opcode)
         self.payload = memoryview(frame.payload)
@@ -97,7 +98,8 @@ class ServerCall:
         self._speech = speech
         self._clock = clock
         self._began_at = clock.monotonic()
-        self._patience = patience
+        self._give_up_at: float | None = None
+        self._patience: asyncio.Timeout | None = None
         self._headers: list[object] = []
 
     @property
@@ -114,8 +116,29 @@ class ServerCall:
         header = decode_header(table, self._frame.header)
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
-            self._patience.reschedule(asyncio.get_running_loop().time() + timeout_ms / 1000)
+            self._give_up_at = asyncio.get_running_loop().time() + timeout_ms / 1000
+            if self._patience is not None:
+                self._patience.reschedule(self._give_up_at)
         return header
+
+    async def wait_for(self, rest: Rest) -> None:
+        """Let the rest of the handler run, as long as anybody waits for the answer.
+
+        Raises RequestTimeoutError when that is over.
+        """
+        if not self.agreement.has_deadline:
+            await rest()
+            return
+        self._patience = asyncio.timeout_at(self._give_up_at)
+        try:
+            async with self._patience:
+                await rest()
+        except TimeoutError as error:
+            if self._patience.expired():
+                raise RequestTimeoutError(
+                    StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
+                ) from error
+            raise
 
     async def respond(
         self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
@@ -179,11 +202,21 @@ class ServerCall:
         return replace(header, status=replace(status, handler_duration_us=duration_us))
 
 
-Handler = Callable[[ServerCall], Awaitable[None]]
+Rest = Callable[[], Awaitable[None]]
+"""What is left of serving a request, once called."""
 
-_LATE: Final = RequestTimeoutError(
-    StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
-)
+AsyncHandler = Callable[[ServerCall], Awaitable[None]]
+
+
+class PromptHandler(ABC):
+    """Serves what may need no wait, or not at once: that much is done as the request arrives."""
+
+    @abstractmethod
+    def begin(self, call: ServerCall) -> Rest | None:
+        """Serve `call` to where it waits; return the rest, None if nothing is left."""
+
+
+Handler = AsyncHandler | PromptHandler
 
 
 class Dispatcher:
@@ -194,28 +227,52 @@ class Dispatcher:
         self._handlers = handlers
         self._clock = clock
 
-    async def serve(self, frame: Frame, responder: Responder, peer_name: str) -> None:
-        """Run the handler of `frame`."""
+    def begin(
+        self, frame: Frame, responder: Responder, peer_name: str
+    ) -> Coroutine[Any, Any, None] | None:
+        """Begin to serve `frame`; return the rest, None if nothing is left."""
         operation = self.speech.operation_of(frame.opcode)
+        serving = _Serving(frame, responder, f"{peer_name}: {operation.name}", self.speech)
         handler = self._handlers.get(operation)
-        patience = asyncio.timeout(None)
+        call = ServerCall(frame, responder, self.speech, self._clock)
         try:
             if handler is None:
                 raise UnsupportedError(
                     StatusCode.UNSUPPORTED_OPERATION,
                     f"{operation.name} is not served by a {self.speech.role}",
                 )
-            async with patience:
-                await handler(ServerCall(frame, responder, self.speech, self._clock, patience))
-        except SbpError as error:
-            _LOG.debug("%s: %s failed: %s", peer_name, operation.name, error)
-            await responder.send_system_error(frame, error)
+            if not isinstance(handler, PromptHandler):
+                return serving.finish(call, partial(handler, call))
+            rest = handler.begin(call)
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
-            if isinstance(error, TimeoutError) and patience.expired():
-                await responder.send_system_error(frame, _LATE)
-                return
-            _LOG.exception("%s: %s failed unexpectedly", peer_name, operation.name)
-            failure = StatusError(
-                StatusCode.UNKNOWN, f"the {self.speech.role} failed unexpectedly; see its log"
-            )
-            await responder.send_system_error(frame, failure)
+            return serving.fail(error)
+        return None if rest is None else serving.finish(call, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """A request that is being served, and how its failures are told."""
+
+    frame: Frame
+    responder: Responder
+    name: str
+    speech: Speech
+
+    async def finish(self, call: ServerCall, rest: Rest) -> None:
+        """Run the rest of the handler."""
+        try:
+            await call.wait_for(rest)
+        except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
+            await self.fail(error)
+
+    async def fail(self, error: Exception) -> None:
+        """Answer with a system error frame."""
+        if isinstance(error, SbpError):
+            _LOG.debug("%s failed: %s", self.name, error)
+            await self.responder.send_system_error(self.frame, error)
+            return
+        _LOG.error("%s failed unexpectedly", self.name, exc_info=error)
+        failure = StatusError(
+            StatusCode.UNKNOWN, f"the {self.speech.role} failed unexpectedly; see its log"
+        )
+        await self.responder.send_system_error(self.frame, failure)

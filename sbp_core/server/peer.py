@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, cast
@@ -32,15 +31,13 @@ from sbp_core.session.events import (
     RequestRefused,
 )
 from sbp_core.session.negotiation import NOTHING, Agreement, accept
+from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import Feature
 from sbp_core.wire.opcodes import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
-
-_JOIN_BYTES: Final = limits.RECEIVE_BUFFER_BYTES
-"""Frames up to this size are sent in one piece; larger ones buffer by buffer, uncopied."""
 
 
 class Peer(asyncio.BufferedProtocol):
@@ -64,6 +61,7 @@ class Peer(asyncio.BufferedProtocol):
         self._on_closed = on_closed
         self._session = Connection()
         self._transport: asyncio.Transport | None = None
+        self._socket: AsyncSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._intake = Intake(budget, self._update_reading)
         self._is_full = is_full
@@ -84,8 +82,7 @@ class Peer(asyncio.BufferedProtocol):
         """Accept the connection."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
-        accepted: socket.socket = transport.get_extra_info("socket")
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = AsyncSocket(self._transport)
         address = transport.get_extra_info("peername")
         if address:
             self.name = f"{address[0]}:{address[1]}, {self.name}"
@@ -109,6 +106,8 @@ class Peer(asyncio.BufferedProtocol):
         for event in self._session.events():
             self._on_event(event)
         self._intake.expect_frame(self._session.large_frame_bytes)
+        if self._socket is not None:
+            self._socket.expect(self._session.missing_bytes)
         has_completed = self._session.received_frame_count > frames_before
         self._note_frame_progress(has_completed=has_completed)
 
@@ -293,7 +292,11 @@ class Peer(asyncio.BufferedProtocol):
     def _start(self, frame: Frame) -> None:
         size = limits.HEADER_IN_FLIGHT_FACTOR * len(frame.header) + len(frame.payload)
         self._intake.begin(size)
-        task = asyncio.create_task(self._dispatcher.serve(frame, self, self.name))
+        rest = self._dispatcher.begin(frame, self, self.name)
+        if rest is None:
+            self._intake.end(size)
+            return
+        task = asyncio.create_task(rest)
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._on_done(done, size))
 
@@ -332,13 +335,8 @@ class Peer(asyncio.BufferedProtocol):
         self.close()
 
     def _write(self, buffers: Sequence[Octets]) -> None:
-        if not buffers or self._transport is None or self._transport.is_closing():
-            return
-        if sum(len(part) for part in buffers) <= _JOIN_BYTES:
-            self._transport.write(b"".join(buffers))
-            return
-        for part in buffers:
-            self._transport.write(part)
+        if buffers and self._socket is not None:
+            self._socket.send(buffers)
 
 
 def _is_overdue(since: float | None, now: float, bound_ms: int) -> bool:

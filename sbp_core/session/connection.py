@@ -113,6 +113,11 @@ class Connection:
         """Octets of the frame that is being received, if it needs much memory; else 0."""
         return self._decoder.large_frame_bytes
 
+    @property
+    def missing_bytes(self) -> int:
+        """Octets that are to come before there is an event; 1 where that is not known."""
+        return self._decoder.missing_bytes
+
     # What both ends agreed on.
 
     def adopt(self, agreement: Agreement, *, is_client: bool) -> None:

@@ -160,6 +160,13 @@ class FrameDecoder:
         return self._end > self._start or self.state is DecoderState.DISCARD
 
     @property
+    def missing_bytes(self) -> int:
+        """Octets that are to come before there is anything to do; 1 where that is not known."""
+        if self.state is DecoderState.BODY:
+            return max(1, self._frame_bytes - (self._end - self._start))
+        return max(1, self._discard_bytes)
+
+    @property
     def large_frame_bytes(self) -> int:
         """Octets of the frame that is being received, if its buffer has to grow for it; else 0."""
         is_large = self._frame_bytes > limits.RECEIVE_BUFFER_BYTES

@@ -1,7 +1,9 @@
 """Errors and delays at the failpoints of the log."""
 
+import time
+
 from checker import assert_sound, chosen
-from fault_cluster import FaultCluster, failpoint_names
+from fault_cluster import END_SECONDS, FaultCluster, failpoint_names
 from workload import Workload, list_streams, new_streams
 
 from sbp_core.client import Client
@@ -23,7 +25,9 @@ def test_an_error_at_each_place_of_the_log(tmp_path, history, rng):
             cluster.kill()
             for name, code in places:
                 history.fault(f"{code} at {name}")
-                assert cluster.run_armed(f"{name}=error({code}):{rng.randint(2, 4)}") == 1
+                cluster.leave_unfinished_writes()
+                nth = 1 if name.startswith("log.recovery.") else rng.randint(2, 4)
+                assert cluster.run_armed(f"{name}=error({code}):{nth}") == 1
                 assert last_line(cluster).startswith("sbp: ")
                 assert code in last_line(cluster)
             cluster.start()
@@ -31,6 +35,26 @@ def test_an_error_at_each_place_of_the_log(tmp_path, history, rng):
         list_streams(cluster.endpoint, history, stream_ids)
     assert_sound(history.operations())
     assert cluster.fired_names == [name for name, _ in places]
+
+
+def test_errors_of_what_can_be_done_later(tmp_path, history, rng):
+    """An index that is not written, a segment that is not cleaned: the server goes on."""
+    prefixes = ("cleaner.before", "file.before", "index.before", "start.before")
+    places = [name for name in failpoint_names() if name.startswith(prefixes)]
+    assert {name.partition(".before")[0] + ".before" for name in places} == set(prefixes)
+    with FaultCluster(tmp_path) as cluster:
+        stream_ids = new_streams(cluster.endpoint)
+        cluster.stop()
+        cluster.start_armed(",".join(f"{name}=error" for name in places))
+        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+            deadline = time.monotonic() + END_SECONDS
+            while set(cluster.fired_names) < set(places):
+                assert time.monotonic() < deadline, set(places) - set(cluster.fired_names)
+                workload.wait_for_progress()
+        assert cluster.is_alive
+        cluster.restart()
+        list_streams(cluster.endpoint, history, stream_ids)
+    assert_sound(history.operations())
 
 
 def test_a_slow_disk_delays_appends_and_nothing_else(tmp_path, history, rng):

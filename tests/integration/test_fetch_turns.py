@@ -29,6 +29,11 @@ BIG = 1 << 20
 TAIL, CATCH_UP = ReadClass("", True), ReadClass("", False)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_in_memory(monkeypatch):
+    monkeypatch.setattr(limits, "RECENT_BODIES_BYTES_MAX", 0)
+
+
 class GatedDisk(OsDisk):
     """Reads of opened segments, which nothing caches, wait for `gate`.
 

@@ -17,6 +17,7 @@ from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
+from sbp_core.rangeserver.fetch import LATEST_OFFSET
 from sbp_core.records import peek_batch
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import (
@@ -113,7 +114,10 @@ CLOSING_ATTACKS = {
     ),
     "negative call id": frame(Opcode.PING, call_id=2**32 - 1),
     "the id of an open request": frame(
-        Opcode.FETCH, FetchRequest(max_wait_ms=60_000, fetch_requests=(FetchInfo(stream_id=1),))
+        Opcode.FETCH,
+        FetchRequest(
+            max_wait_ms=60_000, fetch_requests=(FetchInfo(stream_id=1, fetch_offset=LATEST_OFFSET),)
+        ),
     )
     * 2,
 }

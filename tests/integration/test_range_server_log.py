@@ -114,9 +114,11 @@ def test_a_damaged_batch_is_refused_by_name_and_everything_else_is_served(tmp_pa
 
 
 def test_a_batch_that_rots_while_the_server_runs_is_never_served(tmp_path):
-    async def body(cluster):
+    async def fill(cluster):
         await create_streams(cluster)
         await append(cluster, STREAM, b"a value")
+
+    async def body(cluster):
         assert await fetch(cluster, STREAM, 0) == [(0, b"a value")]
         (path,) = log_files(tmp_path, "log")
         with path.open("r+b") as file:
@@ -125,7 +127,8 @@ def test_a_batch_that_rots_while_the_server_runs_is_never_served(tmp_path):
         with pytest.raises(StorageError, match=r"offsets \[0, 1\).*checksum"):
             await fetch(cluster, STREAM, 0)
 
-    run(body, tmp_path)
+    run(fill, tmp_path)
+    run(body, tmp_path)  # started anew, it has nothing in memory
 
 
 def test_a_damaged_header_refuses_the_start_and_changes_nothing(tmp_path):

@@ -180,6 +180,7 @@ def test_what_is_trimmed_while_it_is_looked_for_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = fetch.find_slots
+    monkeypatch.setattr(fetch, "maybe_recent_slots", lambda *_: None)
 
     async def main() -> None:
         async with cluster_on(tmp_path) as cluster:

@@ -30,6 +30,8 @@ from sbp_core.client import (
 )
 from sbp_core.cluster import Cluster, ClusterSettings, Endpoints, LocalCluster
 from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.log.entry import COMMIT_BYTES, ENTRY_PREFIX_BYTES
+from sbp_core.log.segment import SEGMENT_HEADER_BYTES
 from sbp_core.records import encode_envelope, split_envelopes
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
@@ -128,6 +130,23 @@ def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
     assert log.count("cut 4 octets that were never synced") == 1
     assert str(segment) in log
     assert not (tmp_path / "ready.json").exists()
+
+
+def test_a_damaged_snapshot_is_named_and_everything_is_served(tmp_path):
+    cluster = LocalCluster(tmp_path).start()
+    with Client(cluster.endpoint) as client:
+        (info,) = client.create_streams([StreamSpec("kept")])
+        append(client, info.stream_id, b"before")
+    cluster.stop()
+    (segment,) = (tmp_path / "range-server-0" / "log").iterdir()
+    data = bytearray(segment.read_bytes())
+    entry = SEGMENT_HEADER_BYTES + COMMIT_BYTES
+    data[entry + ENTRY_PREFIX_BYTES - 1] ^= 1
+    segment.write_bytes(data)
+    with cluster, Client(cluster.endpoint) as client:
+        assert append(client, info.stream_id, b"after") == 1
+        assert bodies(client, info.stream_id) == [b"before", b"after"]
+    assert f"{segment} is damaged at log position {entry}: nothing" in cluster.log_path.read_text()
 
 
 def test_a_log_that_cannot_be_written_ends_the_server(tmp_path):

@@ -181,7 +181,7 @@ class LogLives(RuleBasedStateMachine):
         assert self.log is not None
         group = self.group(seed)
         # A sync that fails while its blocks stay dirty is what a power loss before it looks like.
-        active = self.log._active
+        active = self.log._active._file
 
         def never_synced() -> None:
             raise OSError(errno.EIO, "power lost")

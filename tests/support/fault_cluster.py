@@ -16,7 +16,7 @@ from sbp_core.failpoints import VARIABLE
 
 ALTERED_SERVE = Path(__file__).with_name("altered_serve.py")
 END_SECONDS = 30
-FULL_DISKS = {"range_server": {"disk_free_floor_bytes": 0}}
+SETTINGS = {"range_server": {"disk_free_floor_bytes": 0, "retention_check_interval_ms": 100}}
 
 Settings = Mapping[str, Mapping[str, int | str]]
 """By section and key of the configuration file."""
@@ -25,7 +25,8 @@ Settings = Mapping[str, Mapping[str, int | str]]
 class FaultCluster(LocalCluster):
     """A server with small segments, or other `alterations` of altered_serve.py.
 
-    It fills its disk to the last octet, unless `settings` say otherwise, so that the disk fails.
+    It fills its disk to the last octet, so that the disk fails, and frees what is dead of its log
+    all the time, unless `settings` say otherwise.
     Its data is in `data_dir`, all else in `folder`, where the data is too unless told otherwise.
     `wrapper` are words to put before the command of the next start, such as those of strace.
     """
@@ -39,7 +40,7 @@ class FaultCluster(LocalCluster):
         settings: Settings | None = None,
     ) -> None:
         config = folder / "server.toml"
-        config.write_text(_toml({**FULL_DISKS, **(settings or {})}), encoding="utf-8")
+        config.write_text(_toml({**SETTINGS, **(settings or {})}), encoding="utf-8")
         super().__init__(data_dir or folder / "data", options=["--config", str(config)])
         self.log_path = folder / "serve.log"
         self._ready_path = folder / "ready.json"
@@ -65,6 +66,13 @@ class FaultCluster(LocalCluster):
     def run_armed(self, failpoints: str) -> int:
         """Start with failpoints, wait until one ends the process; return its exit code."""
         return self.wait_for_end() if self.start_armed(failpoints) else self._exit_code
+
+    def leave_unfinished_writes(self) -> None:
+        """Leave of a dead server's log what interrupted writes of a group and an index leave."""
+        segment = max(self.data_dir.glob("range-server-0/log/*.log"))
+        with segment.open("ab") as file:
+            file.write(b"torn")
+        segment.with_suffix(".idx.tmp").touch()
 
     @property
     def listening_port(self) -> int:

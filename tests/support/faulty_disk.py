@@ -5,8 +5,9 @@ It keeps what programs see (the page cache) apart from what is on the platter, b
 * `fail(operation, nth, errno)` makes the nth next call of one operation fail. A failed write leaves
   a part of its octets behind. A failed sync loses what it should have written, but the cache goes
   on showing it, as clean pages, and the next sync succeeds: so do Linux file systems.
-* `lose_power(choose)` keeps any mix of unsynced blocks, any length between the old and the new,
-  and any of the unsynced names.
+* `lose_power(choose)` keeps any mix of unsynced blocks, each as it was after any of the writes to
+  it, any length between the old and the new, and any of the unsynced changes of names. All are lost
+  if `choose` always says 0, none if it says n - 1.
 * `kill_process()` keeps the cache, and lets locks go.
 
 Every file handle from before either of the last two is unusable afterwards.
@@ -38,53 +39,68 @@ FAILING_OPERATIONS = (
 
 
 class Inode:
-    def __init__(self) -> None:
+    """A file: what programs see of it, what is on the platter, and what has not got there yet."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self.cached = bytearray()
         self.durable = bytearray()
-        self.dirty: set[int] = set()
+        self.dirty: dict[int, list[bytes]] = {}
+        """By block: all that it has been since it was last synced, the latest last."""
+        self._block_bytes = block_bytes
 
     def write(self, data: bytes, position: int) -> None:
         end = position + len(data)
-        self._touch(min(position, len(self.cached)), end)
+        start = min(position, len(self.cached))
         if len(self.cached) < end:
             self.cached.extend(bytes(end - len(self.cached)))
         self.cached[position:end] = data
+        self._touch(start, end)
 
     def truncate(self, size: int) -> None:
-        self._touch(size, max(size, len(self.cached)))
+        end = max(size, len(self.cached))
         self.cached = self.cached[:size] + bytearray(max(0, size - len(self.cached)))
+        self._touch(size, end)
 
     def sync(self, *, may_shrink: bool) -> None:
         size = len(self.cached) if may_shrink else max(len(self.cached), len(self.durable))
-        self.durable = self._mixed(size, self.dirty)
+        self.durable = self._mixed(size, self._latest())
         self.dirty.clear()
 
     def lose_dirty(self) -> None:
         self.dirty.clear()
 
     def drop_clean(self) -> None:
-        self.cached = self._mixed(len(self.cached), self.dirty)
+        self.cached = self._mixed(len(self.cached), self._latest())
 
-    def lose_power(self, choose: Choose) -> None:
+    def after_power_cut(self, choose: Choose) -> Inode:
         shortest, longest = sorted((len(self.durable), len(self.cached)))
-        size = (shortest, longest, shortest + choose(longest - shortest + 1))[choose(3)]
-        keep_all = choose(4)
-        kept = {block for block in sorted(self.dirty) if keep_all == 0 or choose(2)}
-        self.durable = self._mixed(size, kept)
-        self.cached = bytearray(self.durable)
-        self.dirty.clear()
+        size = (shortest, shortest + choose(longest - shortest + 1), longest)[choose(3)]
+        if choose(4) == 3:
+            kept = self._latest()
+        else:
+            chosen = {block: choose(len(seen) + 1) for block, seen in self.dirty.items()}
+            kept = {block: self.dirty[block][at - 1] for block, at in chosen.items() if at}
+        left = Inode(self._block_bytes)
+        left.durable = self._mixed(size, kept)
+        left.cached = bytearray(left.durable)
+        return left
 
     def _touch(self, start: int, end: int) -> None:
-        self.dirty.update(range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+        for block in range(start // self._block_bytes, -(-end // self._block_bytes)):
+            content = self.cached[block * self._block_bytes : (block + 1) * self._block_bytes]
+            self.dirty.setdefault(block, []).append(bytes(content))
 
-    def _mixed(self, size: int, from_cache: set[int]) -> bytearray:
-        """`size` octets: the blocks `from_cache` from there, the others from the platter."""
+    def _latest(self) -> dict[int, bytes]:
+        return {block: seen[-1] for block, seen in self.dirty.items()}
+
+    def _mixed(self, size: int, blocks: dict[int, bytes]) -> bytearray:
+        """`size` octets: these `blocks`, the others from the platter, zeros where it has none."""
         mixed = self.durable[:size] + bytearray(max(0, size - len(self.durable)))
-        for block in from_cache:
-            start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)
-            part = self.cached[start:end]
+        for block, content in blocks.items():
+            start = block * self._block_bytes
+            part = content[: max(0, size - start)]
             mixed[start : start + len(part)] = part
-        return mixed[:size]
+        return mixed
 
 
 class FaultyFile:
@@ -167,10 +183,16 @@ class FaultyLock:
             self._disk.locked.discard(self._directory)
 
 
+NameChanges = dict[Path, Inode | None]
+"""What one operation does to a directory, all of it at once; None is a name that goes."""
+
+
 class FaultyDisk:
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self.block_bytes = block_bytes
         self.names: dict[Path, Inode] = {}
         self.durable_names: dict[Path, Inode] = {}
+        self.unsynced_names: list[NameChanges] = []
         self.locked: set[Path] = set()
         self.generation = 0
         self.calls: Counter[str] = Counter()
@@ -198,16 +220,29 @@ class FaultyDisk:
         self._begin_generation()
 
     def lose_power(self, choose: Choose) -> None:
+        left = self.after_power_cut(choose)
         self._begin_generation()
-        for path in sorted({*self.names, *self.durable_names}):
-            is_there = self.names.get(path)
-            if is_there is not self.durable_names.get(path) and choose(2):
-                self.durable_names.pop(path, None)
-                if is_there is not None:
-                    self.durable_names[path] = is_there
-        self.names = dict(self.durable_names)
-        for path in sorted(self.names):
-            self.names[path].lose_power(choose)
+        self.names, self.durable_names = left.names, left.durable_names
+        self.unsynced_names.clear()
+
+    def after_power_cut(self, choose: Choose) -> FaultyDisk:
+        """The disk that a power cut at this moment may leave; this one goes on."""
+        names = dict(self.durable_names)
+        for changes in self.unsynced_names:
+            if choose(2):
+                _rename(names, changes)
+        left = FaultyDisk(self.block_bytes)
+        inodes = {inode: inode.after_power_cut(choose) for inode in names.values()}
+        left.names = {path: inodes[inode] for path, inode in names.items()}
+        left.durable_names = dict(left.names)
+        return left
+
+    def write_back(self) -> None:
+        """Let all become durable that was not synced, as kernels do after a while."""
+        self.durable_names = dict(self.names)
+        self.unsynced_names.clear()
+        for inode in self.names.values():
+            inode.sync(may_shrink=True)
 
     def _begin_generation(self) -> None:
         self.generation += 1
@@ -235,12 +270,17 @@ class FaultyDisk:
         others = {p: i for p, i in self.durable_names.items() if p.parent != directory}
         own = {p: i for p, i in self.names.items() if p.parent == directory}
         self.durable_names = others | own
+        self.unsynced_names = [
+            changes
+            for changes in self.unsynced_names
+            if all(path.parent != directory for path in changes)
+        ]
 
     def create(self, path: Path) -> FaultyFile:
         self.enter("create", path)
         if path in self.names:
             raise FileExistsError(17, "File exists", str(path))
-        self.names[path] = Inode()
+        self._change_names({path: Inode(self.block_bytes)})
         return self.open(path, is_writable=True)
 
     def open(self, path: Path, *, is_writable: bool) -> FaultyFile:
@@ -251,16 +291,27 @@ class FaultyDisk:
 
     def replace(self, source: Path, target: Path) -> None:
         self.enter("replace", target)
-        self.names[target] = self.names.pop(source)
+        self._change_names({source: None, target: self.names[source]})
 
     def link(self, source: Path, target: Path) -> None:
         self.enter("link", target)
         if target in self.names:
             raise FileExistsError(17, "File exists", str(target))
-        self.names[target] = self.names[source]
+        self._change_names({target: self.names[source]})
 
     def remove(self, path: Path) -> None:
         self.enter("remove", path)
         if path not in self.names:
             raise FileNotFoundError(2, "No such file or directory", str(path))
-        del self.names[path]
+        self._change_names({path: None})
+
+    def _change_names(self, changes: NameChanges) -> None:
+        _rename(self.names, changes)
+        self.unsynced_names.append(changes)
+
+
+def _rename(names: dict[Path, Inode], changes: NameChanges) -> None:
+    for path, maybe_inode in changes.items():
+        names.pop(path, None)
+        if maybe_inode is not None:
+            names[path] = maybe_inode

@@ -26,6 +26,13 @@ class Model:
         for entry in entries:
             self.apply(entry)
 
+    def copy(self) -> Model:
+        other = Model([])
+        other.batches = {key: list(batches) for key, batches in self.batches.items()}
+        other.first, other.start = dict(self.first), dict(self.start)
+        other.state = dict(self.state)
+        return other
+
     def tail(self, key: Key) -> int:
         batches = self.batches[key]
         return batches[-1].base_offset + batches[-1].count if batches else self.first[key]
@@ -55,7 +62,12 @@ class Model:
             for key in sorted(self.batches)
         ]
 
-    def random_entry(self, choose: random.Random) -> Entry:
+    def live_batches(self, key: Key) -> list[Entry]:
+        """The batches of a range that hold a record that was not trimmed."""
+        start = self.start[key]
+        return [each for each in self.batches[key] if each.base_offset + each.count > start]
+
+    def random_entry(self, choose: random.Random, body_bytes_max: int = 200) -> Entry:
         """An entry that may come next."""
         stream_id = choose.randrange(1, STREAMS + 1)
         indexes = [index for each, index in self.batches if each == stream_id]
@@ -70,7 +82,7 @@ class Model:
                 batch(
                     self.tail(key),
                     choose.randrange(1, 4),
-                    choose.randbytes(choose.randrange(200)),
+                    choose.randbytes(choose.randrange(body_bytes_max)),
                     key,
                 ),
                 Entry(EntryKind.SEAL, *key, self.tail(key), 0),

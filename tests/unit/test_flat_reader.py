@@ -4,11 +4,12 @@ import struct
 
 import flatbuffers
 import pytest
-from flat_tables import SCHEMA, Leaf, Node
+from flat_tables import LAYOUTS, SCHEMA, Leaf, Node
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire import headers
+from sbp_core.wire.flat import Schema
 from sbp_core.wire.headers import decode_header
 
 
@@ -204,19 +205,19 @@ def test_an_empty_text_is_not_free():
 def test_the_number_of_tables_has_a_limit_of_its_own(monkeypatch):
     octets = SCHEMA.encode(Node(children=(Node(),) * 9))
     monkeypatch.setattr(limits, "HEADER_TABLES_MAX", 10)
-    assert SCHEMA.decode(Node, octets)
+    assert Schema(LAYOUTS).decode(Node, octets)
     monkeypatch.setattr(limits, "HEADER_TABLES_MAX", 9)
     with pytest.raises(HeaderError, match="more than 9 of them"):
-        SCHEMA.decode(Node, octets)
+        Schema(LAYOUTS).decode(Node, octets)
 
 
 def test_the_ways_in_which_tables_are_laid_out_have_a_limit(monkeypatch):
     octets = SCHEMA.encode(Node(children=(Node(b"x"), Node(texts=("x",)), Node(b"y"), Node())))
     monkeypatch.setattr(limits, "HEADER_LAYOUTS_MAX", 4)
-    assert SCHEMA.decode(Node, octets)
+    assert Schema(LAYOUTS).decode(Node, octets)
     monkeypatch.setattr(limits, "HEADER_LAYOUTS_MAX", 3)
     with pytest.raises(HeaderError, match="in more than 3 ways"):
-        SCHEMA.decode(Node, octets)
+        Schema(LAYOUTS).decode(Node, octets)
 
 
 def test_what_a_server_reads_before_it_knows_the_peer():

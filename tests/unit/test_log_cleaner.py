@@ -12,13 +12,22 @@ from pathlib import Path
 
 import pytest
 from faulty_disk import FAILING_OPERATIONS, FaultyDisk
-from log_files import DIRECTORY, batch, created, open_log, segment_bases
+from log_files import (
+    DIRECTORY,
+    batch,
+    contents,
+    created,
+    disk_with,
+    open_log,
+    segment_bases,
+)
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.batches import read_bodies
 from sbp_core.log.cleaner import Cleaned, Cleaner
 from sbp_core.log.disk import Disk, OsDisk, OsFile
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.index_file import index_path
 from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeState
 from sbp_core.log.segment import SEGMENT_HEADER_BYTES, segment_path
@@ -418,14 +427,18 @@ def test_a_cleaner_that_was_stopped_does_nothing() -> None:
     assert own.clean() == Cleaned()
 
 
-def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment() -> None:
+def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment_but_from_its_index() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     log.append([trim(1, 30)])
     assert cleaner(log).clean().rewritten_count > 2
+    ranges = log.lookup.ranges_after(log.extent, len(log.extent.sealed) - 1)
     disk.kill_process()
     active = segment_path(DIRECTORY, segment_bases(disk)[-1])
     inode = disk.names[active]
     inode.truncate(SEGMENT_HEADER_BYTES + 10)
+    with_index = disk_with(contents(disk))
+    assert open_log(with_index, segment_bytes=SEGMENT_BYTES).ranges() == ranges
+    del disk.names[index_path(DIRECTORY, segment_bases(disk)[-2])]
     with pytest.raises(LogCorruptionError, match="was compacted"):
         open_log(disk, segment_bytes=SEGMENT_BYTES)

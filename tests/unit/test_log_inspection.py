@@ -217,6 +217,15 @@ def test_a_missing_file_is_found_with_everything_that_was_in_it(
     assert len(offsets(found.lost) - {(3, 5), (3, 6)}) == gone * 2
 
 
+def test_a_missing_last_file_is_found_and_what_was_not_in_it_survives() -> None:
+    files = {path: data for path, data in FILES.items() if path != LAST}
+    found = check_repair(files)
+    assert [fault.path for fault in found.faults] == [LAST]
+    ends = {logged.stream_id: logged.next_offset for logged in found.ranges}
+    gone = [at for at in LOCATIONS if at.position >= int(LAST.stem)]
+    assert ends == {1: GROUPS - len(gone) // 2, 2: 3 * (GROUPS - len(gone) // 2), 3: 7, 4: 1}
+
+
 def test_a_file_that_has_grown_is_found() -> None:
     path = SEALED[0]
     found = check_repair({**FILES, path: FILES[path] + b"more"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from faulty_disk import FaultyDisk
 from log_files import (
     DIRECTORY,
+    batch,
     contents,
+    created,
     disk_with,
     note,
     open_log,
@@ -18,9 +21,11 @@ from log_files import (
     written,
 )
 
-from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.entry import COMMIT_BYTES, Location
-from sbp_core.log.range_states import encode_snapshot
+from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.log import range_states
+from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, ENTRY_PREFIX_BYTES, Location
+from sbp_core.log.range_states import RangeStates, encode_snapshot
+from sbp_core.log.scan import read_snapshot
 from sbp_core.log.segment import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
@@ -34,10 +39,9 @@ FIRST = segment_path(DIRECTORY, 0)
 HEADER = encode_segment_header(SegmentHeader(0))
 
 
-def three_segments() -> tuple[dict[Path, bytes], list[Location]]:
-    files, locations = written(
-        [[note(0)], [note(1)], [note(2)], [note(3)], [note(4)]], segment_bytes=500
-    )
+def three_segments(*, is_clean: bool = False) -> tuple[dict[Path, bytes], list[Location]]:
+    groups = [[note(0)], [note(1)], [note(2)], [note(3)], [note(4)]]
+    files, locations = written(groups, segment_bytes=500, is_clean=is_clean)
     assert len(segments_of(files)) == 3
     return files, locations
 
@@ -81,13 +85,29 @@ def test_the_octets_of_earlier_segments_are_not_read() -> None:
     assert log.recovery.entry_count == 1
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_segment_is_corruption(missing: int) -> None:
+@pytest.mark.parametrize("missing", [[0], [1], [2], [1, 2]])
+def test_a_missing_segment_is_corruption(missing: list[int]) -> None:
     files, _ = three_segments()
-    path = segments_of(files)[missing]
-    disk = disk_with({p: data for p, data in files.items() if p != path})
-    with pytest.raises(LogCorruptionError, match=f"position {int(path.stem)}.*a file is missing"):
+    gone = [segments_of(files)[number] for number in missing]
+    left = {path: data for path, data in files.items() if path not in gone}
+    disk = disk_with(left)
+    with pytest.raises(LogCorruptionError, match=f"position {int(gone[0].stem)}.* is missing"):
         open_log(disk)
+    assert contents(disk) == left
+
+
+def test_a_segment_that_was_about_to_be_begun_is_not_missed() -> None:
+    files, _ = three_segments()
+    for operation in ("create", "pwritev", "fsync", "fsync_dir"):
+        disk = disk_with(files)
+        log = open_log(disk)
+        disk.fail(operation, 1, errno.EIO)
+        with pytest.raises(LogWriteError):
+            log._roll()
+        assert disk.injected
+        disk.lose_power(lambda n: 0)
+        assert segments_of(contents(disk)) == segments_of(files)
+        assert reopened(disk)[1] == [0, 1, 2, 3, 4]
 
 
 def test_a_renamed_segment_is_refused() -> None:
@@ -163,6 +183,70 @@ def test_a_torn_snapshot_behind_a_damaged_segment_is_refused_and_kept() -> None:
     with pytest.raises(LogCorruptionError, match=last.name):
         open_log(disk)
     assert contents(disk) == before
+
+
+@pytest.mark.parametrize("has_indexes", [True, False])
+@pytest.mark.parametrize("chunk", [2, 1000])
+def test_a_damaged_snapshot_is_made_good_by_the_segment_before(
+    has_indexes: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with an intact header: it is known then that nothing else was there."""
+    monkeypatch.setattr(range_states, "SNAPSHOT_RANGES_PER_ENTRY", chunk)
+    groups = [[note(number)] for number in range(5)]
+    files, _ = written(groups, segment_bytes=500, is_clean=True)
+    last = segments_of(files)[-1]
+    log = open_log(disk_with(files))
+    states = log.ranges()
+    snapshot = encode_snapshot(RangeStates(read_snapshot(log.extent.active)))
+    assert (len(snapshot) > 1) is (chunk == 2)
+    at = SEGMENT_HEADER_BYTES + COMMIT_BYTES
+    for entry in snapshot:
+        for position in range(at + ENTRY_HEADER_BYTES, at + entry.length):
+            damaged = bytearray(files[last])
+            damaged[position] ^= 1
+            left = {**files, last: bytes(damaged)}
+            if not has_indexes:
+                left = {path: data for path, data in left.items() if path.suffix == ".log"}
+            disk = disk_with(left)
+            log = open_log(disk)
+            assert log.ranges() == states
+            damage = log.recovery.maybe_damaged_snapshot
+            assert damage is not None
+            assert (damage.path, damage.position) == (last, int(last.stem) + at)
+            assert "checksum" in damage.reason
+            assert contents(disk)[last] == damaged
+            log.append([note(5)])
+            disk.lose_power(lambda n: 0)
+            log = open_log(disk)
+            assert log.recovery.maybe_damaged_snapshot is None
+            assert log.ranges()[:-1] == states
+        at += entry.length
+
+
+@pytest.mark.parametrize("has_indexes", [True, False])
+def test_batches_before_a_damaged_snapshot_are_found(has_indexes: bool) -> None:
+    groups = [[created(), batch(0)], [batch(1)], [batch(2)], [batch(3)]]
+    files, _ = written(groups, is_clean=True, segment_bytes=300)
+    for path in segments_of(files)[1:]:
+        damaged = bytearray(files[path])
+        damaged[SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_HEADER_BYTES] ^= 1
+        left = {**files, path: bytes(damaged)}
+        if not has_indexes:
+            left = {each: data for each, data in left.items() if each.suffix == ".log"}
+        log = open_log(disk_with(left))
+        slots = list(log.batches_from((1, 0), 0))
+        assert [slot.base_offset for slot in slots] == [0, 1, 2, 3]
+
+
+def test_a_damaged_snapshot_whose_header_is_damaged_too_is_refused() -> None:
+    files, _ = three_segments(is_clean=True)
+    last = segments_of(files)[-1]
+    start = SEGMENT_HEADER_BYTES + COMMIT_BYTES
+    for position in range(start, start + ENTRY_PREFIX_BYTES - 4):
+        damaged = bytearray(files[last])
+        damaged[position] ^= 1
+        with pytest.raises(LogCorruptionError, match=last.name):
+            open_log(disk_with({**files, last: bytes(damaged)}))
 
 
 def test_the_name_of_a_segment_found_at_recovery_is_made_durable() -> None:

@@ -119,7 +119,7 @@ def test_batches_are_synced_after_the_interval(tmp_path):
         for offset in range(4):
             await committer.submit([batch(offset)])
             if offset >= 2:
-                while committer._log._synced_upto < committer._log.end_position:  # noqa: ASYNC110
+                while committer._log._active.synced_upto < committer._log.end_position:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
         assert disk.sync_count >= 2
 
@@ -136,7 +136,7 @@ def test_what_is_no_batch_is_synced_before_it_is_acknowledged(tmp_path):
         disk.gate.set()
         await decision
         assert disk.sync_count == 1
-        assert committer._log._synced_upto == committer._log.end_position
+        assert committer._log._active.synced_upto == committer._log.end_position
 
     run(tmp_path, body, sync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)
 

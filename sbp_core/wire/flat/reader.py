@@ -58,11 +58,13 @@ class _Reference(NamedTuple):
 class _Plan:
     """What a vtable says.
 
+    `fields` are those that the table has, each behind its place in it, from front to back.
     `unpack` gives what the table holds; `arrange` puts that, with the defaults of all fields after
     it, in the order of the dataclass.
     """
 
     table_bytes: int
+    fields: tuple[tuple[int, Field], ...]
     unpack: Callable[[bytes, int], tuple[Any, ...]]
     references: tuple[_Reference, ...]
     arrange: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -75,7 +77,7 @@ class ReadTable:
         self.table = table
         self.name = table.__name__
         self._layout = layout
-        self._names = [attribute.name for attribute in fields(table)]
+        self.names = [attribute.name for attribute in fields(table)]
         self.defaults = tuple(attribute.default for attribute in fields(table))
         assert MISSING not in self.defaults, f"{self.name}: a field without default"
         slot_count = 1 + max((field.id for field in layout), default=-1)
@@ -93,7 +95,8 @@ class ReadTable:
         codes, end = "<", 0
         columns: dict[str, int] = {}
         references = []
-        for place, field in self._present(places):
+        present = self._present(places)
+        for place, field in present:
             if place < _TABLE_BYTES_MIN or place + field.inline_bytes > table_bytes:
                 raise HeaderError(f"{self.name}.{field.name}: outside its table")
             if place < end:
@@ -106,10 +109,21 @@ class ReadTable:
                 references.append(_Reference(column, place, field.kind, _read_method(field.kind)))
             codes += f"{place - end}x{code}"
             end = place + field.inline_bytes
-        order = [columns.get(name, len(columns) + index) for index, name in enumerate(self._names)]
+        order = [columns.get(name, len(columns) + index) for index, name in enumerate(self.names)]
         return _Plan(
-            table_bytes, struct.Struct(codes).unpack_from, tuple(references), _tuple_getter(order)
+            table_bytes,
+            tuple(present),
+            struct.Struct(codes).unpack_from,
+            tuple(references),
+            _tuple_getter(order),
         )
+
+    def plan_at(self, data: bytes, position: int) -> tuple[_Plan, range]:
+        """Return the plan of a table that was verified, and the octets that its vtable takes."""
+        start = position - _I32.unpack_from(data, position)[0]
+        (vtable_bytes,) = _U16.unpack_from(data, start)
+        known_bytes = min(vtable_bytes, self.vtable_bytes_max)
+        return self.plan(data[start : start + known_bytes]), range(start, start + vtable_bytes)
 
     def _present(self, places: Sequence[int]) -> list[tuple[int, Field]]:
         """Return the fields that have a place in the table, from front to back."""

@@ -1,0 +1,69 @@
+"""What both ends ask of a TCP socket: few system calls, few wake-ups, no copies.
+
+A frame is sent with one call, whatever buffers it is made of. One of 1 MiB arrives in dozens of
+pieces, and to wake up for a piece costs more than to copy it: where it is known how much is still
+to come, the system is asked to wait for a good part of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.wire.checksum import Octets
+
+_BUFFERS_PER_CALL_MAX: Final = 512
+"""Below every system's IOV_MAX."""
+
+
+class Receiving:
+    """Tells the system how many octets are worth a wake-up of who reads from `connected`."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._wake_bytes = 1
+
+    def expect(self, missing_bytes: int) -> None:
+        """`missing_bytes` are left of the frame that is being received, 1 if that is not known."""
+        wake_bytes = min(missing_bytes, limits.RECEIVE_WAKE_BYTES)
+        if wake_bytes != self._wake_bytes:
+            self._wake_bytes = wake_bytes
+            with contextlib.suppress(OSError):  # it is closed, or its system knows no such thing
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
+
+
+class AsyncSocket:
+    """The TCP socket of an asyncio transport, which goes on doing what it cannot do at once."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._receiving = Receiving(self._socket)
+
+    def expect(self, missing_bytes: int) -> None:
+        """Wake up when as many octets came as are worth it; see `Receiving.expect`."""
+        self._receiving.expect(missing_bytes)
+
+    def send(self, buffers: Sequence[Octets]) -> None:
+        """Send `buffers` in their order, or give up the connection, which the protocol is told."""
+        if self._transport.is_closing():
+            return
+        sent = 0
+        if not self._transport.get_write_buffer_size():
+            try:
+                sent = os.writev(self._socket.fileno(), buffers[:_BUFFERS_PER_CALL_MAX])
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._transport.abort()
+                return
+        for part in buffers:
+            if sent < len(part):
+                self._transport.write(memoryview(part)[sent:] if sent else part)
+            sent = max(0, sent - len(part))

@@ -1,0 +1,286 @@
+"""A log at work, and what a power cut may leave of it before any step that it takes on its disk.
+
+Of each step some states are tried: all that was synced, and any of the unsynced blocks and changes
+of names. From each the log has to open as if nothing had happened: with all that was synced, of the
+rest nothing behind a gap, and ready to go on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from faulty_disk import FAILING_OPERATIONS, FaultyDisk
+from log_files import DIRECTORY, batch, contents, created
+from log_model import Key, Model
+
+from sbp_core.errors import LogError
+from sbp_core.log.batches import read_bodies
+from sbp_core.log.cleaner import Cleaner
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.inspection import inspect_log
+from sbp_core.log.log import Log
+from sbp_core.log.range_states import RangeState
+from sbp_core.rangeserver.retention import Held, Retention, expired_below
+
+SEGMENT_BYTES = 8_000
+BODY_BYTES_MAX = 1_500
+STATES_PER_STEP = 2
+STATES_PER_INSPECTION = 8
+KEPT = Retention(period_ms=40, size_bytes=10_000)
+
+
+NEW_STREAM = 99
+
+
+class PowerCut(BaseException):
+    """Ends whatever the log was doing."""
+
+
+class SteppedDisk(FaultyDisk):
+    """A disk that calls `before_step` before anything of it changes."""
+
+    def __init__(self, block_bytes: int, before_step: Callable[[str, Path], None]) -> None:
+        super().__init__(block_bytes)
+        self._before_step = before_step
+
+    def enter(self, operation: str, path: Path) -> None:
+        if operation in FAILING_OPERATIONS:
+            self._before_step(operation, path)
+        super().enter(operation, path)
+
+
+class LifeOfALog:
+    """One log that is used in all ways, with everything that happens to it chosen by `chance`.
+
+    `synced` is what the entries mean that a power cut must not take, `in_doubt` are those behind.
+    """
+
+    def __init__(
+        self, chance: random.Random, new_disk: Callable[..., SteppedDisk] = SteppedDisk
+    ) -> None:
+        self.states: set[int] = set()
+        self.cuts: Counter[tuple[str, str, str]] = Counter()
+        """States by what the log was about to do, to which file, and what for."""
+        self.spoilt_index_count = 0
+        self._chance = chance
+        self._disk = new_disk(chance.choice((512, 4096)), self._before_step)
+        self._now_ms = 1_000
+        self._action = "nothing"
+        self._maybe_steps_left: int | None = None
+        self.synced = Model([])
+        self.in_doubt: list[Entry] = []
+        self._states_of_these: set[int] = set()
+        """Those that were tried since more became synced, or was in doubt."""
+        self._open()
+
+    def live(self, action_count: int) -> None:
+        """Do so many things, some of which a kill or a power cut ends, and close the log."""
+        actions = {
+            self._append: 30,
+            self._append_unsynced: 6,
+            self._sync: 2,
+            self._wait: 3,
+            self._retain: 4,
+            self._clean: 6,
+            self._close: 1,
+            self._kill: 1,
+        }
+        for action in self._chance.choices(list(actions), list(actions.values()), k=action_count):
+            self._maybe_steps_left = (
+                self._chance.randrange(12) if self._chance.random() < 0.25 else None
+            )
+            try:
+                with self._doing(action.__name__.strip("_")):
+                    action()
+            except PowerCut:
+                self._disk.lose_power(self._chance.randrange)
+                self._open()
+        self._maybe_steps_left = None
+        self._log.close()
+
+    # What is done to the log.
+
+    def _append(self, *, is_durable: bool = True) -> None:
+        model = after(self.synced, self.in_doubt)
+        group: list[Entry] = []
+        for _ in range(self._chance.randrange(1, 4)):
+            group.append(model.random_entry(self._chance, BODY_BYTES_MAX))
+            model.apply(group[-1])
+        self._doubt(group)
+        is_durable = is_durable or any(entry.kind is not EntryKind.BATCH for entry in group)
+        self._log.append(group, is_durable=is_durable)
+        if is_durable:
+            self._note_sync()
+
+    def _append_unsynced(self) -> None:
+        """Append without a sync, which a range server never does with anything but batches."""
+        self._append(is_durable=False)
+
+    def _sync(self) -> None:
+        self._log.sync()
+        self._note_sync()
+
+    def _wait(self) -> None:
+        self._disk.write_back()
+        self._note_sync()
+
+    def _retain(self) -> None:
+        """Trim a stream by its age and size, as a range server does."""
+        ranges = [each for each in self._log.ranges() if each.state is not RangeState.DELETED]
+        if not ranges:
+            return
+        stream_id = self._chance.choice(ranges).stream_id
+        own = [each for each in ranges if each.stream_id == stream_id]
+        size = sum(self._log.bytes_from(each.key, each.start_offset) for each in own)
+        held = Held(own[0].start_offset, own[-1].next_offset, size)
+        batches = (
+            slot for each in own for slot in self._log.batches_from(each.key, each.start_offset)
+        )
+        offset = expired_below(held, batches, KEPT, self._now_ms)
+        trim = Entry(EntryKind.TRIM, stream_id, -1, offset, 0)
+        self._doubt([trim])
+        self._log.append([trim])
+        self._note_sync()
+
+    def _clean(self) -> None:
+        Cleaner(self._log, lambda change: change()).clean()
+
+    def _close(self) -> None:
+        self._log.close()
+        self._note_sync()
+        self._open()
+
+    def _kill(self) -> None:
+        self._disk.kill_process()
+        self._open()
+
+    def _open(self) -> None:
+        """Open the log; whatever a restart does to its disk may be cut off as well."""
+        while True:
+            try:
+                with self._doing("open"):
+                    self._log = self._opened(self._disk)
+                break
+            except PowerCut:
+                self._disk.lose_power(self._chance.randrange)
+        self._note_sync(found(self._log, self.synced, self.in_doubt))
+
+    def _opened(self, disk: FaultyDisk) -> Log:
+        return Log.open(DIRECTORY, disk=disk, now_ms=self._tick, segment_bytes=SEGMENT_BYTES)
+
+    def _tick(self) -> int:
+        self._now_ms += 1
+        return self._now_ms
+
+    def _doubt(self, group: list[Entry]) -> None:
+        self.in_doubt += group
+        self._states_of_these.clear()
+
+    def _note_sync(self, maybe_model: Model | None = None) -> None:
+        self.synced = maybe_model or after(self.synced, self.in_doubt)
+        self.in_doubt = []
+        self._states_of_these.clear()
+
+    @contextmanager
+    def _doing(self, action: str) -> Iterator[None]:
+        before, self._action = self._action, action
+        try:
+            yield
+        finally:
+            self._action = before
+
+    # What is left of it.
+
+    def _before_step(self, operation: str, path: Path) -> None:
+        for _ in range(STATES_PER_STEP):
+            left = self._disk.after_power_cut(self._chance.randrange)
+            self.cuts[self._action, operation, path.suffix or path.name] += 1
+            state = hash(frozenset(contents(left).items()))
+            if state in self._states_of_these:
+                continue
+            self._states_of_these.add(state)
+            self.states.add(state)
+            try:
+                self._check(left)
+            except (AssertionError, LogError) as error:
+                error.add_note(f"after a power cut before {operation} of {path} in {self._action}")
+                raise
+        if self._maybe_steps_left is not None:
+            self._maybe_steps_left -= 1
+            if self._maybe_steps_left < 0:
+                self._maybe_steps_left = None
+                raise PowerCut
+
+    def _check(self, disk: FaultyDisk) -> None:
+        """Whether a log goes on from what is on the disk."""
+        if len(self.states) % STATES_PER_INSPECTION == 0:
+            report = inspect_log(disk, DIRECTORY)
+            assert not report.lost
+            assert {fault.path.suffix for fault in report.faults} <= {".idx"}, report.faults
+            self.spoilt_index_count += bool(report.faults)
+        log = self._opened(disk)
+        model = found(log, self.synced, self.in_doubt)
+        group = [created(NEW_STREAM)]
+        group += [
+            batch(each.next_offset, 2, b"after the power cut", each.key)
+            for each in log.ranges()
+            if each.state is RangeState.OPEN
+        ]
+        log.append(group)
+        disk.lose_power(nothing_unsynced)
+        found(self._opened(disk), after(model, group), [])
+
+
+def nothing_unsynced(_: int) -> int:
+    return 0
+
+
+def after(model: Model, entries: list[Entry]) -> Model:
+    """What is meant once `entries` were added."""
+    model = model.copy()
+    for entry in entries:
+        model.apply(entry)
+    return model
+
+
+def found(log: Log, synced: Model, in_doubt: list[Entry]) -> Model:
+    """Check that a log holds what was synced, and none to all of what was in doubt, in order.
+
+    Return what it means.
+    """
+    model = synced.copy()
+    rest = iter(in_doubt)
+    while not is_told(log, model):
+        entry = next(rest, None)
+        assert entry is not None, f"{log.ranges()} are told, {model.ranges()} were synced"
+        model.apply(entry)
+    for logged in log.ranges():
+        if logged.state is not RangeState.DELETED:
+            check_batches(log, model, logged.key)
+    return model
+
+
+def is_told(log: Log, model: Model) -> bool:
+    """Whether the log tells of the ranges of `model`; it may have forgotten deleted ones."""
+    told = log.ranges()
+    meant = model.ranges()
+    others = [each for each in meant if each not in told]
+    return len(meant) - len(others) == len(told) and all(
+        each.state is RangeState.DELETED for each in others
+    )
+
+
+def check_batches(log: Log, model: Model, key: Key) -> None:
+    meant = model.live_batches(key)
+    slots = list(log.batches_from(key, model.start[key]))
+    assert [(slot.base_offset, slot.count) for slot in slots] == [
+        (each.base_offset, each.count) for each in meant
+    ]
+    bodies = read_bodies(key, slots)
+    if bodies.error is not None:
+        raise bodies.error
+    assert list(bodies.octets) == [each.body for each in meant]

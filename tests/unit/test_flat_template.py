@@ -1,0 +1,121 @@
+"""Headers that are recognised by their layout: read as from scratch, and never by mistake."""
+
+import struct
+
+import flatbuffers
+import pytest
+from flat_tables import LAYOUTS, Leaf, Node
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError
+from sbp_core.wire.flat import Schema
+from sbp_core.wire.flat.reader import ReadTable
+from sbp_core.wire.flat.template import maybe_template
+
+TABLES = {table.__name__: ReadTable(table, LAYOUTS[table]) for table in LAYOUTS}
+SCHEMA = Schema(LAYOUTS)
+
+FULL = Node(
+    data=b"octets",
+    numbers=(1, -2, 3),
+    texts=("one", "", "drei"),
+    leaf=Leaf(flag=True, number=7, text="text"),
+    children=(Node(), Node(numbers=(9,)), Node(leaf=Leaf())),
+)
+OTHER = Node(
+    data=b"OCTETS",
+    numbers=(4, 5, -6),
+    texts=("two", "", "vier"),
+    leaf=Leaf(flag=True, number=-8, text="TEXT"),
+    children=(Node(), Node(numbers=(10,)), Node(leaf=Leaf())),
+)
+
+
+def template_of(value):
+    return maybe_template(TABLES, type(value).__name__, SCHEMA.encode(value))
+
+
+@pytest.mark.parametrize("value", [Leaf(), Leaf(text="x"), Node(), FULL], ids=repr)
+def test_the_buffer_itself(value):
+    assert template_of(value).maybe_read(SCHEMA.encode(value)) == value
+
+
+def test_another_one_of_the_same_layout():
+    octets = SCHEMA.encode(OTHER)
+    assert template_of(FULL).maybe_read(octets) == OTHER
+
+
+def test_another_layout_of_the_same_length_is_not_taken():
+    template = template_of(Leaf(number=5))
+    other = SCHEMA.encode(Leaf(number=5))
+    vtable_at = 4
+    (vtable_bytes,) = struct.unpack_from("<H", other, vtable_at)
+    for at in range(vtable_at, vtable_at + vtable_bytes):
+        changed = bytearray(other)
+        changed[at] ^= 4
+        assert template.maybe_read(bytes(changed)) is None
+
+
+def test_texts_that_are_not_utf8_are_refused_all_the_same():
+    schema = Schema(LAYOUTS)
+    octets = schema.encode(Leaf(text="abcd"))
+    assert [schema.decode(Leaf, octets) for _ in range(3)] == [Leaf(text="abcd")] * 3
+    with pytest.raises(HeaderError, match="Leaf"):
+        schema.decode(Leaf, octets.replace(b"abcd", b"ab\xff\xfe"))
+
+
+def test_every_damaged_octet_reads_as_it_does_from_scratch():
+    octets = SCHEMA.encode(FULL)
+    warm = Schema(LAYOUTS)
+    warm.decode(Node, octets)
+    assert warm._templates
+
+    def outcome(schema, data):
+        try:
+            return schema.decode(Node, data)
+        except HeaderError as error:
+            return str(error)
+
+    for at in range(len(octets)):
+        for flip in (1, 0x80, 0xFF):
+            damaged = octets[:at] + bytes([octets[at] ^ flip]) + octets[at + 1 :]
+            assert outcome(warm, damaged) == outcome(Schema(LAYOUTS), damaged), (at, flip)
+
+
+def test_what_holds_structs_is_read_from_scratch():
+    assert template_of(Node(pairs=((1, 2),))) is None
+    assert SCHEMA.decode(Node, SCHEMA.encode(Node(pairs=((1, 2),)))) == Node(pairs=((1, 2),))
+
+
+def test_a_part_that_is_used_twice_is_no_template():
+    builder = flatbuffers.Builder()
+    text = builder.CreateString("shared")
+    builder.StartVector(4, 2, 4)
+    builder.PrependUOffsetTRelative(text)
+    builder.PrependUOffsetTRelative(text)
+    texts = builder.EndVector()
+    builder.StartObject(6)
+    builder.PrependUOffsetTRelativeSlot(2, texts, 0)
+    builder.Finish(builder.EndObject())
+    octets = bytes(builder.Output())
+    assert SCHEMA.decode(Node, octets) == Node(texts=("shared", "shared"))
+    assert maybe_template(TABLES, "Node", octets) is None
+
+
+def test_contents_that_serve_as_layout_are_no_template():
+    vtable = struct.pack("<HHHH", 8, 12, 0, 4)  # where the number of the table is, too
+    octets = struct.pack("<Ii", 4, -4) + vtable
+    assert SCHEMA.decode(Leaf, octets) == Leaf(number=struct.unpack("<q", vtable)[0])
+    assert maybe_template(TABLES, "Leaf", octets) is None
+
+
+def test_long_headers_and_many_layouts_are_not_remembered(monkeypatch):
+    schema = Schema(LAYOUTS)
+    long = Leaf(text="x" * limits.TEMPLATE_BYTES_MAX)
+    assert schema.decode(Leaf, schema.encode(long)) == long
+    assert not schema._templates
+    monkeypatch.setattr(limits, "TEMPLATES_MAX", 3)
+    for length in range(0, 400, 4):
+        value = Leaf(text="x" * length)
+        assert schema.decode(Leaf, schema.encode(value)) == value
+        assert len(schema._templates) <= 3
