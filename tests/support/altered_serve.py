@@ -6,7 +6,6 @@ on purpose, each of a server that is right otherwise: to see that the tests noti
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from functools import partial
@@ -93,20 +92,22 @@ def forgotten_seals() -> None:
 
 def early_reads() -> None:
     """Batches can be read when they are written, and are synced later, before they are answered."""
-    from sbp_core.rangeserver.commit import GroupCommitter
+    from sbp_core.rangeserver import commit as committing
 
-    async def commit(committer: GroupCommitter, group, on_commit) -> None:
-        entries = [entry for submission in group for entry in submission.entries]
-        run = partial(asyncio.get_running_loop().run_in_executor, committer._thread)
-        appended = await run(partial(committer._log.append, entries, is_durable=False))
-        on_commit(appended.ranges)
-        await run(time.sleep, LATE_SYNC_SECONDS)
-        await run(committer._log.sync)
-        for submission in group:
-            committer._pending_bytes -= submission.length
-            submission.done.set_result(None)
+    def commit(committer: committing.GroupCommitter, submissions) -> None:
+        entries = [entry for submission in submissions for entry in submission.entries]
+        group = committing._Group(tuple(submissions))
 
-    GroupCommitter._commit = commit
+        def write():
+            appended = committer._log.append(entries, is_durable=False)
+            committer._loop.call_soon_threadsafe(committer._on_commit, appended.ranges)
+            time.sleep(LATE_SYNC_SECONDS)
+            committer._log.sync()
+            return appended
+
+        committer._run(write, partial(committer._on_written, group), group)
+
+    committing.GroupCommitter._commit = commit
 
 
 def unverified_reads() -> None:
