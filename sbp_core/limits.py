@@ -91,6 +91,19 @@ DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
 
 # Server memory.
 CONNECTIONS_MAX: Final = 1024
+CONNECTIONS_RESERVED: Final = 64
+"""Beyond CONNECTIONS_MAX, for addresses with less than CONNECTIONS_RESERVED_PER_ADDRESS."""
+CONNECTIONS_RESERVED_PER_ADDRESS: Final = 4
+CONNECTIONS_PER_ADDRESS_MAX: Final = 128
+"""Connections from one address, unless it is the machine's own loopback."""
+ACCEPT_BACKLOG: Final = 1024
+"""Connections that the system keeps until they are accepted."""
+ACCEPTS_PER_TURN_MAX: Final = 64
+"""Connections accepted at a time, so that a flood of them does not hold up the others."""
+ACCEPT_PAUSE_MS: Final = 1_000
+"""Before a server tries again that has no descriptor for another connection."""
+DESCRIPTORS_RESERVED: Final = 320
+"""Of the process, for files instead of connections; a quarter where it has few."""
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Request octets of one connection being worked on; beyond it its socket is not read."""
 SERVER_IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
@@ -181,6 +194,8 @@ assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX
 assert RESPONSES_RESERVED_MAX >= READS_AT_WORK_MAX, "where one connection reads, it has all places"
 assert 0 < READ_CHARGE_BYTES_MIN <= READ_QUANTUM_BYTES <= TAIL_WINDOW_BYTES
+assert CONNECTIONS_RESERVED_PER_ADDRESS < CONNECTIONS_PER_ADDRESS_MAX <= CONNECTIONS_MAX
+assert SEGMENT_FILES_OPEN_MAX + INDEX_FILES_OPEN_MAX < DESCRIPTORS_RESERVED
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Final, cast
 
 from sbp_core import limits
-from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
+from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
@@ -54,7 +54,6 @@ class Peer(asyncio.BufferedProtocol):
         *,
         budget: Budget,
         connection_id: int,
-        is_full: bool = False,
     ) -> None:
         self.name = f"connection {connection_id}"
         self._connection_id = connection_id
@@ -66,7 +65,6 @@ class Peer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._intake = Intake(budget, self._update_reading)
-        self._is_full = is_full
         self._is_reading = True
         self._writable = asyncio.Event()
         self._writable.set()
@@ -89,14 +87,6 @@ class Peer(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         if address:
             self.name = f"{address[0]}:{address[1]}, {self.name}"
-        if self._is_full:
-            _LOG.warning("%s: refused, %d connections are open", self.name, limits.CONNECTIONS_MAX)
-            self._part(
-                ThrottledError(
-                    StatusCode.TOO_MANY_REQUESTS,
-                    f"the server has {limits.CONNECTIONS_MAX} connections open already",
-                )
-            )
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next octets go."""
