@@ -69,7 +69,7 @@ class AppendHandler:
         )
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
-            self._committer.check_room(len(call.payload))
+            self._committer.check_room(call.memory_bytes)
             self._disk_space.let_in(len(call.payload))
         except (ThrottledError, DiskFullError) as error:
             refusal = status_for(error)
@@ -81,7 +81,7 @@ class AppendHandler:
         entries = [entry for _, entry in accepted if entry is not None]
         if entries:
             try:
-                await asyncio.shield(self._committer.submit(entries))
+                await asyncio.shield(self._committer.submit(entries, call.memory_bytes))
             except LogWriteError as error:
                 self._count(began_at, len(items), ())
                 raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error

@@ -27,6 +27,7 @@ OnCommit = Callable[[Sequence[LoggedRange]], None]
 @dataclass(frozen=True, slots=True)
 class _Submission:
     entries: tuple[Entry, ...]
+    memory_bytes: int
     done: asyncio.Future[None] = field(compare=False)
 
     @property
@@ -49,6 +50,7 @@ class GroupCommitter:
         self._is_sync_due = False
         self._queue: deque[_Submission] = deque()
         self._pending_bytes = 0
+        self._memory_bytes = 0
         self._wakeup = asyncio.Event()
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-writer")
         self._task: asyncio.Task[None] | None = None
@@ -63,25 +65,29 @@ class GroupCommitter:
         """Octets that wait for the disk, and are in no index yet."""
         return self._pending_bytes
 
-    def check_room(self, length: int) -> None:
-        """Raise ThrottledError when `length` more octets would wait for the disk than allowed."""
-        if self._pending_bytes + length > limits.PENDING_APPEND_BYTES_MAX:
+    def check_room(self, memory_bytes: int) -> None:
+        """Raise ThrottledError when an append would wait for which there is no memory."""
+        if self._memory_bytes + memory_bytes > limits.PENDING_APPEND_BYTES_MAX:
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
                 f"{self._pending_bytes} octets wait for the disk already; try again later",
             )
 
-    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+    def submit(self, entries: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[None]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.
 
-        It fails with LogWriteError when the log cannot be written any more.
+        It fails with LogWriteError when the log cannot be written any more. `memory_bytes` is
+        what the entries count for until they are written (see `check_room`).
         """
-        submission = _Submission(tuple(entries), asyncio.get_running_loop().create_future())
+        submission = _Submission(
+            tuple(entries), memory_bytes, asyncio.get_running_loop().create_future()
+        )
         if self.failed.done():
             submission.done.set_exception(_dead(self.failed.result()))
             return submission.done
         self._queue.append(submission)
         self._pending_bytes += submission.length
+        self._memory_bytes += memory_bytes
         self._wakeup.set()
         return submission.done
 
@@ -126,6 +132,7 @@ class GroupCommitter:
         on_commit(appended.ranges)
         for submission in group:
             self._pending_bytes -= submission.length
+            self._memory_bytes -= submission.memory_bytes
             if not submission.done.done():
                 submission.done.set_result(None)
 

@@ -19,6 +19,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.server.clock import Clock
+from sbp_core.server.intake import memory_bytes
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Octets
@@ -88,6 +89,8 @@ class ServerCall:
         speech: Speech,
         clock: Clock,
         patience: asyncio.Timeout,
+        *,
+        received_at: float,
     ) -> None:
         self.opcode = speech.operation_of(frame.opcode)
         self.payload = memoryview(frame.payload)
@@ -98,7 +101,13 @@ class ServerCall:
         self._clock = clock
         self._began_at = clock.monotonic()
         self._patience = patience
+        self._received_at = received_at
         self._headers: list[object] = []
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the request counts for while it is worked on."""
+        return memory_bytes(self._frame)
 
     @property
     def is_one_frame(self) -> bool:
@@ -109,12 +118,15 @@ class ServerCall:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
         Where deadlines were agreed on, the handler is cancelled when the `timeout_ms` of the header
-        is over: nobody waits for its answer any longer.
+        is over: nobody waits for its answer any longer. RequestTimeoutError if that is so already.
         """
         header = decode_header(table, self._frame.header)
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
-            self._patience.reschedule(asyncio.get_running_loop().time() + timeout_ms / 1000)
+            give_up_at = self._received_at + timeout_ms / 1000
+            if give_up_at <= asyncio.get_running_loop().time():
+                raise _late()
+            self._patience.reschedule(give_up_at)
         return header
 
     async def respond(
@@ -181,9 +193,11 @@ class ServerCall:
 
 Handler = Callable[[ServerCall], Awaitable[None]]
 
-_LATE: Final = RequestTimeoutError(
-    StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
-)
+
+def _late() -> RequestTimeoutError:
+    return RequestTimeoutError(
+        StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
+    )
 
 
 class Dispatcher:
@@ -194,8 +208,10 @@ class Dispatcher:
         self._handlers = handlers
         self._clock = clock
 
-    async def serve(self, frame: Frame, responder: Responder, peer_name: str) -> None:
-        """Run the handler of `frame`."""
+    async def serve(
+        self, frame: Frame, responder: Responder, peer_name: str, received_at: float
+    ) -> None:
+        """Run the handler of `frame`, which came at `received_at` of the loop's clock."""
         operation = self.speech.operation_of(frame.opcode)
         handler = self._handlers.get(operation)
         patience = asyncio.timeout(None)
@@ -206,13 +222,22 @@ class Dispatcher:
                     f"{operation.name} is not served by a {self.speech.role}",
                 )
             async with patience:
-                await handler(ServerCall(frame, responder, self.speech, self._clock, patience))
+                await handler(
+                    ServerCall(
+                        frame,
+                        responder,
+                        self.speech,
+                        self._clock,
+                        patience,
+                        received_at=received_at,
+                    )
+                )
         except SbpError as error:
             _LOG.debug("%s: %s failed: %s", peer_name, operation.name, error)
             await responder.send_system_error(frame, error)
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
             if isinstance(error, TimeoutError) and patience.expired():
-                await responder.send_system_error(frame, _LATE)
+                await responder.send_system_error(frame, _late())
                 return
             _LOG.exception("%s: %s failed unexpectedly", peer_name, operation.name)
             failure = StatusError(

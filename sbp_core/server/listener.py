@@ -18,6 +18,7 @@ from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.peer import Peer
+from sbp_core.server.turns import Turns
 from sbp_core.session.connection import Connection
 from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode
@@ -45,6 +46,7 @@ class Listener:
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000
         self._budget = Budget(limits.SERVER_IN_FLIGHT_BYTES_MAX)
+        self._turns = Turns()
         self._connection_ids = itertools.count(1)
         self._peers: set[Peer] = set()
         self._admission = Admission(connections_per_address_max)
@@ -124,6 +126,7 @@ class Listener:
             self._clock,
             lambda closed: self._on_closed(closed, address),
             budget=self._budget,
+            turns=self._turns,
             connection_id=next(self._connection_ids),
         )
         self._peers.add(peer)

@@ -22,7 +22,8 @@ from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
-from sbp_core.server.intake import Intake
+from sbp_core.server.intake import Intake, memory_bytes
+from sbp_core.server.turns import Turns
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import (
     ConnectionBroken,
@@ -53,6 +54,7 @@ class Peer(asyncio.BufferedProtocol):
         on_closed: Callable[[Peer], None],
         *,
         budget: Budget,
+        turns: Turns,
         connection_id: int,
     ) -> None:
         self.name = f"connection {connection_id}"
@@ -64,7 +66,15 @@ class Peer(asyncio.BufferedProtocol):
         self._session = Connection()
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._intake = Intake(budget, self._update_reading)
+        self._intake = Intake(budget, self._on_room)
+        self._turns = turns
+        self._has_turn = False
+        self._waiting: Frame | None = None
+        """A request for which there is no room yet."""
+        self._is_behind = False
+        """Whether frames may be here that were not handled yet; then the socket is not read."""
+        self._received_at = 0.0
+        self._seen_frame_count = 0
         self._is_reading = True
         self._writable = asyncio.Event()
         self._writable.set()
@@ -93,18 +103,16 @@ class Peer(asyncio.BufferedProtocol):
         return self._session.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Serve what the octets so far ask for."""
-        frames_before = self._session.received_frame_count
+        """Handle the frames that are complete, when it is this connection's turn."""
         self._session.buffer_updated(nbytes)
-        for event in self._session.events():
-            self._on_event(event)
-        self._intake.expect_frame(self._session.large_frame_bytes)
-        has_completed = self._session.received_frame_count > frames_before
-        self._note_frame_progress(has_completed=has_completed)
+        self._received_at = asyncio.get_running_loop().time()
+        self._is_behind = True
+        self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what was being served for the peer."""
         self._session.close()
+        self._waiting = None
         self._intake.close()
         self._writable.set()
         for task in self._tasks:
@@ -117,14 +125,14 @@ class Peer(asyncio.BufferedProtocol):
         """The peer does not read fast enough: answers wait."""
         self._writable.clear()
         self._unread_since = self._clock.monotonic()
-        self._update_reading()
+        self._go_on()
 
     def resume_writing(self) -> None:
         """The peer reads again."""
         self._writable.set()
         if not self._is_closing:
             self._unread_since = None
-        self._update_reading()
+        self._go_on()
 
     # Responder
 
@@ -192,7 +200,7 @@ class Peer(asyncio.BufferedProtocol):
             self._part(DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
-        elif not self._tasks and now - self._last_active > idle_seconds_max:
+        elif self._is_idle and now - self._last_active > idle_seconds_max:
             _LOG.debug("%s: idle, sending it away", self.name)
             self.go_away()
 
@@ -239,6 +247,10 @@ class Peer(asyncio.BufferedProtocol):
         return self._transport is not None and self._transport.is_closing()
 
     @property
+    def _is_idle(self) -> bool:
+        return not self._tasks and not self._is_behind
+
+    @property
     def _frame_ms(self) -> int:
         """How long the frame that is awaited may take."""
         if self._intake.is_in_the_way:
@@ -247,9 +259,12 @@ class Peer(asyncio.BufferedProtocol):
             return limits.FRAME_COMPLETION_MS
         return limits.FIRST_FRAME_MS
 
-    def _note_frame_progress(self, *, has_completed: bool) -> None:
+    def _note_frame_progress(self) -> None:
         """Note when the frame began of which a part is here, if there is one."""
-        if not self._session.received_frame_count:
+        frame_count = self._session.received_frame_count
+        has_completed = frame_count > self._seen_frame_count
+        self._seen_frame_count = frame_count
+        if not frame_count:
             return
         if not self._session.is_mid_frame:
             self._frame_since = None
@@ -281,10 +296,18 @@ class Peer(asyncio.BufferedProtocol):
                 pass
 
     def _start(self, frame: Frame) -> None:
-        size = limits.HEADER_IN_FLIGHT_FACTOR * len(frame.header) + len(frame.payload)
-        self._intake.begin(size)
-        task = asyncio.create_task(self._dispatcher.serve(frame, self, self.name))
+        self._intake.begin(memory_bytes(frame))
+        if self._intake.is_waiting:
+            self._waiting = frame
+        else:
+            self._serve(frame)
+
+    def _serve(self, frame: Frame) -> None:
+        task = asyncio.create_task(
+            self._dispatcher.serve(frame, self, self.name, self._received_at)
+        )
         self._tasks.add(task)
+        size = memory_bytes(frame)
         task.add_done_callback(lambda done: self._on_done(done, size))
 
     def _on_done(self, task: asyncio.Task[None], size: int) -> None:
@@ -301,8 +324,39 @@ class Peer(asyncio.BufferedProtocol):
         if is_due and not self._tasks:
             self.close()
 
+    @property
+    def _may_go_on(self) -> bool:
+        return self._intake.may_read and self._writable.is_set()
+
+    def _on_room(self) -> None:
+        if self._waiting is not None and not self._intake.is_waiting:
+            frame, self._waiting = self._waiting, None
+            self._serve(frame)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Handle what is here if there is room, and read more once that is done."""
+        if self._is_behind and self._may_go_on and not self._has_turn:
+            self._has_turn = True
+            self._turns.enter(self._take_turn)
+        self._update_reading()
+
+    def _take_turn(self) -> bool:
+        """Handle the next frame; whether there may be another one to handle now."""
+        event = next(self._session.events(), None)
+        if event is not None:
+            self._on_event(event)
+        else:
+            self._is_behind = False
+            self._intake.expect_frame(self._session.large_frame_bytes)
+            self._note_frame_progress()
+        self._has_turn = self._is_behind and self._may_go_on
+        if not self._has_turn:
+            self._update_reading()
+        return self._has_turn
+
     def _update_reading(self) -> None:
-        wanted = self._intake.may_read and self._writable.is_set()
+        wanted = self._may_go_on and not self._is_behind
         if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted

@@ -40,9 +40,12 @@ class Bench:
             clock=self.clock,
         )
         self.port = 0
+        self.begun_count = self.served_count = 0
 
     async def serve(self, call):
+        self.begun_count += 1
         await self.gate.wait()
+        self.served_count += 1
         await call.respond(IdAllocationResponse(), [bytes(1 << 20)])
 
     def later(self, ms):
@@ -323,23 +326,68 @@ def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner():
     run(body)
 
 
-def test_a_full_server_reads_no_new_requests_until_one_is_done():
+def test_a_full_server_begins_no_new_requests_until_one_is_done():
     async def body(bench):
         budget = bench.listener._budget = Budget(1 << 20)
         request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(40_000)]))
-        async with bench.connection() as (reader, writer), bench.connection() as (_, other):
+        async with bench.connection() as (reader, writer), bench.connection() as (late, other):
             writer.write(b"".join(_numbered(request, number) for number in range(40)))
-            while budget.taken_bytes <= 1 << 20:  # noqa: ASYNC110
+            while not budget.is_contended:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             other.write(_numbered(request, 1))
             await other.drain()
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert budget.taken_bytes < (1 << 20) + 4 * limits.RECEIVE_BUFFER_BYTES
+                assert budget.taken_bytes <= 1 << 20
             bench.gate.set()
-            assert len(await reader.readexactly(1 << 20)) == 1 << 20
+            for _ in range(40):
+                assert len(await reader.readexactly(1 << 20)) == 1 << 20
+                assert budget.taken_bytes <= 1 << 20
+            assert len(await late.readexactly(1 << 20)) == 1 << 20
             while budget.taken_bytes:
                 await reader.read(1 << 20)
+
+    run(body)
+
+
+def test_connections_with_requests_that_wait_take_turns():
+    """Whoever sends one request does not wait for all of those that another one sent before."""
+
+    async def body(bench):
+        budget = bench.listener._budget = Budget(limits.REQUEST_OVERHEAD_BYTES)
+        request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))
+        async with bench.connection() as (reader, writer), bench.connection() as (late, other):
+            writer.write(b"".join(_numbered(request, number) for number in range(40)))
+            while not budget.is_contended:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            other.write(_numbered(request, 1))
+            while len(budget._claims) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            bench.gate.set()
+            await late.readexactly(1 << 20)
+            assert bench.served_count < 10
+            for _ in range(40):
+                await reader.readexactly(1 << 20)
+
+    run(body)
+
+
+def test_a_flood_of_frames_does_not_keep_the_server_from_what_it_began(monkeypatch):
+    """In each turn of the loop a few frames are handled, of all connections in turn."""
+    monkeypatch.setattr(limits, "FRAMES_PER_TURN_MAX", 3)
+
+    async def body(bench):
+        request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))
+        async with bench.connection() as (_, first), bench.connection() as (_, second):
+            for writer in (first, second):
+                writer.write(b"".join(_numbered(request, number) for number in range(30)))
+            turns, begun = 0, 0
+            while bench.begun_count < 60:
+                await asyncio.sleep(0)
+                assert bench.begun_count - begun <= 2 * 3
+                turns += bench.begun_count > begun
+                begun = bench.begun_count
+            assert turns >= 10
 
     run(body)
 
