@@ -17,6 +17,7 @@ from itertools import islice
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.errors import StatusCode
 from sbp_core.wire.checksum import Octets, crc32
 from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
@@ -30,9 +31,9 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 
-TIMEOUT_S: Final = 10.0
-"""An answer that takes longer came too late: a client would have given up."""
-_DRAIN_S: Final = 60.0
+_TIMEOUT_S: Final = limits.REQUEST_TIMEOUT_MS / 1000
+"""An answer that takes longer came too late: our clients would have given up."""
+_DRAIN_S: Final = 2 * _TIMEOUT_S
 _BUFFERS_PER_SEND: Final = 64
 _READ_BYTES: Final = 256 * 1024
 
@@ -52,12 +53,16 @@ class Load:
 
 @dataclass(slots=True)
 class Answers:
-    """What came of a load, its warm-up left out; latencies of acknowledged appends in seconds."""
+    """What came of a load; latencies of acknowledged appends in seconds.
 
+    `asked` and `late` are of the whole run, with its warm-up and what was answered after its end.
+    """
+
+    asked: int = 0
+    late: int = 0
     acknowledged: int = 0
     refused: int = 0
     failed: int = 0
-    late: int = 0
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
 
@@ -66,10 +71,10 @@ class Answers:
         """Acknowledged appends in a second."""
         return self.acknowledged / self.seconds
 
-    @property
-    def total(self) -> int:
-        """All that was asked, or nearly so."""
-        return self.acknowledged + self.refused + self.failed
+    def latency_ms(self, percent: float) -> float:
+        """Return a percentile of the latencies; 0 without any."""
+        ordered = sorted(self.latencies) or [0.0]
+        return 1000 * ordered[int((len(ordered) - 1) * percent / 100)]
 
 
 class Generator:
@@ -83,7 +88,7 @@ class Generator:
         theirs.close()
 
     def wait_connected(self) -> None:
-        """Wait until all connections did a HEARTBEAT."""
+        """Wait until all connections did a HEARTBEAT and an APPEND."""
         self._pipe.recv()
 
     def start(self) -> None:
@@ -125,17 +130,23 @@ class _Sender:
         self.outgoing: deque[Octets] = deque()
         self.incoming = b""
         self._tail = load.batch + crc32([load.batch]).to_bytes(4, "big")
+        self.greet()
 
     def greet(self) -> None:
-        """Do a HEARTBEAT."""
-        greeting = encode_frame(
-            Opcode.HEARTBEAT, Flag.REQUEST, 0, encode_header(HeartbeatRequest(client_id="load"))
-        )
-        self.socket.sendall(b"".join(greeting))
+        """Do a HEARTBEAT; a server closes connections on which nothing comes."""
+        header = encode_header(HeartbeatRequest(client_id="load"))
+        self._ask(b"".join(encode_frame(Opcode.HEARTBEAT, Flag.REQUEST, 0, header)))
+
+    def append_once(self) -> None:
+        """Do one APPEND, and be ready for more at a time."""
+        self._ask(self.heads[0] + self._tail)
+        self.socket.setblocking(False)
+
+    def _ask(self, octets: bytes) -> None:
+        self.socket.sendall(octets)
         decoder = FrameDecoder()
         while not list(decoder.frames()):
             decoder.receive_data(self.socket.recv(_READ_BYTES))
-        self.socket.setblocking(False)
 
     def append(self, call_id: int, now: float) -> None:
         """Queue an append."""
@@ -202,7 +213,7 @@ def _code_of(frame: Frame) -> int:
 def _run(pipe: Pipe, load: Load) -> None:
     senders = [_Sender(load, number) for number in range(load.connection_count)]
     for sender in senders:
-        sender.greet()
+        sender.append_once()
     pipe.send(None)
     pipe.recv()
     pipe.send(_drive(senders, load))
@@ -232,7 +243,9 @@ def _drive(senders: Sequence[_Sender], load: Load) -> Answers:
             mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if sender.outgoing else 0)
             if mask != key.events:
                 selector.modify(sender.socket, mask, sender)
-    answers.failed += sum(sender.open_count for sender in senders)
+    unanswered = sum(sender.open_count for sender in senders)
+    answers.asked += unanswered
+    answers.late += unanswered
     return answers
 
 
@@ -245,9 +258,10 @@ def _count(
         code = judge.code(length, octets)
         latency = now - sender.sent_at[call_id]
         sender.open_count -= 1
+        answers.asked += 1
         if now < until:
             sender.append(call_id, now)
-        answers.late += latency > TIMEOUT_S
+        answers.late += latency > _TIMEOUT_S
         if not counted_from <= now < until:
             continue
         if code == StatusCode.NONE:
