@@ -76,9 +76,12 @@ class Peer(asyncio.BufferedProtocol):
         self._received_at = 0.0
         self._seen_frame_count = 0
         self._is_reading = True
+        self._paused_at = 0.0
         self._writable = asyncio.Event()
         self._writable.set()
         self._reservations = asyncio.Semaphore(limits.RESPONSES_RESERVED_MAX)
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
         self._closed = asyncio.Event()
         self._last_active = clock.monotonic()
         self._frame_since: float | None = self._last_active
@@ -107,16 +110,19 @@ class Peer(asyncio.BufferedProtocol):
         self._session.buffer_updated(nbytes)
         self._received_at = asyncio.get_running_loop().time()
         self._is_behind = True
+        self._at_rest.clear()
         self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what was being served for the peer."""
         self._session.close()
         self._waiting = None
+        self._is_behind = False
         self._intake.close()
         self._writable.set()
         for task in self._tasks:
             task.cancel()
+        self._note_rest()
         self._closed.set()
         self._on_closed(self)
         _LOG.debug("%s: closed (%s)", self.name, exc or "by either side")
@@ -200,7 +206,7 @@ class Peer(asyncio.BufferedProtocol):
             self._part(DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
-        elif self._is_idle and now - self._last_active > idle_seconds_max:
+        elif not self._has_work and now - self._last_active > idle_seconds_max:
             _LOG.debug("%s: idle, sending it away", self.name)
             self.go_away()
 
@@ -220,8 +226,7 @@ class Peer(asyncio.BufferedProtocol):
         What the peer sends before it knows that the server goes away is refused meanwhile: it need
         not wonder whether that was done.
         """
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._at_rest.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.GOAWAY_GRACE_MS / 1000):
                 await self._closed.wait()
@@ -247,8 +252,9 @@ class Peer(asyncio.BufferedProtocol):
         return self._transport is not None and self._transport.is_closing()
 
     @property
-    def _is_idle(self) -> bool:
-        return not self._tasks and not self._is_behind
+    def _has_work(self) -> bool:
+        """Whether requests are served, wait for room, or may be here unseen."""
+        return bool(self._tasks) or self._waiting is not None or self._is_behind
 
     @property
     def _frame_ms(self) -> int:
@@ -314,14 +320,19 @@ class Peer(asyncio.BufferedProtocol):
         self._tasks.discard(task)
         self._intake.end(size)
         self._last_active = self._clock.monotonic()
-        self._close_if_left()
+        self._note_rest()
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("%s: an answer could not be sent: %s", self.name, error)
             self.close()
 
+    def _note_rest(self) -> None:
+        if not self._has_work:
+            self._at_rest.set()
+            self._close_if_left()
+
     def _close_if_left(self) -> None:
         is_due = self._leave_at is not None and self._leave_at <= self._clock.monotonic()
-        if is_due and not self._tasks:
+        if is_due and not self._has_work:
             self.close()
 
     @property
@@ -336,24 +347,36 @@ class Peer(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Handle what is here if there is room, and read more once that is done."""
-        if self._is_behind and self._may_go_on and not self._has_turn:
+        if self._has_turn:
+            return
+        if self._is_behind and self._may_go_on:
             self._has_turn = True
             self._turns.enter(self._take_turn)
         self._update_reading()
 
     def _take_turn(self) -> bool:
         """Handle the next frame; whether there may be another one to handle now."""
-        event = next(self._session.events(), None)
-        if event is not None:
-            self._on_event(event)
-        else:
-            self._is_behind = False
-            self._intake.expect_frame(self._session.large_frame_bytes)
-            self._note_frame_progress()
+        if self._is_behind:
+            try:
+                self._handle_next()
+            except Exception:  # noqa: BLE001 - a mistake keeps no one else from their turn
+                _LOG.exception("%s: closing", self.name)
+                self._is_behind = False
+                self.abort()
         self._has_turn = self._is_behind and self._may_go_on
         if not self._has_turn:
             self._update_reading()
+            self._note_rest()
         return self._has_turn
+
+    def _handle_next(self) -> None:
+        event = next(self._session.events(), None)
+        if event is not None:
+            self._on_event(event)
+        if event is None or not self._session.is_mid_frame:
+            self._is_behind = False
+            self._intake.expect_frame(self._session.large_frame_bytes)
+            self._note_frame_progress()
 
     def _update_reading(self) -> None:
         wanted = self._may_go_on and not self._is_behind
@@ -361,10 +384,11 @@ class Peer(asyncio.BufferedProtocol):
             return
         self._is_reading = wanted
         if wanted:
-            if self._frame_since is not None:
-                self._frame_since = self._clock.monotonic()  # the pause was not the peer's
+            if self._frame_since is not None:  # the pause was not the peer's
+                self._frame_since += self._clock.monotonic() - self._paused_at
             self._transport.resume_reading()
         else:
+            self._paused_at = self._clock.monotonic()
             self._transport.pause_reading()
 
     def _refuse(self, request: Frame, error: SbpError) -> None:

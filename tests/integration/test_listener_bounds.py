@@ -207,6 +207,25 @@ def test_time_in_which_the_server_does_not_read_is_not_the_peers(monkeypatch):
     run(body)
 
 
+def test_pauses_of_the_server_do_not_give_a_slow_peer_more_time(monkeypatch):
+    """Each octet has to wait for its turn, and the socket is not read meanwhile."""
+    monkeypatch.setattr(limits, "FRAMES_PER_TURN_MAX", 1)
+
+    async def body(bench):
+        async with bench.connection() as (reader, writer), bench.connection() as (_, busy):
+            await ping(reader, writer)
+            for octet in PING[:10]:
+                busy.write(PING * 10)
+                writer.write(bytes([octet]))
+                async with RawClient("127.0.0.1", bench.port) as other:
+                    await other.call(Opcode.PING)
+                bench.later(FRAME_MS // 10)
+            bench.later(1)
+            assert "30000 ms" in await farewell(reader)
+
+    run(body)
+
+
 def test_a_peer_that_does_not_read_is_cut_off_and_others_are_not():
     request = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(8 << 20)]))
 

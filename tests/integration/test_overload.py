@@ -13,7 +13,7 @@ from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, RetryPolicy, StreamSpec
-from sbp_core.errors import RequestTimeoutError, StatusCode
+from sbp_core.errors import RequestTimeoutError, ShuttingDownError, StatusCode
 from sbp_core.server.budget import Budget
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.headers import AppendInfo, AppendRequest, FetchInfo, FetchRequest
@@ -174,6 +174,45 @@ def test_what_nobody_waits_for_any_longer_is_dropped_before_it_is_begun(tmp_path
         assert list(await bench.stored()) == [b"first", b"in time"]
 
     run(body, tmp_path, memory_bytes=1)
+
+
+def test_a_server_that_stops_finishes_what_waits_for_room(tmp_path):
+    async def body(bench):
+        bench.offer()
+        while len(bench.budget._claims) < CONNECTIONS:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(bench.cluster.server._listener.drain())
+        await asyncio.sleep(0)
+        bench.disk.gate.set()
+        await stopping
+        done, refused = [], []
+        for call in bench.calls.values():
+            try:
+                done.append((await call)[1].base_offset)
+            except ShuttingDownError:
+                refused.append(call)
+        assert sorted(done) == list(range(1, len(done) + 1))
+        assert len(done) >= ROOM
+        assert len(done) + len(refused) == len(bench.calls)
+
+    run(body, tmp_path, memory_bytes=ROOM * COST_BYTES)
+
+
+def test_connections_that_end_give_back_what_they_waited_for(tmp_path):
+    async def body(bench):
+        bench.offer()
+        while len(bench.budget._claims) < CONNECTIONS:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for client in bench.clients[1:]:
+            client._writer.transport.abort()
+        bench.disk.gate.set()
+        answers = await asyncio.gather(*bench.calls.values(), return_exceptions=True)
+        for _, result in answers[:APPENDS]:
+            assert result.status.code == 0
+        while bench.budget.taken_bytes or bench.budget.is_contended:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    run(body, tmp_path, memory_bytes=ROOM * COST_BYTES)
 
 
 def test_clients_wait_and_try_again_until_all_is_done_once(tmp_path, monkeypatch):
