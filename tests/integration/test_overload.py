@@ -176,7 +176,9 @@ def test_what_nobody_waits_for_any_longer_is_dropped_before_it_is_begun(tmp_path
     run(body, tmp_path, memory_bytes=1)
 
 
-def test_a_server_that_stops_finishes_what_waits_for_room(tmp_path):
+def test_a_server_that_stops_finishes_what_waits_for_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "GOAWAY_GRACE_MS", 0)
+
     async def body(bench):
         bench.offer()
         while len(bench.budget._claims) < CONNECTIONS:  # noqa: ASYNC110
