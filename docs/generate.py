@@ -148,7 +148,7 @@ def what_the_client_does(error: SbpError) -> str:
         return OF_ITS_OWN[type(error)]
     again = "tries again"
     if isinstance(error, StatusError):
-        again += " after a backoff, or `throttle_time_ms` if that is longer"
+        again += " after `throttle_time_ms` and a backoff"
     if error.outcome is not errors.Outcome.NOT_APPLIED:
         again += " what does no harm twice, and an APPEND whose caller accepts duplicates"
     return f"looks the placement up, {again}" if error.refreshes_placement else again

@@ -53,9 +53,9 @@ class ClusterSettings:
     """How a placement driver and range servers run in one process.
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
-    `host` and speak `dialect`. The range servers take consecutive ports from `range_server_port`
-    on, or free ones when that is 0; likewise they advertise consecutive ports. Raises
-    ConfigurationError when a value cannot work.
+    `host`, speak `dialect` and take `connections_per_address_max`. The range servers take
+    consecutive ports from `range_server_port` on, or free ones when that is 0; likewise they
+    advertise consecutive ports. Raises ConfigurationError when a value cannot work.
     """
 
     data_dir: Path = field(
@@ -78,6 +78,9 @@ class ClusterSettings:
         },
     )
     dialect: str = _setting_of(PlacementDriverSettings, "dialect")
+    connections_per_address_max: int = _setting_of(
+        PlacementDriverSettings, "connections_per_address_max"
+    )
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
     pd_advertise_port: int = _setting_of(PlacementDriverSettings, "advertise_port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
@@ -130,6 +133,7 @@ class ClusterSettings:
             placement_driver=placement_driver,
             host=self.host,
             advertise_host=self.advertise_host,
+            connections_per_address_max=self.connections_per_address_max,
             dialect=self.dialect,
             **settings,
         )

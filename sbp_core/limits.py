@@ -97,12 +97,29 @@ DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
 
 # Server memory.
 CONNECTIONS_MAX: Final = 1024
+CONNECTIONS_RESERVED: Final = 64
+"""Beyond CONNECTIONS_MAX, for addresses with less than CONNECTIONS_RESERVED_PER_ADDRESS."""
+CONNECTIONS_RESERVED_PER_ADDRESS: Final = 4
+CONNECTIONS_PER_ADDRESS_MAX: Final = 128
+"""Connections from one address, unless it is the machine's own loopback."""
+ACCEPT_BACKLOG: Final = 1024
+"""Connections that the system keeps until they are accepted."""
+ACCEPTS_PER_TURN_MAX: Final = 64
+"""Connections accepted at a time, so that a flood of them does not hold up the others."""
+FRAMES_PER_TURN_MAX: Final = 256
+"""Frames of all connections that are handled before what was begun goes on."""
+ACCEPT_PAUSE_MS: Final = 1_000
+"""Before a server tries again that has no descriptor for another connection."""
+DESCRIPTORS_RESERVED: Final = 320
+"""Of the process, for files instead of connections; a quarter where it has few."""
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Request octets of one connection being worked on; beyond it its socket is not read."""
 SERVER_IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
 """The same of all connections, with the large frames that are being received."""
 HEADER_IN_FLIGHT_FACTOR: Final = 16
 """What an octet of a request's header counts for: decoded, it takes many times as much."""
+REQUEST_OVERHEAD_BYTES: Final = 8 * KIB
+"""What a request counts for beside its octets: what it takes to serve it."""
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 RESPONSES_RESERVED_MAX: Final = 4
 """Responses that one connection keeps room for while they are made: so many frames more than
@@ -112,8 +129,9 @@ FETCH_FRAME_BYTES: Final = MIB
 FETCH_JOIN_BYTES: Final = 64 * KIB
 """Batches of an answer that are smaller on average are sent in one piece."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
-PENDING_APPEND_BYTES_MAX: Final = 256 * MIB
-"""Batches of all connections that wait for a group commit; beyond it appends are throttled."""
+PENDING_APPEND_BYTES_MAX: Final = 128 * MIB
+"""What appends that wait for the disk count for, of all connections; beyond it they are refused.
+So however slow the disk is, there is room for other requests."""
 THROTTLE_MS: Final = 100
 DISK_FREE_FLOOR_BYTES: Final = 256 * MIB
 """Free disk that a range server keeps by refusing appends: a log that fills its disk dies of it."""
@@ -195,8 +213,11 @@ assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert DISK_FREE_FLOOR_BYTES < PLACEMENT_DISK_FREE_BYTES, "new ranges go elsewhere before that"
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX
+assert FRAME_BYTES_MAX < PENDING_APPEND_BYTES_MAX <= SERVER_IN_FLIGHT_BYTES_MAX // 2
 assert RESPONSES_RESERVED_MAX >= READS_AT_WORK_MAX, "where one connection reads, it has all places"
 assert 0 < READ_CHARGE_BYTES_MIN <= READ_QUANTUM_BYTES <= TAIL_WINDOW_BYTES
+assert CONNECTIONS_RESERVED_PER_ADDRESS < CONNECTIONS_PER_ADDRESS_MAX <= CONNECTIONS_MAX
+assert SEGMENT_FILES_OPEN_MAX + INDEX_FILES_OPEN_MAX < DESCRIPTORS_RESERVED
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS

@@ -58,7 +58,7 @@ def _sections() -> dict[str, dict[str, Field[Any]]]:
         "placement_driver": {},
         "range_server": {},
     }
-    shared = {"host", "advertise_host", "dialect"}
+    shared = {"host", "advertise_host", "connections_per_address_max", "dialect"}
     section_of = {PlacementDriverSettings: "placement_driver", RangeServerSettings: "range_server"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
         part = each.metadata.get("part")

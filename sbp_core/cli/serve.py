@@ -21,6 +21,7 @@ from sbp_core.cluster import Cluster, Endpoints
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery import RecoveryReport
+from sbp_core.server.accepting import raise_descriptor_limit
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _EXIT_INTERRUPTED: Final = 130
@@ -38,6 +39,7 @@ def serve(options: Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    raise_descriptor_limit()
     with _owned(settings.cluster.data_dir):
         ready = ReadyFile(settings.ready_file)
         ready.remove()

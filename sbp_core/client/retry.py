@@ -13,8 +13,10 @@ from sbp_core.errors import ConfigurationError, Outcome, SbpError, StatusError
 class RetryPolicy:
     """How long (ms) and how fast an operation is tried again while it makes no progress.
 
-    The wait before try n is uniform in [0, min(backoff_ms * 2**n, backoff_ms_max)]. `budget_ms` 0
-    disables retries. Raises ConfigurationError for negative or contradictory values.
+    The wait before try n is uniform in [0, min(backoff_ms * 2**n, backoff_ms_max)]. Where a server
+    asks for a wait, it comes on top of that, spread over as long again at least: those whom it
+    refused together do not come back together. `budget_ms` 0 disables retries. Raises
+    ConfigurationError for negative or contradictory values.
     """
 
     budget_ms: int = limits.RETRY_BUDGET_MS
@@ -47,7 +49,7 @@ class RetryPolicy:
         if not is_repeatable and error.outcome is not Outcome.NOT_APPLIED:
             return None
         doublings = min(max(attempt_count - 1, 0), 30)
-        wait_ms = random.uniform(0, min(self.backoff_ms << doublings, self.backoff_ms_max))
-        if isinstance(error, StatusError):
-            wait_ms = max(wait_ms, error.throttle_time_ms)
+        throttle_ms = error.throttle_time_ms if isinstance(error, StatusError) else 0
+        spread_ms = max(self.backoff_ms << doublings, throttle_ms)
+        wait_ms = throttle_ms + random.uniform(0, min(spread_ms, self.backoff_ms_max))
         return wait_ms if elapsed_ms + wait_ms < self.budget_ms else None

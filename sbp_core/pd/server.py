@@ -44,7 +44,12 @@ class PlacementDriver:
             store, self._membership, self._clock, lambda: self.endpoint
         )
         speech = Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect))
-        listener = Listener(handlers.by_opcode(), speech=speech, clock=self._clock)
+        listener = Listener(
+            handlers.by_opcode(),
+            speech=speech,
+            clock=self._clock,
+            connections_per_address_max=settings.connections_per_address_max,
+        )
         try:
             port = await listener.start(settings.host, settings.port)
         except BaseException:

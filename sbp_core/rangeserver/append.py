@@ -96,18 +96,20 @@ class AppendHandler(PromptHandler):
         await self._append(frame)()
 
     def _append(self, frame: _AppendFrame) -> Rest:
-        items, payload_bytes = frame.items, len(frame.call.payload)
+        items = frame.items
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
-            self._committer.check_room(payload_bytes)
-            self._disk_space.let_in(payload_bytes)
+            self._committer.check_room(frame.call.memory_bytes)
+            self._disk_space.let_in(len(frame.call.payload))
         except (ThrottledError, DiskFullError) as error:
             refusals = [status_for(error)] * len(items)
             self._count(frame, ())
             return partial(self._respond, frame, refusals, throttle_time_ms=limits.THROTTLE_MS)
         accepted = [self._accept(item) for item in items]
         entries = [each for each in accepted if isinstance(each, Entry)]
-        written = self._committer.submit(entries) if entries else None
+        written = None
+        if entries:
+            written = self._committer.submit(entries, frame.call.memory_bytes)
         return partial(self._finish, frame, accepted, written)
 
     async def _finish(

@@ -32,6 +32,7 @@ _LOG: Final = logging.getLogger(__name__)
 class _Submission:
     entries: tuple[Entry, ...]
     length: int
+    memory_bytes: int
     done: asyncio.Future[int] = field(compare=False)
 
 
@@ -61,6 +62,7 @@ class GroupCommitter:
         self._is_sync_due = False
         self._queue: deque[_Submission] = deque()
         self._pending_bytes = 0
+        self._memory_bytes = 0
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-writer")
         self._loop = asyncio.get_running_loop()
         self._on_commit: OnCommit | None = None
@@ -79,28 +81,29 @@ class GroupCommitter:
         """Octets that wait for the disk, and are in no index yet."""
         return self._pending_bytes
 
-    def check_room(self, length: int) -> None:
-        """Raise ThrottledError when `length` more octets would wait for the disk than allowed."""
-        if self._pending_bytes + length > limits.PENDING_APPEND_BYTES_MAX:
+    def check_room(self, memory_bytes: int) -> None:
+        """Raise ThrottledError when an append would wait for which there is no memory."""
+        if self._memory_bytes + memory_bytes > limits.PENDING_APPEND_BYTES_MAX:
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
                 f"{self._pending_bytes} octets wait for the disk already; try again later",
             )
 
-    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
+    def submit(self, entries: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[int]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.
 
         Its result is when they were written, in ms since the epoch, as the log has it. They are
         written also if it is cancelled. It fails with LogWriteError when the log cannot be written
-        any more.
+        any more. `memory_bytes` is what the entries count for until then (see `check_room`).
         """
         done: asyncio.Future[int] = self._loop.create_future()
         if self.failed.done():
             done.set_exception(_dead(self.failed.result()))
             return done
         length = sum([entry.length for entry in entries])
-        self._queue.append(_Submission(tuple(entries), length, done))
+        self._queue.append(_Submission(tuple(entries), length, memory_bytes, done))
         self._pending_bytes += length
+        self._memory_bytes += memory_bytes
         self._begin_soon()
         return done
 
@@ -173,6 +176,7 @@ class GroupCommitter:
         self._on_commit(appended.ranges)
         for submission in group.submissions:
             self._pending_bytes -= submission.length
+            self._memory_bytes -= submission.memory_bytes
             if not submission.done.done():
                 submission.done.set_result(appended.time_ms)
 

@@ -132,6 +132,7 @@ class RangeServer:
             },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
+            connections_per_address_max=settings.connections_per_address_max,
         )
         committer.start(host.on_commit)
         port = await self._listener.start(settings.host, settings.port)

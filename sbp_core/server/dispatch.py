@@ -21,6 +21,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.server.clock import Clock
+from sbp_core.server.intake import memory_bytes
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Octets
@@ -89,6 +90,8 @@ class ServerCall:
         responder: Responder,
         speech: Speech,
         clock: Clock,
+        *,
+        received_at: float,
     ) -> None:
         self.opcode = speech.operation_of(frame.opcode)
         self.payload = memoryview(frame.payload)
@@ -98,9 +101,15 @@ class ServerCall:
         self._speech = speech
         self._clock = clock
         self._began_at = clock.monotonic()
+        self._received_at = received_at
         self._give_up_at: float | None = None
         self._patience: asyncio.Timeout | None = None
         self._headers: list[object] = []
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the request counts for while it is worked on."""
+        return memory_bytes(self._frame)
 
     @property
     def is_one_frame(self) -> bool:
@@ -111,12 +120,14 @@ class ServerCall:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
         Where deadlines were agreed on, the handler is cancelled when the `timeout_ms` of the header
-        is over: nobody waits for its answer any longer.
+        is over: nobody waits for its answer any longer. RequestTimeoutError if that is so already.
         """
         header = decode_header(table, self._frame.header)
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
-            self._give_up_at = asyncio.get_running_loop().time() + timeout_ms / 1000
+            self._give_up_at = self._received_at + timeout_ms / 1000
+            if self._give_up_at <= asyncio.get_running_loop().time():
+                raise _late()
             if self._patience is not None:
                 self._patience.reschedule(self._give_up_at)
         return header
@@ -135,9 +146,7 @@ class ServerCall:
                 await rest()
         except TimeoutError as error:
             if self._patience.expired():
-                raise RequestTimeoutError(
-                    StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
-                ) from error
+                raise _late() from error
             raise
 
     async def respond(
@@ -219,6 +228,12 @@ class PromptHandler(ABC):
 Handler = AsyncHandler | PromptHandler
 
 
+def _late() -> RequestTimeoutError:
+    return RequestTimeoutError(
+        StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
+    )
+
+
 class Dispatcher:
     """Serves requests by opcode. Whatever a handler raises becomes a system error frame."""
 
@@ -228,13 +243,16 @@ class Dispatcher:
         self._clock = clock
 
     def begin(
-        self, frame: Frame, responder: Responder, peer_name: str
+        self, frame: Frame, responder: Responder, peer_name: str, received_at: float
     ) -> Coroutine[Any, Any, None] | None:
-        """Begin to serve `frame`; return the rest, None if nothing is left."""
+        """Begin to serve `frame`, which came at `received_at` of the loop's clock.
+
+        Return the rest, None if nothing is left.
+        """
         operation = self.speech.operation_of(frame.opcode)
         serving = _Serving(frame, responder, f"{peer_name}: {operation.name}", self.speech)
         handler = self._handlers.get(operation)
-        call = ServerCall(frame, responder, self.speech, self._clock)
+        call = ServerCall(frame, responder, self.speech, self._clock, received_at=received_at)
         try:
             if handler is None:
                 raise UnsupportedError(

@@ -1,7 +1,8 @@
 """What one connection holds of the server's memory, and whether it may send more.
 
 Requests that are being worked on count, and so does a large frame while it is received: its room is
-claimed when its length is known, and until it is granted the socket is not read.
+claimed when its length is known. A small request claims its room when it is there. Until a claim is
+granted nothing more of the connection is looked at.
 """
 
 from __future__ import annotations
@@ -10,6 +11,13 @@ from collections.abc import Callable
 
 from sbp_core import limits
 from sbp_core.server.budget import Budget, Claim
+from sbp_core.wire.frame import Frame
+
+
+def memory_bytes(request: Frame) -> int:
+    """Return what a request counts for while it is worked on."""
+    octets = limits.HEADER_IN_FLIGHT_FACTOR * len(request.header) + len(request.payload)
+    return octets + limits.REQUEST_OVERHEAD_BYTES
 
 
 class Intake:
@@ -23,6 +31,11 @@ class Intake:
         self._claim: Claim | None = None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a frame or a request waits for room."""
+        return self._claim is not None
+
+    @property
     def may_read(self) -> bool:
         """Whether there is room for more of what the peer sends."""
         is_small = self._request_bytes <= limits.CONNECTION_IN_FLIGHT_BYTES_MAX
@@ -34,11 +47,16 @@ class Intake:
         return self._frame_bytes > 0 and self._claim is None and self._budget.is_contended
 
     def begin(self, size: int) -> None:
-        """A request of `size` octets is being worked on."""
+        """A request of `size` octets is there; while `is_waiting` it must not be worked on.
+
+        For one that came as a large frame there is room already, but for what it takes besides.
+        """
         self._request_bytes += size
-        self._budget.take(size)
-        if self._claim is None and not self._frame_bytes:
-            self._claim = self._budget.maybe_wait(0, self._on_granted)
+        if self._frame_bytes:
+            self._budget.take(size)
+            self._drop_frame()
+        else:
+            self._claim = self._budget.maybe_wait(size, self._on_granted)
         self._on_change()
 
     def end(self, size: int) -> None:
@@ -57,7 +75,7 @@ class Intake:
         self._on_change()
 
     def close(self) -> None:
-        """No more is received; requests still end one by one."""
+        """No more is received; requests that are worked on still end one by one."""
         self._drop_frame()
 
     def _drop_frame(self) -> None:

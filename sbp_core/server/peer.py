@@ -16,12 +16,13 @@ from contextlib import asynccontextmanager
 from typing import Final, cast
 
 from sbp_core import limits
-from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
+from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher
-from sbp_core.server.intake import Intake
+from sbp_core.server.intake import Intake, memory_bytes
+from sbp_core.server.turns import Turns
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import (
     ConnectionBroken,
@@ -50,8 +51,8 @@ class Peer(asyncio.BufferedProtocol):
         on_closed: Callable[[Peer], None],
         *,
         budget: Budget,
+        turns: Turns,
         connection_id: int,
-        is_full: bool = False,
     ) -> None:
         self.name = f"connection {connection_id}"
         self._connection_id = connection_id
@@ -63,12 +64,22 @@ class Peer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._intake = Intake(budget, self._update_reading)
-        self._is_full = is_full
+        self._intake = Intake(budget, self._on_room)
+        self._turns = turns
+        self._has_turn = False
+        self._waiting: Frame | None = None
+        """A request for which there is no room yet."""
+        self._is_behind = False
+        """Whether frames may be here that were not handled yet; then the socket is not read."""
+        self._received_at = 0.0
+        self._seen_frame_count = 0
         self._is_reading = True
+        self._paused_at = 0.0
         self._writable = asyncio.Event()
         self._writable.set()
         self._reservations = asyncio.Semaphore(limits.RESPONSES_RESERVED_MAX)
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
         self._closed = asyncio.Event()
         self._last_active = clock.monotonic()
         self._frame_since: float | None = self._last_active
@@ -86,38 +97,29 @@ class Peer(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         if address:
             self.name = f"{address[0]}:{address[1]}, {self.name}"
-        if self._is_full:
-            _LOG.warning("%s: refused, %d connections are open", self.name, limits.CONNECTIONS_MAX)
-            self._part(
-                ThrottledError(
-                    StatusCode.TOO_MANY_REQUESTS,
-                    f"the server has {limits.CONNECTIONS_MAX} connections open already",
-                )
-            )
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next octets go."""
         return self._session.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Serve what the octets so far ask for."""
-        frames_before = self._session.received_frame_count
+        """Handle the frames that are complete, when it is this connection's turn."""
         self._session.buffer_updated(nbytes)
-        for event in self._session.events():
-            self._on_event(event)
-        self._intake.expect_frame(self._session.large_frame_bytes)
-        if self._socket is not None:
-            self._socket.expect(self._session.missing_bytes)
-        has_completed = self._session.received_frame_count > frames_before
-        self._note_frame_progress(has_completed=has_completed)
+        self._received_at = asyncio.get_running_loop().time()
+        self._is_behind = True
+        self._at_rest.clear()
+        self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what was being served for the peer."""
         self._session.close()
+        self._waiting = None
+        self._is_behind = False
         self._intake.close()
         self._writable.set()
         for task in self._tasks:
             task.cancel()
+        self._note_rest()
         self._closed.set()
         self._on_closed(self)
         _LOG.debug("%s: closed (%s)", self.name, exc or "by either side")
@@ -126,14 +128,14 @@ class Peer(asyncio.BufferedProtocol):
         """The peer does not read fast enough: answers wait."""
         self._writable.clear()
         self._unread_since = self._clock.monotonic()
-        self._update_reading()
+        self._go_on()
 
     def resume_writing(self) -> None:
         """The peer reads again."""
         self._writable.set()
         if not self._is_closing:
             self._unread_since = None
-        self._update_reading()
+        self._go_on()
 
     # Responder
 
@@ -201,7 +203,7 @@ class Peer(asyncio.BufferedProtocol):
             self._part(DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
-        elif not self._tasks and now - self._last_active > idle_seconds_max:
+        elif not self._has_work and now - self._last_active > idle_seconds_max:
             _LOG.debug("%s: idle, sending it away", self.name)
             self.go_away()
 
@@ -221,8 +223,7 @@ class Peer(asyncio.BufferedProtocol):
         What the peer sends before it knows that the server goes away is refused meanwhile: it need
         not wonder whether that was done.
         """
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._at_rest.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.GOAWAY_GRACE_MS / 1000):
                 await self._closed.wait()
@@ -248,6 +249,11 @@ class Peer(asyncio.BufferedProtocol):
         return self._transport is not None and self._transport.is_closing()
 
     @property
+    def _has_work(self) -> bool:
+        """Whether requests are served, wait for room, or may be here unseen."""
+        return bool(self._tasks) or self._waiting is not None or self._is_behind
+
+    @property
     def _frame_ms(self) -> int:
         """How long the frame that is awaited may take."""
         if self._intake.is_in_the_way:
@@ -256,9 +262,12 @@ class Peer(asyncio.BufferedProtocol):
             return limits.FRAME_COMPLETION_MS
         return limits.FIRST_FRAME_MS
 
-    def _note_frame_progress(self, *, has_completed: bool) -> None:
+    def _note_frame_progress(self) -> None:
         """Note when the frame began of which a part is here, if there is one."""
-        if not self._session.received_frame_count:
+        frame_count = self._session.received_frame_count
+        has_completed = frame_count > self._seen_frame_count
+        self._seen_frame_count = frame_count
+        if not frame_count:
             return
         if not self._session.is_mid_frame:
             self._frame_since = None
@@ -290,40 +299,97 @@ class Peer(asyncio.BufferedProtocol):
                 pass
 
     def _start(self, frame: Frame) -> None:
-        size = limits.HEADER_IN_FLIGHT_FACTOR * len(frame.header) + len(frame.payload)
-        self._intake.begin(size)
-        rest = self._dispatcher.begin(frame, self, self.name)
+        self._intake.begin(memory_bytes(frame))
+        if self._intake.is_waiting:
+            self._waiting = frame
+        else:
+            self._serve(frame)
+
+    def _serve(self, frame: Frame) -> None:
+        rest = self._dispatcher.begin(frame, self, self.name, self._received_at)
         if rest is None:
-            self._intake.end(size)
+            self._intake.end(memory_bytes(frame))
             return
         task = asyncio.create_task(rest)
         self._tasks.add(task)
+        size = memory_bytes(frame)
         task.add_done_callback(lambda done: self._on_done(done, size))
 
     def _on_done(self, task: asyncio.Task[None], size: int) -> None:
         self._tasks.discard(task)
         self._intake.end(size)
         self._last_active = self._clock.monotonic()
-        self._close_if_left()
+        self._note_rest()
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("%s: an answer could not be sent: %s", self.name, error)
             self.close()
 
+    def _note_rest(self) -> None:
+        if not self._has_work:
+            self._at_rest.set()
+            self._close_if_left()
+
     def _close_if_left(self) -> None:
         is_due = self._leave_at is not None and self._leave_at <= self._clock.monotonic()
-        if is_due and not self._tasks:
+        if is_due and not self._has_work:
             self.close()
 
+    @property
+    def _may_go_on(self) -> bool:
+        return self._intake.may_read and self._writable.is_set()
+
+    def _on_room(self) -> None:
+        if self._waiting is not None and not self._intake.is_waiting:
+            frame, self._waiting = self._waiting, None
+            self._serve(frame)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Handle what is here if there is room, and read more once that is done."""
+        if self._has_turn:
+            return
+        if self._is_behind and self._may_go_on:
+            self._has_turn = True
+            self._turns.enter(self._take_turn)
+        self._update_reading()
+
+    def _take_turn(self) -> bool:
+        """Handle the next frame; whether there may be another one to handle now."""
+        if self._is_behind:
+            try:
+                self._handle_next()
+            except Exception:  # noqa: BLE001 - a mistake keeps no one else from their turn
+                _LOG.exception("%s: closing", self.name)
+                self._is_behind = False
+                self.abort()
+        self._has_turn = self._is_behind and self._may_go_on
+        if not self._has_turn:
+            self._update_reading()
+            self._note_rest()
+        return self._has_turn
+
+    def _handle_next(self) -> None:
+        event = next(self._session.events(), None)
+        if event is not None:
+            self._on_event(event)
+        if event is None or not self._session.is_mid_frame:
+            self._is_behind = False
+            self._intake.expect_frame(self._session.large_frame_bytes)
+            if self._socket is not None:
+                self._socket.expect(self._session.missing_bytes)
+            self._note_frame_progress()
+
     def _update_reading(self) -> None:
-        wanted = self._intake.may_read and self._writable.is_set()
+        wanted = self._may_go_on and not self._is_behind
         if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted
         if wanted:
-            if self._frame_since is not None:
-                self._frame_since = self._clock.monotonic()  # the pause was not the peer's
+            if self._frame_since is not None:  # the pause was not the peer's
+                self._frame_since += self._clock.monotonic() - self._paused_at
             self._transport.resume_reading()
         else:
+            self._paused_at = self._clock.monotonic()
             self._transport.pause_reading()
 
     def _refuse(self, request: Frame, error: SbpError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.addresses import check_integer, check_listening, join_address
 from sbp_core.wire.dialect import Dialect, parse_dialect
@@ -56,7 +57,15 @@ class ListenerSettings:
             "limit": "0..65535",
         },
     )
-
+    connections_per_address_max: int = field(
+        default=limits.CONNECTIONS_PER_ADDRESS_MAX,
+        metadata={
+            "doc": "Connections that one server takes from one address (of IPv6, from one /64"
+            " network); those from the machine itself are not counted.",
+            "unit": "connections",
+            "limit": f"1..{limits.CONNECTIONS_MAX}",
+        },
+    )
     dialect: str = field(
         default=Dialect.SPECIFICATION.value,
         metadata={
@@ -72,6 +81,12 @@ class ListenerSettings:
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
         check_listening(self.host, self.port, self.advertise_host)
         check_integer("advertise_port", self.advertise_port, 0, 65_535)
+        check_integer(
+            "connections_per_address_max",
+            self.connections_per_address_max,
+            1,
+            limits.CONNECTIONS_MAX,
+        )
 
     def public_endpoint(self, port: int) -> str:
         """Return the "host:port" that clients are told by a server that listens on `port`."""

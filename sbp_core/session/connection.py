@@ -50,7 +50,7 @@ from sbp_core.wire.compression import decompress, maybe_compress
 from sbp_core.wire.frame import Frame, FrameDecoder, HeaderChecksum, encode_frame
 from sbp_core.wire.headers import SystemErrorResponse, decode_system_error, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
-from sbp_core.wire.status import status_for
+from sbp_core.wire.status import maybe_error, status_for
 
 
 @dataclass(slots=True)
@@ -270,18 +270,26 @@ class Connection:
                 event = self._on_response(frame) if frame.is_response else self._on_request(frame)
                 if event is not None:
                     yield event
-        except ProtocolError as error:
+        except (ProtocolError, ThrottledError) as error:
             yield from self.close(error)
             yield ConnectionBroken(error)
 
     def close(self, reason: SbpError | None = None) -> list[CallFailed]:
-        """The connection ended: fail the open calls. Their outcome is unknown."""
+        """The connection ended: fail the open calls.
+
+        Their outcome is unknown, unless the peer was over its limit and looked at none of them.
+        """
         self.state = ConnectionState.CLOSED
         calls, self._calls = self._calls, {}
         self._requests.clear()
         text = f"the connection ended: {reason}" if reason else "the connection ended"
         return [
-            CallFailed(call_id, ConnectionLostError(f"{text} (during {_name(call.opcode)})"))
+            CallFailed(
+                call_id,
+                reason
+                if isinstance(reason, ThrottledError)
+                else ConnectionLostError(f"{text} (during {_name(call.opcode)})"),
+            )
             for call_id, call in calls.items()
             if call.state is not CallState.ABANDONED
         ]
@@ -328,7 +336,7 @@ class Connection:
         call = self._calls.get(frame.call_id)
         if call is None:
             if frame.opcode == Opcode.GOAWAY and frame.is_system_error:
-                raise ProtocolError(f"the peer closes the connection: {_reason(frame)}")
+                raise self._farewell(frame)
             if frame.opcode == Opcode.GOAWAY and self.state is ConnectionState.DRAINING:
                 return None  # an answer to ours, from a peer that gives one
             if 0 < frame.call_id < self._next_call_id:
@@ -343,6 +351,16 @@ class Connection:
         if call.state is CallState.FINISHED:
             del self._calls[frame.call_id]
         return None if was_abandoned else ResponseReceived(frame.call_id, frame)
+
+    def _farewell(self, frame: Frame) -> SbpError:
+        """Return why the peer closes the connection.
+
+        A peer that is over its limit and says so at once has looked at nothing.
+        """
+        error = maybe_error(decode_system_error(frame.header).status)
+        if isinstance(error, ThrottledError) and self.received_frame_count == 1:
+            return error
+        return ProtocolError(f"the peer closes the connection: {error or 'no reason given'}")
 
     def _move(self, call: _Call, received: CallInput) -> None:
         target = CALL.maybe_next(call.state, received)
@@ -359,11 +377,6 @@ class Connection:
                 StatusCode.RS_SHUTTING_DOWN, "this connection is going away; use another one"
             )
         return ConnectError("the connection is closed; nothing was sent")
-
-
-def _reason(frame: Frame) -> str:
-    status = decode_system_error(frame.header).status
-    return (status.message if status else None) or "no reason given"
 
 
 def _name(opcode: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 from raw_client import RawClient
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, ConnectionLostError, StatusCode
+from sbp_core.errors import ConfigurationError, StatusCode, ThrottledError
 from sbp_core.limits import FRAME_BYTES_MIN
 from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
@@ -196,12 +196,13 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not():
 
 def test_one_connection_too_many_is_told_so(monkeypatch):
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
 
     async def body(service, listener, port):
         async with RawClient("127.0.0.1", port) as first:
             await first.call(Opcode.PING)
             async with RawClient("127.0.0.1", port) as second:
-                with pytest.raises(ConnectionLostError, match="1 connections open already"):
+                with pytest.raises(ThrottledError, match="1 connections open already"):
                     await second.call(Opcode.PING)
             await first.call(Opcode.PING)
 

@@ -14,16 +14,22 @@ NUMBERS = st.integers(0, 4)
 
 
 class Peer:
-    """One connection: its requests, and the frame that it is sending."""
+    """One connection: its requests, one that waits for room, and the frame that it is sending."""
 
     def __init__(self, budget):
-        self.changes = 0
         self.intake = Intake(budget, self.on_change)
         self.requests = []
+        self.waiting = 0
         self.frame = 0
 
     def on_change(self):
-        self.changes += 1
+        if self.waiting and not self.intake.is_waiting:
+            self.requests.append(self.waiting)
+            self.waiting = 0
+
+    def ask(self, size):
+        self.waiting = size
+        self.intake.begin(size)
 
 
 class BudgetMachine(RuleBasedStateMachine):
@@ -31,9 +37,6 @@ class BudgetMachine(RuleBasedStateMachine):
         super().__init__()
         self.budget = Budget(BYTES_MAX)
         self.peers = [Peer(self.budget) for _ in range(5)]
-
-    def is_granted(self, peer):
-        return peer.intake._claim is None
 
     @rule(number=NUMBERS, size=SIZES)
     def a_frame_begins(self, number, size):
@@ -46,17 +49,16 @@ class BudgetMachine(RuleBasedStateMachine):
     def a_frame_ends_and_is_served(self, number):
         peer = self.peers[number]
         if peer.frame and peer.intake.may_read:
-            peer.requests.append(peer.frame)
-            peer.intake.begin(peer.frame)
+            size, peer.frame = peer.frame, 0
+            peer.ask(size)
+            assert not peer.waiting, "its room was there already"
             peer.intake.expect_frame(0)
-            peer.frame = 0
 
     @rule(number=NUMBERS, size=SIZES)
     def a_small_request_comes(self, number, size):
         peer = self.peers[number]
         if not peer.frame and peer.intake.may_read:
-            peer.requests.append(size)
-            peer.intake.begin(size)
+            peer.ask(size)
 
     @precondition(lambda self: any(peer.requests for peer in self.peers))
     @rule(data=st.data())
@@ -67,6 +69,7 @@ class BudgetMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def a_connection_closes_and_another_comes(self, number):
         peer = self.peers[number]
+        peer.waiting = 0
         peer.intake.close()
         for size in peer.requests:
             peer.intake.end(size)
@@ -75,22 +78,20 @@ class BudgetMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_taken_is_what_is_held(self):
         held = sum(sum(peer.requests) for peer in self.peers)
-        held += sum(peer.frame for peer in self.peers if self.is_granted(peer))
+        held += sum(peer.frame for peer in self.peers if not peer.intake.is_waiting)
         assert self.budget.taken_bytes == held
 
     @invariant()
     def nobody_waits_without_a_reason(self):
-        waiting = [peer for peer in self.peers if not self.is_granted(peer)]
+        waiting = [peer for peer in self.peers if peer.intake.is_waiting]
+        assert self.budget.is_contended == bool(waiting)
         if waiting:
-            assert self.budget.taken_bytes + max(peer.frame for peer in waiting) > BYTES_MAX
-            assert self.budget.is_contended
-        else:
-            assert not self.budget.is_contended
+            largest = max(peer.frame or peer.waiting for peer in waiting)
+            assert self.budget.taken_bytes + largest > BYTES_MAX
 
     @invariant()
-    def more_than_the_budget_is_only_what_was_there_already(self):
-        granted = sum(peer.frame for peer in self.peers if self.is_granted(peer))
-        assert granted <= max(BYTES_MAX, *(peer.frame for peer in self.peers))
+    def no_more_than_the_budget_is_taken(self):
+        assert self.budget.taken_bytes <= BYTES_MAX
 
 
 BudgetMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
@@ -102,9 +103,22 @@ def test_one_connection_may_not_take_it_all():
     intake.begin(limits.CONNECTION_IN_FLIGHT_BYTES_MAX)
     assert intake.may_read
     intake.begin(1)
+    assert not intake.is_waiting
     assert not intake.may_read
     intake.end(1)
     assert intake.may_read
+
+
+def test_who_was_let_in_with_a_large_frame_takes_what_its_request_counts_for():
+    budget = Budget(100)
+    intake, other = Intake(budget, lambda: None), Intake(budget, lambda: None)
+    intake.expect_frame(100)
+    other.begin(5)
+    assert other.is_waiting
+    intake.begin(110)
+    assert (intake.is_waiting, budget.taken_bytes) == (False, 110)
+    intake.end(110)
+    assert (other.is_waiting, budget.taken_bytes) == (False, 5)
 
 
 def test_claims_are_granted_in_their_order():

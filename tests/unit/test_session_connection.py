@@ -182,6 +182,25 @@ def test_open_calls_and_requests_are_bounded(client, server):
     assert isinstance(event.error, ThrottledError)
 
 
+THROTTLED = ThrottledError(StatusCode.TOO_MANY_REQUESTS, "too many connections")
+
+
+def test_a_peer_that_is_full_from_the_beginning_had_looked_at_nothing(client, server):
+    call_id, _ = client.start_call(Opcode.APPEND)
+    failed, broken = deliver(server.send_farewell(THROTTLED), client)
+    assert (failed.call_id, failed.error.outcome) == (call_id, Outcome.NOT_APPLIED)
+    assert isinstance(broken, ConnectionBroken)
+    assert "too many connections" in str(broken.error)
+
+
+def test_a_peer_that_is_full_later_on_may_have_done_something(client, server):
+    _, request = ask(client, server)
+    deliver(server.send_response(request), client)
+    client.start_call(Opcode.APPEND)
+    failed, _ = deliver(server.send_farewell(THROTTLED), client)
+    assert failed.error.outcome is Outcome.UNKNOWN
+
+
 def test_a_farewell_tells_why(client, server):
     error = InvalidRequestError(StatusCode.INVALID_REQUEST, "you sent nonsense")
     (event,) = deliver(server.send_farewell(error), client)

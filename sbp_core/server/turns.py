@@ -1,0 +1,52 @@
+"""Connections that have frames to be handled take turns, and so does the rest of the server.
+
+In one turn of the event loop FRAMES_PER_TURN_MAX frames are handled, one of each connection after
+the other. What is beyond waits for the next turn: meanwhile what was begun goes on, so a server
+with too much to do finishes requests instead of beginning more of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from sbp_core import limits
+
+Step = Callable[[], bool]
+
+
+class Turns:
+    """Runs steps, each again and again until it returns False."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self._left_count = limits.FRAMES_PER_TURN_MAX
+        self._is_next_due = False
+        self._is_running = False
+
+    def enter(self, step: Step) -> None:
+        """Run a step, in this turn if it is not over."""
+        self._steps.append(step)
+        if not self._is_running:
+            self._run()
+
+    def _run(self) -> None:
+        self._is_running = True
+        try:
+            while self._steps and self._left_count:
+                step = self._steps.popleft()
+                self._left_count -= 1
+                if step():
+                    self._steps.append(step)
+        finally:
+            self._is_running = False
+            if not self._is_next_due:
+                self._is_next_due = True
+                asyncio.get_running_loop().call_soon(self._begin_next)
+
+    def _begin_next(self) -> None:
+        self._is_next_due = False
+        self._left_count = limits.FRAMES_PER_TURN_MAX
+        if self._steps:
+            self._run()

@@ -1,0 +1,217 @@
+"""More connections than a server can have: those that are there, its log and its peers go on."""
+
+import asyncio
+import resource
+import socket
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from core_cluster import core_cluster, rows_batch
+from raw_client import RawClient
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, AsyncClient, Client, RetryPolicy, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.errors import Outcome, ThrottledError
+from sbp_core.server.clock import SystemClock
+from sbp_core.server.listener import Listener
+from sbp_core.wire.dialect import ServerRole, Speech
+from sbp_core.wire.frame import FrameDecoder
+from sbp_core.wire.headers import decode_system_error
+from sbp_core.wire.opcodes import Opcode
+
+DESCRIPTORS = 96
+FLOOD = 400
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A real server whose log begins a new segment after three large batches."""
+    folder = tmp_path_factory.mktemp("flood")
+    config = folder / "server.toml"
+    config.write_text(f"[range_server]\nsegment_bytes = {limits.SEGMENT_BYTES_MIN}\n")
+    with LocalCluster(folder / "data", options=("--config", str(config))) as cluster:
+        yield cluster
+
+
+@contextmanager
+def descriptors(pid, count):
+    """Let a process have so many descriptors for a while."""
+    usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, usual[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
+
+
+def open_descriptors(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def address_of(endpoint):
+    host, _, port = endpoint.rpartition(":")
+    return host, int(port)
+
+
+def farewell(connection):
+    """What the server said to a connection before it closed it."""
+    connection.settimeout(DEADLINE_SECONDS)
+    decoder = FrameDecoder()
+    while octets := connection.recv(1 << 16):
+        decoder.receive_data(octets)
+    (last,) = decoder.frames()
+    assert last.opcode == Opcode.GOAWAY
+    return decode_system_error(last.header).status
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_flood_takes_no_descriptors_from_the_log_and_its_end_lets_others_in(served):
+    address = address_of(served.range_servers[0])
+    log = served.data_dir / "range-server-0" / "log"
+    with Client(served.endpoint) as client:
+        (stream,) = client.create_streams([StreamSpec("flooded")])
+        item = AppendItem(stream.stream_id, rows_batch([bytes(7 << 20)]))
+        client.append([item])
+        with descriptors(served.pid, DESCRIPTORS), ExitStack() as flood:
+            connections = [
+                flood.enter_context(socket.create_connection(address)) for _ in range(FLOOD)
+            ]
+            status = farewell(connections[-1])
+            assert (status.code, "few more files" in status.message) == (1429, True)
+            segments = set(log.glob("*.log"))
+            for number in range(1, 5):
+                (outcome,) = client.append([item])
+                assert outcome.base_offset == number
+            assert set(log.glob("*.log")) > segments
+            assert open_descriptors(served.pid) < DESCRIPTORS
+        with Client(served.endpoint) as newcomer:
+            assert newcomer.append([item])[0].base_offset == 5
+
+
+def test_without_any_descriptor_accepting_pauses_and_then_goes_on(served):
+    address = address_of(served.range_servers[0])
+    with Client(served.endpoint) as client, ExitStack() as waiting:
+        (stream,) = client.create_streams([StreamSpec("exhausted")])
+        item = AppendItem(stream.stream_id, rows_batch([b"x"]))
+        client.append([item])
+        before = served.log_path.read_text().count("no connection can be accepted")
+        with descriptors(served.pid, 4):
+            waiting.enter_context(socket.create_connection(address))
+            wait_until(
+                lambda: served.log_path.read_text().count("no connection can be accepted") > before
+            )
+            assert client.append([item])[0].base_offset == 1
+        with Client(served.endpoint) as newcomer:
+            assert newcomer.append([item])[0].base_offset == 2
+
+
+def test_a_server_that_cannot_accept_can_be_stopped(tmp_path):
+    with LocalCluster(tmp_path) as cluster:
+        with descriptors(cluster.pid, 4), socket.create_connection(address_of(cluster.endpoint)):
+            wait_until(lambda: "no connection can be accepted" in cluster.log_path.read_text())
+        cluster.stop()
+        assert "Traceback" not in cluster.log_path.read_text()
+        cluster.restart()
+
+
+def test_an_address_with_too_many_connections_is_told_so():
+    async def body():
+        listener = Listener(
+            {},
+            speech=Speech(ServerRole.RANGE_SERVER),
+            clock=SystemClock(),
+            connections_per_address_max=limits.CONNECTIONS_RESERVED_PER_ADDRESS,
+        )
+        port = await listener.start("127.0.0.1", 0)
+        door = socket.create_server(("127.0.0.1", 0))
+
+        def come_from(address):
+            ours = socket.create_connection(door.getsockname())
+            theirs, _ = door.accept()
+            theirs.setblocking(False)
+            listener._on_accepted(theirs, address)
+            return ours
+
+        few = [come_from("192.0.2.1") for _ in range(limits.CONNECTIONS_RESERVED_PER_ADDRESS)]
+        with come_from("192.0.2.1") as refused:
+            status = await asyncio.to_thread(farewell, refused)
+        assert status.code == 1429
+        assert "192.0.2.1 has 4 connections" in status.message
+        few += [come_from("192.0.2.2")]
+        assert listener.connection_count == len(few)
+        async with RawClient("127.0.0.1", port) as local:
+            for connection in few:
+                connection.close()
+            while listener.connection_count > 1:
+                await local.call(Opcode.PING)
+            with come_from("192.0.2.1"):
+                assert listener.connection_count == 2
+        door.close()
+        await listener.drain(timeout_ms=100)
+
+    asyncio.run(asyncio.wait_for(body(), DEADLINE_SECONDS))
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """No connections beside those that a test has when it asks for it."""
+
+    def fill(count):
+        monkeypatch.setattr(limits, "CONNECTIONS_MAX", count)
+        monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
+
+    return fill
+
+
+def test_clients_that_are_refused_at_the_door_try_again(tmp_path, full, caplog):
+    """An append that is not to be repeated is: the server looked at nothing."""
+
+    async def body():
+        async with core_cluster(tmp_path) as cluster:
+            (stream,) = await cluster.client.create_streams([StreamSpec("s")])
+            item = AppendItem(stream.stream_id, rows_batch([b"x"]))
+            async with (
+                RawClient.at(cluster.server.endpoint) as occupant,
+                AsyncClient(cluster.pd.endpoint) as client,
+            ):
+                with Client(cluster.pd.endpoint) as blocking:
+                    await occupant.call(Opcode.PING)
+                    await client.list_streams()
+                    await asyncio.to_thread(blocking.list_streams)
+                    full(1)
+                    appends = [
+                        asyncio.create_task(client.append([item])),
+                        asyncio.create_task(asyncio.to_thread(blocking.append, [item])),
+                    ]
+                    while "is refused" not in caplog.text:
+                        await occupant.call(Opcode.PING)
+                    full(10)
+                    offsets = {(await append)[0].base_offset for append in appends}
+                    assert offsets == {0, 1}
+
+    asyncio.run(asyncio.wait_for(body(), DEADLINE_SECONDS))
+
+
+def test_a_client_that_is_refused_for_good_knows_that_nothing_was_done(tmp_path, full):
+    async def body():
+        async with core_cluster(tmp_path) as cluster:
+            (stream,) = await cluster.client.create_streams([StreamSpec("s")])
+            item = AppendItem(stream.stream_id, rows_batch([b"x"]))
+            async with AsyncClient(cluster.pd.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
+                await client.list_ranges([stream.stream_id])
+                full(0)
+                with pytest.raises(ThrottledError, match="connections open already") as caught:
+                    await client.append([item])
+            assert caught.value.outcome is Outcome.NOT_APPLIED
+
+    asyncio.run(asyncio.wait_for(body(), DEADLINE_SECONDS))
