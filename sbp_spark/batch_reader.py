@@ -1,4 +1,4 @@
-"""Batch reads: everything from the start to the tail, as it is when the query is planned."""
+"""Batch reads: everything from the start to the end, as both are when the query is planned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import SpanPartition, read_partition
 from sbp_spark.offsets import Interval
 from sbp_spark.options import SourceOptions
-from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams, starting_offsets
+from sbp_spark.positions import check_ends
+from sbp_spark.source_streams import (
+    ending_offsets,
+    plain_errors,
+    plan_read,
+    resolve_streams,
+    starting_offsets,
+)
 
 
 class SbpBatchReader(DataSourceReader):
-    """Reads each stream from its starting offset up to its tail."""
+    """Reads each stream from its starting offset up to its ending offset."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -26,12 +33,11 @@ class SbpBatchReader(DataSourceReader):
         with plain_errors():
             streams = {info.stream_id: info for info in resolve_streams(options)}
             client = client_for(options.servers, Patience.RUNNING)
-            bounds = client.stream_bounds(list(streams))
-            starts = starting_offsets(options, bounds)
-            intervals = [
-                Interval(bound.stream_id, starts[bound.stream_id], bound.next_offset)
-                for bound in bounds
-            ]
+            bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
+            starts = starting_offsets(options, bounds, streams)
+            ends = ending_offsets(options, bounds, streams)
+            check_ends(starts, ends, streams)
+            intervals = [Interval(each, starts[each], ends[each]) for each in streams]
             planned = plan_read(client, options.servers, intervals, streams)
         # Spark makes a partition of its own where there is none.
         return planned or [SpanPartition(options.servers, ())]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from sbp_core.errors import SbpError
@@ -48,18 +48,25 @@ class StreamPosition:
 
     `stream_id` and `created_at_ms` (Unix time) together identify the stream: one that is deleted
     and created anew differs in one of them. `base_offset` is the resolved start, known only in
-    the first end offset in which the stream appears.
+    the first end offset in which the stream appears. `end_offset` is where reading ends, if that
+    was resolved from the tail: it is kept as long as the query asks for such an end.
     """
 
     stream_id: int
     created_at_ms: int
     next_offset: int
     base_offset: int | None = None
+    end_offset: int | None = None
 
     def to_json(self) -> dict[str, int]:
         """Return the JSON form, keys in canonical order."""
-        base = {} if self.base_offset is None else {"base": self.base_offset}
-        return {**base, "created": self.created_at_ms, "next": self.next_offset}
+        fields = {
+            "base": self.base_offset,
+            "created": self.created_at_ms,
+            "end": self.end_offset,
+            "next": self.next_offset,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
 
     def is_same_stream(self, other: StreamPosition) -> bool:
         """Whether both are positions in one and the same incarnation of a stream."""
@@ -102,13 +109,16 @@ def advance(start: SourceOffset, ends: Iterable[StreamPosition]) -> SourceOffset
         known = start.streams.get(end.stream_id)
         if known is None:
             streams[end.stream_id] = end
-        elif known.is_same_stream(end) and known.next_offset == end.next_offset:
+        elif (
+            known.is_same_stream(end)
+            and replace(end, created_at_ms=known.created_at_ms, base_offset=known.base_offset)
+            == known
+        ):
             streams[end.stream_id] = known
         else:
             is_unknown = end.created_at_ms == CREATED_UNKNOWN
             created_at_ms = known.created_at_ms if is_unknown else end.created_at_ms
-            moved = StreamPosition(end.stream_id, created_at_ms, end.next_offset)
-            streams[end.stream_id] = moved
+            streams[end.stream_id] = replace(end, created_at_ms=created_at_ms, base_offset=None)
     result = SourceOffset(streams)
     intervals(start, result)
     return result
@@ -190,19 +200,19 @@ def _parse_position(key: object, value: object) -> StreamPosition:
     stream_id = int(key)
     if str(stream_id) != key or stream_id > _INT64_MAX:
         raise _foreign(key, "a stream id without leading zeros, within int64, as key")
-    if not isinstance(value, Mapping) or not {"created", "next"} <= value.keys() <= {
-        "base",
-        "created",
-        "next",
-    }:
-        raise _foreign(value, f"an object with created, next and perhaps base for {where}")
-    for name, low in (("created", CREATED_UNKNOWN), ("next", 0), ("base", 0)):
-        number = value.get(name, 0)
+    required, optional = {"created", "next"}, {"base", "end"}
+    if not isinstance(value, Mapping) or not required <= value.keys() <= required | optional:
+        raise _foreign(value, f"an object with created, next and perhaps base, end for {where}")
+    for name in value:
+        low = CREATED_UNKNOWN if name == "created" else 0
+        number = value[name]
         if type(number) is not int or not low <= number <= _INT64_MAX:
             raise _foreign(
                 number, f"{name} of {where} to be a whole number from {low} to {_INT64_MAX}"
             )
-    position = StreamPosition(stream_id, value["created"], value["next"], value.get("base"))
+    position = StreamPosition(
+        stream_id, value["created"], value["next"], value.get("base"), value.get("end")
+    )
     if position.base_offset is not None and position.base_offset > position.next_offset:
         raise _foreign(position.base_offset, f"base of {where} not to be above its next")
     return position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,12 +18,12 @@ from sbp_core.errors import (
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import SpanPartition
 from sbp_spark.offsets import Interval
-from sbp_spark.options import EARLIEST, LATEST, Servers, SourceOptions, StreamRef
+from sbp_spark.options import Servers, SourceOptions, StreamRef
 from sbp_spark.planning import cover, plan_partitions
+from sbp_spark.positions import check_inside, display_name, locate, positions_of
 
 RECORDS_PER_PARTITION_MAX: Final = 1_000_000
 SPANS_PER_PARTITION_MAX: Final = 1_000
-_LISTED_MAX: Final = 20
 
 
 @contextmanager
@@ -80,34 +80,37 @@ def resolve_streams(options: SourceOptions) -> tuple[StreamInfo, ...]:
     return tuple(infos)
 
 
-def starting_offsets(options: SourceOptions, bounds: Iterable[StreamBounds]) -> dict[int, int]:
-    """Return the first offset to read of each stream; `bounds` in the order of the options.
+def check_positions(options: SourceOptions, streams: Collection[StreamInfo]) -> None:
+    """Raise ConfigurationError unless the options' positions are those of the streams."""
+    positions_of("startingOffsets", options.starting, streams)
+    if options.ending is not None:
+        positions_of("endingOffsets", options.ending, streams)
 
-    Raises ConfigurationError naming every offset that lies outside its stream.
-    """
-    starts: dict[int, int] = {}
-    faults = []
-    for ref, asked, bound in zip(options.streams, options.starting_offsets, bounds, strict=True):
-        keywords = {EARLIEST: bound.start_offset, LATEST: bound.next_offset}
-        start = keywords.get(asked, asked)
-        if not bound.start_offset <= start <= bound.next_offset:
-            faults.append(
-                f"{ref} at {asked}, but it holds [{bound.start_offset}, {bound.next_offset})"
-            )
-        starts[bound.stream_id] = start
-    if faults:
-        more = f"; and {len(faults) - _LISTED_MAX} more" if len(faults) > _LISTED_MAX else ""
-        raise ConfigurationError(
-            f"option startingOffsets lies outside of: {'; '.join(faults[:_LISTED_MAX])}{more};"
-            " expected an offset from the first one to the next one to be written, -2 (earliest)"
-            " or -1 (latest)"
-        )
+
+def starting_offsets(
+    options: SourceOptions,
+    bounds: Mapping[int, StreamBounds],
+    streams: Mapping[int, StreamInfo],
+) -> dict[int, int]:
+    """Return the first offset to read of each stream. Raises ConfigurationError."""
+    asked = positions_of("startingOffsets", options.starting, streams.values())
+    starts = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
+    check_inside("startingOffsets", starts, bounds, streams)
     return starts
 
 
-def display_name(info: StreamInfo) -> str:
-    """Return what the column `stream` shows, and what the sink takes back: the name, or the id."""
-    return info.name or str(info.stream_id)
+def ending_offsets(
+    options: SourceOptions,
+    bounds: Mapping[int, StreamBounds],
+    streams: Mapping[int, StreamInfo],
+) -> dict[int, int]:
+    """Return where a batch ends in each stream. Raises ConfigurationError."""
+    if options.ending is None:
+        return {stream_id: bound.next_offset for stream_id, bound in bounds.items()}
+    asked = positions_of("endingOffsets", options.ending, streams.values())
+    ends = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
+    check_inside("endingOffsets", ends, bounds, streams)
+    return ends
 
 
 def plan_read(

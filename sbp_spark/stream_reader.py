@@ -19,11 +19,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sbp_core.client import Client, StreamBounds, StreamInfo
+from sbp_core.client import Client, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.admission import admit
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import read_partition
+from sbp_spark.micro_batch import Snapshot, way_ahead
 from sbp_spark.offsets import (
     INITIAL,
     SourceOffset,
@@ -34,7 +35,7 @@ from sbp_spark.offsets import (
 )
 from sbp_spark.options import SourceOptions, parse_source_options
 from sbp_spark.schema import check_source_schema
-from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams, starting_offsets
+from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams
 
 
 class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -48,7 +49,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given_schema = schema
         self._checked_options: SourceOptions | None = None
         self._streams: dict[int, StreamInfo] = {}
-        self._bounds: list[StreamBounds] = []
+        self._snapshot = Snapshot()
         self._is_target_frozen = False
         self._turn = 0
 
@@ -65,7 +66,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read up to the tails as they are now, and no further."""
         with plain_errors():
-            self._refresh_bounds()
+            self._look()
         self._is_target_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -77,26 +78,18 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with plain_errors():
             begin = SourceOffset.from_json(start)
             if not self._is_target_frozen:
-                self._refresh_bounds()
-            tails = {bound.stream_id: bound.next_offset for bound in self._bounds}
-            bases = self._bases(begin)
-            starts = bases | {
-                stream_id: position.next_offset
-                for stream_id, position in begin.streams.items()
-                if stream_id in tails
-            }
+                self._look()
+            way = way_ahead(self._options(), begin, self._snapshot)
             records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-            ends = admit(starts, tails, records_max=records_max, turn=self._turn)
+            ends = admit(way.starts, way.tails, records_max=records_max, turn=self._turn)
             self._turn += 1
-            return advance(begin, self._positions(ends, bases)).to_json()
+            return advance(begin, way.positions(ends)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the tails as they were last seen, for Spark's progress."""
-        if not self._bounds:
+        if not self._snapshot.bounds:
             return None
-        tails = {bound.stream_id: bound.next_offset for bound in self._bounds}
-        positions = {at.stream_id: at for at in self._positions(tails, {})}
-        return SourceOffset(positions).to_json()
+        return SourceOffset(self._snapshot.positions()).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what to read from `start` to `end`: the same records whenever it is asked.
@@ -110,8 +103,13 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return []
             streams = self._resolved()
             # A batch that is planned anew after a restart was logged for the streams of then.
-            ends = {stream_id: at.next_offset for stream_id, at in finish.streams.items()}
-            now = {at.stream_id: at for at in self._positions(ends, {})}
+            now = {
+                stream_id: StreamPosition(
+                    stream_id, streams[stream_id].created_at_ms, at.next_offset
+                )
+                for stream_id, at in finish.streams.items()
+                if stream_id in streams
+            }
             intervals(finish, SourceOffset(now))
             return plan_read(self._client(), self._options().servers, wanted, streams)
 
@@ -137,35 +135,15 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._streams = {info.stream_id: info for info in resolve_streams(self._options())}
         return self._streams
 
-    def _refresh_bounds(self) -> None:
-        stream_ids = list(self._resolved())
+    def _look(self) -> None:
+        """Look at the streams: what `latestOffset` is decided from."""
+        streams = self._resolved()
         try:
-            self._bounds = self._client().stream_bounds(stream_ids)
+            bounds = self._client().stream_bounds(list(streams))
         except NotFoundError as error:
             raise StreamChangedError(
                 f"a stream was deleted while the query was reading it: {error.message}; name the"
                 " remaining ones in the option streams, and start the query with a new"
                 " checkpointLocation"
             ) from None
-
-    def _bases(self, begin: SourceOffset) -> dict[int, int]:
-        """Return where reading begins in the streams that `begin` does not have.
-
-        Those that join a running query's checkpoint are read from their first offset.
-        """
-        if not begin.streams:
-            return starting_offsets(self._options(), self._bounds)
-        return {
-            bound.stream_id: bound.start_offset
-            for bound in self._bounds
-            if bound.stream_id not in begin.streams
-        }
-
-    def _positions(self, ends: dict[int, int], bases: dict[int, int]) -> list[StreamPosition]:
-        """Return `ends` with the identity that each stream has now; unknown ones are left out."""
-        streams = self._resolved()
-        return [
-            StreamPosition(stream_id, streams[stream_id].created_at_ms, end, bases.get(stream_id))
-            for stream_id, end in ends.items()
-            if stream_id in streams
-        ]
+        self._snapshot = Snapshot(streams, {bound.stream_id: bound for bound in bounds})

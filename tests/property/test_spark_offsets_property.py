@@ -25,7 +25,7 @@ def offsets(draw, min_size=0):
         next_offset = draw(int64)
         base = draw(st.none() | st.integers(0, next_offset))
         positions[stream_id] = StreamPosition(
-            stream_id, draw(st.integers(-1, 2**63 - 1)), next_offset, base
+            stream_id, draw(st.integers(-1, 2**63 - 1)), next_offset, base, draw(st.none() | int64)
         )
     return SourceOffset(positions)
 
@@ -53,7 +53,9 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["streams", "version", "initial", "created", "next", "base", "1", "2"])
+            st.sampled_from(
+                ["streams", "version", "initial", "created", "next", "base", "end", "1", "2"]
+            )
             | st.text(),
             inner,
             max_size=4,

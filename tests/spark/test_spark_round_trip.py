@@ -104,6 +104,25 @@ def test_parts_of_a_stream(sbp, new_streams, client):
     assert sbp.load(first, second, startingOffsets=at_the_end).count() == 0
 
 
+def test_starts_and_ends_of_a_batch(sbp, new_streams, client):
+    first, second = new_streams(2)
+    append_values(client, first, numbered(0, 100))
+    append_values(client, second, numbered(0, 5))
+    (info,) = client.describe_streams([second])
+
+    def offsets(**options):
+        rows = sbp.load(first, second, **options).orderBy("stream_id", "offset").collect()
+        return [(row.stream, row.offset) for row in rows]
+
+    ends = f'{{"{first}": 3, "{info.stream_id}": -1}}'
+    assert offsets(endingOffsets=ends) == [
+        *((first, n) for n in range(3)),
+        *((second, n) for n in range(5)),
+    ]
+    assert offsets(startingOffsets="-2") == [(first, 98), (first, 99), (second, 3), (second, 4)]
+    assert offsets(startingOffsets="-7", endingOffsets="-6") == [(first, 93)]
+
+
 def test_an_empty_stream_has_columns_and_no_rows(sbp, new_streams):
     frame = sbp.load(*new_streams(2))
     assert frame.columns == [

@@ -127,6 +127,29 @@ def test_reading_while_others_append(sbp, new_streams, client, checkpoint):
     assert max(batch_sizes(query)) <= 400
 
 
+def test_a_query_ends_where_it_is_told_to(sbp, new_streams, client, checkpoint):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 10))
+    frame = sbp.load_stream(stream, startingOffsets="-4", endingOffsets=f'{{"{stream}": 12}}')
+    assert run(frame, checkpoint).values == numbered(6, 10)
+    append_values(client, stream, numbered(10, 20))
+    assert run(frame, checkpoint).values == numbered(10, 12)
+    assert run(frame, checkpoint).values == []
+
+
+def test_a_query_that_runs_on_idles_at_its_end(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 10))
+    frame = sbp.load_stream(stream, endingOffsets=f'{{"{stream}": 15}}')
+    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
+    query.processAllAvailable()
+    append_values(client, stream, numbered(10, 20))
+    query.processAllAvailable()
+    assert query.isActive
+    query.stop()
+    assert sbp.values(copy) == numbered(0, 15)
+
+
 def test_a_stream_joins_and_another_leaves(sbp, new_streams, client, checkpoint):
     first, second = new_streams(2)
     append_values(client, first, numbered(0, 5))

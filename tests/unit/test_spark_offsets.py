@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -86,7 +87,9 @@ GOOD = {"created": 5, "next": 7}
         {"streams": {"1": None}, "version": 1},
         {"streams": {"1": {"next": 7}}, "version": 1},
         {"streams": {"1": {"created": 5}}, "version": 1},
-        {"streams": {"1": {**GOOD, "end": 1}}, "version": 1},
+        {"streams": {"1": {**GOOD, "stop": 1}}, "version": 1},
+        {"streams": {"1": {**GOOD, "end": -1}}, "version": 1},
+        {"streams": {"1": {**GOOD, "end": "1"}}, "version": 1},
         {"streams": {"1": {**GOOD, "next": -1}}, "version": 1},
         {"streams": {"1": {**GOOD, "next": 7.0}}, "version": 1},
         {"streams": {"1": {**GOOD, "next": True}}, "version": 1},
@@ -168,6 +171,14 @@ def test_nothing_new_gives_the_same_text_with_and_without_base():
 def test_the_base_is_dropped_once_the_stream_moves_on():
     start = offset(at(1, 8, base=3), at(2, 4, base=4))
     assert advance(start, [at(1, 9, base=3), at(2, 4)]) == offset(at(1, 9), at(2, 4, base=4))
+
+
+def test_an_end_is_kept_while_it_is_asked_for_and_new_text_otherwise():
+    start = advance(INITIAL, [replace(at(1, 8, base=3), end_offset=9)])
+    assert '"end": 9' in text(start)
+    assert text(advance(start, [replace(at(1, 8), end_offset=9)])) == text(start)
+    assert advance(start, [replace(at(1, 9), end_offset=9)]).streams[1].end_offset == 9
+    assert advance(start, [at(1, 8)]) == offset(at(1, 8))
 
 
 def test_a_stream_that_joins_later_brings_its_base():

@@ -6,11 +6,14 @@ import pytest
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options import (
-    EARLIEST,
-    LATEST,
     SINK_OPTIONS,
     SOURCE_OPTIONS,
+    AtOffset,
+    BeforeTail,
+    Earliest,
     Endpoint,
+    Latest,
+    Positions,
     Servers,
     StreamRef,
     parse_sink_options,
@@ -40,13 +43,14 @@ def test_defaults_of_a_streaming_source():
     options = source()
     assert options.servers == Servers(Endpoint("pd", 12378))
     assert options.streams == (StreamRef("orders"), StreamRef("17"))
-    assert options.starting_offsets == (LATEST, LATEST)
+    assert options.starting == Positions(Latest())
+    assert options.ending is None
     assert options.records_per_trigger_max is None
     assert options.include_headers is False
 
 
 def test_a_batch_source_starts_at_the_earliest_offset_by_default():
-    assert source(streaming=False).starting_offsets == (EARLIEST, EARLIEST)
+    assert source(streaming=False).starting == Positions(Earliest())
 
 
 def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
@@ -62,7 +66,7 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
     )
     assert options.servers.endpoint == Endpoint("pd", 1)
     assert [str(stream) for stream in options.streams] == ["a", "b"]
-    assert options.starting_offsets == (EARLIEST, EARLIEST)
+    assert options.starting == Positions(Earliest())
     assert options.records_per_trigger_max == 7
     assert options.include_headers is True
 
@@ -237,25 +241,42 @@ def test_bad_lists_of_streams(text, wrong):
     assert wrong in lines[0]
 
 
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
 @pytest.mark.parametrize(
-    ("text", "offsets"),
+    ("text", "positions"),
     [
-        ("earliest", (-2, -2)),
-        ("latest", (-1, -1)),
-        ('{"orders": 5, "17": -2}', (5, -2)),
-        ('{"17": 0, "orders": -1}', (-1, 0)),
-        (f'{{"17": {2**63 - 1}, "orders": 1}}', (1, 2**63 - 1)),
+        ("latest", Positions(Latest())),
+        ("-1000", Positions(BeforeTail(1000))),
+        ("-1", Positions(BeforeTail(1))),
+        (
+            '{"orders": 5, "17": -1}',
+            Positions(None, {"orders": AtOffset(5), "17": Latest()}),
+        ),
+        (f'{{"a": {2**63 - 1}}}', Positions(None, {"a": AtOffset(2**63 - 1)})),
+        ("{}", Positions(None)),
     ],
 )
-def test_starting_offsets_stand_in_the_order_of_the_streams(text, offsets):
-    assert source(startingOffsets=text).starting_offsets == offsets
+def test_positions(name, text, positions):
+    options = source(**{"startingOffsets": "earliest", name: text})
+    assert (options.starting if name == "startingOffsets" else options.ending) == positions
+
+
+def test_earliest_is_a_start_and_no_end():
+    assert source(startingOffsets="earliest").starting == Positions(Earliest())
+    assert source(startingOffsets='{"17": -2}').starting == Positions(None, {"17": Earliest()})
+    for text in ("earliest", '{"orders": 5, "17": -2}'):
+        assert "so nothing would be read" in only_fault(endingOffsets=text)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "tomorrow",
-        "-1",
+        "1",
+        "-0",
+        "-1.5",
+        "- 5",
+        f"-{2**63}",
         "[1]",
         '"earliest"',
         "null",
@@ -265,35 +286,59 @@ def test_starting_offsets_stand_in_the_order_of_the_streams(text, offsets):
         "9" * 10_000,
     ],
 )
-def test_starting_offsets_that_are_no_object(text):
-    line = only_fault(startingOffsets=text)
-    assert "expected earliest, latest or JSON" in line
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_positions_that_are_no_object(name, text):
+    line = only_fault(**{name: text})
+    assert "latest, -1000 (records before the tail) or JSON" in line
     assert len(line) < 300
 
 
 @pytest.mark.parametrize("value", ["-3", "1.0", "-1.0", "true", "null", '"5"', "NaN", "[]", "{}"])
-def test_starting_offsets_that_are_no_offset(value):
+def test_positions_that_are_no_offset(value):
     line = only_fault(startingOffsets=f'{{"orders": {value}, "17": 0}}')
     assert "has for 'orders' the value" in line
     assert "-2 (earliest) or -1 (latest)" in line
 
 
-def test_a_starting_offset_over_int64_is_refused():
+def test_a_position_over_int64_is_refused():
     assert "has for '17'" in only_fault(startingOffsets=f'{{"orders": 1, "17": {2**63}}}')
 
 
-def test_starting_offsets_name_exactly_the_streams():
-    lines = faults({**GOOD, "startingOffsets": '{"order": 1, "other": 2, "other": 3}'})
-    assert any("names 'other' more than once" in line for line in lines)
-    assert any("leaves out 'orders'" in line for line in lines)
-    assert any("leaves out '17'" in line for line in lines)
-    assert any("names 'order'" in line and "did you mean 'orders'?" in line for line in lines)
-    assert len(lines) == 5
+def test_positions_name_streams_once():
+    lines = faults({**GOOD, "startingOffsets": '{"other": 2, "other": 3, "a/b": 1}'})
+    assert "names 'other' more than once" in lines[0]
+    assert "names no stream: 'a/b'" in lines[1]
 
 
-def test_starting_offsets_are_not_compared_with_faulty_streams():
-    lines = faults({**GOOD, "streams": "a,,b", "startingOffsets": '{"zzz": 1}'})
-    assert len(lines) == 1
+@pytest.mark.parametrize(
+    ("start", "end", "told"),
+    [
+        ('{"a": 5}', '{"a": 4}', "ends 'a' at 4, but startingOffsets starts it at 5"),
+        ("-10", "-11", "ends every stream 11 records before its tail"),
+        ("latest", "-1", "starts at the latest"),
+        ('{"a": -1}', "-1", "ends 'a' 1 records before its tail"),
+        ('{"a": 5}', '{"a": 5}', None),
+        ("-10", "-10", None),
+        ("latest", "latest", None),
+        ("-10", '{"a": 0}', None),
+        ('{"a": 5}', '{"b": 4}', None),
+    ],
+)
+def test_an_end_before_its_start_is_named_before_anything_is_looked_at(start, end, told):
+    options = {"startingOffsets": start, "endingOffsets": end}
+    if told is None:
+        source(**options)
+    else:
+        assert told in only_fault(**options)
+
+
+def test_before_it_is_known_what_is_loaded_only_faults_of_both_are_told():
+    ending = {**GOOD, "endingOffsets": "-5"}
+    parse_source_options(ending, streaming=None)
+    parse_source_options(ending, streaming=False)
+    assert "starts at the latest" in faults(ending)[0]
+    batch = {**GOOD, "startingOffsets": "latest", "maxRecordsPerTrigger": "5"}
+    parse_source_options(batch, streaming=None)
 
 
 @pytest.mark.parametrize("text", ["latest", '{"orders": -1, "17": 0}'])
@@ -330,6 +375,7 @@ def test_bad_ways_to_talk_to_the_servers():
 def test_an_empty_optional_value_is_a_fault():
     for name in (
         "startingOffsets",
+        "endingOffsets",
         "maxRecordsPerTrigger",
         "includeHeaders",
         "networkCompression",
@@ -377,10 +423,11 @@ def test_every_option_of_the_source_table_is_known():
     options = {
         **GOOD,
         "startingOffsets": json.dumps({"orders": 1, "17": 2}),
+        "endingOffsets": "latest",
         "maxRecordsPerTrigger": "1",
         "includeHeaders": "false",
         "networkCompression": "none",
         "isolationClass": "backfill",
     }
     assert set(options) == {spec.name for spec in SOURCE_OPTIONS}
-    assert source_of(options).starting_offsets == (1, 2)
+    assert source_of(options).starting.by_stream == {"orders": AtOffset(1), "17": AtOffset(2)}

@@ -101,6 +101,56 @@ def test_starting_offsets_must_lie_inside(cluster, offset, is_inside):
             query.latestOffset(query.initialOffset(), ALL)
 
 
+def read_up(query, begin=None):
+    """Read until nothing is new; what was read, and where it ended."""
+    offset, read = begin or query.initialOffset(), []
+    while (end := query.latestOffset(offset, ALL)) != offset:
+        read += spans(query.partitions(offset, end))
+        offset = json.loads(json.dumps(end))
+    return read, offset
+
+
+def test_relative_starts_do_not_go_before_the_first_record(cluster):
+    assert read_up(reader(startingOffsets="-25"))[0] == [(1, 25, 50), (2, 10, 30)]
+
+
+def test_positions_by_name_or_id(cluster):
+    options = {"startingOffsets": '{"1": 5, "b": -2}', "endingOffsets": '{"a": 9, "2": 12}'}
+    assert read_up(reader(**options))[0] == [(1, 5, 9), (2, 10, 12)]
+    wrong = reader(startingOffsets='{"1": 5, "a": 5, "bb": 0}')
+    with pytest.raises(ConfigurationError) as raised:
+        wrong.latestOffset(wrong.initialOffset(), ALL)
+    for told in ("stream 1 twice", "names bb, which is not read", "mean b?", "leaves out b"):
+        assert told in str(raised.value)
+
+
+def test_an_end_is_waited_for_and_then_nothing_is_new(cluster):
+    query = reader("a", startingOffsets="earliest", endingOffsets='{"a": 55}')
+    read, end = read_up(query)
+    assert read == [(1, 0, 50)]
+    cluster.streams["a"][3] = 99
+    read, end = read_up(query, end)
+    assert read == [(1, 50, 55)]
+    assert read_up(reader("a", endingOffsets='{"a": 60}'), end)[0] == [(1, 55, 60)]
+
+
+@pytest.mark.parametrize(("ending", "stop"), [("latest", 50), ("-20", 30)])
+def test_an_end_at_the_tail_stays_where_it_was_first_seen(cluster, ending, stop):
+    options = {"startingOffsets": "earliest", "endingOffsets": ending}
+    query = reader("a", **options)
+    end = query.latestOffset(query.initialOffset(), ReadMaxRows(7))
+    cluster.streams["a"][3] = 99
+    read, end = read_up(reader("a", **options), end)
+    assert read == [(1, 7, stop)]
+    assert read_up(reader("a", startingOffsets="earliest"), end)[0] == [(1, stop, 99)]
+
+
+def test_an_end_before_the_start_is_named(cluster):
+    query = reader(startingOffsets='{"a": -2, "b": -1}', endingOffsets='{"a": 5, "b": 20}')
+    with pytest.raises(ConfigurationError, match="b starts at 30 and ends at 20"):
+        query.latestOffset(query.initialOffset(), ALL)
+
+
 def test_the_limit_is_shared_and_kept(cluster):
     query = reader(startingOffsets="earliest", maxRecordsPerTrigger="30")
     limit = query.getDefaultReadLimit()

@@ -1,0 +1,113 @@
+"""Where the next micro-batch starts and may end, from what a query has read and what is there.
+
+Everything here is a function of the checkpoint's offset, the options and one look at the streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sbp_core.client import StreamBounds, StreamInfo
+from sbp_spark.offsets import SourceOffset, StreamPosition
+from sbp_spark.options import SourceOptions
+from sbp_spark.positions import check_ends, is_moving, locate, positions_of
+from sbp_spark.source_streams import starting_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The streams of a query as they were at one moment, by id."""
+
+    streams: Mapping[int, StreamInfo] = field(default_factory=dict)
+    bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
+
+    @property
+    def tails(self) -> dict[int, int]:
+        """The next offset to be written of each stream."""
+        return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}
+
+    def positions(self) -> dict[int, StreamPosition]:
+        """Return where a query would be that has read everything."""
+        return {
+            stream_id: StreamPosition(stream_id, self.streams[stream_id].created_at_ms, tail)
+            for stream_id, tail in self.tails.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What lies ahead of a query in each stream, by id.
+
+    `bases` has the streams that are new to the query. `kept_ends` are ends that were resolved from
+    a tail and are to stay as they are; `tails` are cut to where reading ends.
+    """
+
+    snapshot: Snapshot
+    bases: Mapping[int, int]
+    starts: Mapping[int, int]
+    tails: Mapping[int, int]
+    kept_ends: Mapping[int, int]
+
+    def positions(self, next_offsets: Mapping[int, int]) -> list[StreamPosition]:
+        """Return these offsets with the identity that each stream has now."""
+        return [
+            StreamPosition(
+                stream_id,
+                self.snapshot.streams[stream_id].created_at_ms,
+                next_offset,
+                base_offset=self.bases.get(stream_id),
+                end_offset=self.kept_ends.get(stream_id),
+            )
+            for stream_id, next_offset in next_offsets.items()
+        ]
+
+
+def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -> Way:
+    """Return what lies ahead of `begin`. Raises ConfigurationError for positions that cannot be.
+
+    A fresh query starts where its options say. A stream that joins a running query's checkpoint
+    is read from its first record, whatever they say.
+    """
+    is_fresh = not begin.streams
+    if is_fresh:
+        bases = starting_offsets(options, snapshot.bounds, snapshot.streams)
+    else:
+        bases = {
+            stream_id: bound.start_offset
+            for stream_id, bound in snapshot.bounds.items()
+            if stream_id not in begin.streams
+        }
+    starts = bases | {
+        stream_id: at.next_offset
+        for stream_id, at in begin.streams.items()
+        if stream_id in snapshot.bounds
+    }
+    ends, kept_ends = _ends(options, begin, snapshot)
+    if is_fresh:
+        check_ends(starts, ends, snapshot.streams)
+    tails = {
+        stream_id: min(tail, ends.get(stream_id, tail))
+        for stream_id, tail in snapshot.tails.items()
+    }
+    return Way(snapshot, bases, starts, tails, kept_ends)
+
+
+def _ends(
+    options: SourceOptions, begin: SourceOffset, snapshot: Snapshot
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return where reading ends, and which of these ends were resolved from a tail."""
+    if options.ending is None:
+        return {}, {}
+    asked = positions_of("endingOffsets", options.ending, snapshot.streams.values())
+    ends: dict[int, int] = {}
+    kept: dict[int, int] = {}
+    for stream_id, position in asked.items():
+        known = begin.streams.get(stream_id)
+        end = locate(position, snapshot.bounds[stream_id])
+        if is_moving(position):
+            if known is not None and known.end_offset is not None:
+                end = known.end_offset
+            kept[stream_id] = end
+        ends[stream_id] = end
+    return ends, kept

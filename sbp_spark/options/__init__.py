@@ -1,0 +1,37 @@
+"""Options of the source and of the sink: strings in, frozen values out, all faults at once."""
+
+from __future__ import annotations
+
+from sbp_spark.options.positions import (
+    AtOffset,
+    BeforeTail,
+    Earliest,
+    Latest,
+    Position,
+    Positions,
+)
+from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.sink import SinkOptions, parse_sink_options
+from sbp_spark.options.source import SourceOptions, parse_source_options
+from sbp_spark.options.streams import StreamRef, parse_stream_ref
+from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
+
+__all__ = [
+    "SINK_OPTIONS",
+    "SOURCE_OPTIONS",
+    "AtOffset",
+    "BeforeTail",
+    "Earliest",
+    "Endpoint",
+    "Latest",
+    "OptionSpec",
+    "Position",
+    "Positions",
+    "Servers",
+    "SinkOptions",
+    "SourceOptions",
+    "StreamRef",
+    "parse_sink_options",
+    "parse_source_options",
+    "parse_stream_ref",
+]

@@ -1,0 +1,74 @@
+"""Options of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sbp_spark.options.positions import (
+    Earliest,
+    Latest,
+    Positions,
+    check_order,
+    read_ending,
+    read_starting,
+)
+from sbp_spark.options.reading import OptionReader
+from sbp_spark.options.servers import (
+    Servers,
+    read_compression,
+    read_endpoint,
+    read_isolation_class,
+)
+from sbp_spark.options.streams import StreamRef, read_streams
+from sbp_spark.options.table import SOURCE_OPTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Options of a source.
+
+    `ending` is None where nothing is said: to the tail in a batch, for ever in a stream.
+    `records_per_trigger_max` is None where a micro-batch is unlimited, and always in batch reads.
+    """
+
+    servers: Servers
+    streams: tuple[StreamRef, ...]
+    starting: Positions
+    ending: Positions | None
+    records_per_trigger_max: int | None
+    include_headers: bool
+
+
+def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """Return the source's options; `streaming` tells readStream from read.
+
+    None: it is not known yet, so only what is wrong in both is told. Raises ConfigurationError
+    with one line per fault.
+    """
+    reader = OptionReader(options, SOURCE_OPTIONS, frozenset())
+    is_batch = streaming is False
+    endpoint = read_endpoint(reader)
+    streams = read_streams(reader)
+    given = read_starting(reader, is_batch=is_batch)
+    starting = given or Positions(Earliest() if is_batch else Latest())
+    ending = read_ending(reader)
+    if ending is not None and (given is not None or streaming is not None):
+        check_order(reader, starting, ending)
+    records_max = reader.maybe_count("maxRecordsPerTrigger")
+    if is_batch:
+        _refuse_triggers(reader)
+    include_headers = reader.flag("includeHeaders", default=False)
+    is_compressed = read_compression(reader)
+    isolation_class = read_isolation_class(reader)
+    reader.check_faults("source")
+    assert endpoint is not None
+    servers = Servers(endpoint, is_compressed, isolation_class)
+    return SourceOptions(servers, streams, starting, ending, records_max, include_headers)
+
+
+def _refuse_triggers(reader: OptionReader) -> None:
+    for name in ("maxRecordsPerTrigger",):
+        if reader.is_given(name):
+            wrong = "is given in a batch read, which has no triggers"
+            reader.add_fault(name, wrong, "it in readStream only", "remove it")

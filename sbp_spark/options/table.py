@@ -1,0 +1,69 @@
+"""Every option with its default and its meaning: what is accepted, and what is documented."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSpec:
+    """One option as the documentation shows it; `default` is None where the option is required."""
+
+    name: str
+    default: str | None
+    meaning: str
+
+
+_ENDPOINT: Final = OptionSpec(
+    "endpoint", None, "Placement driver to ask, host:port; an IPv6 address stands in brackets."
+)
+_NETWORK_COMPRESSION: Final = OptionSpec(
+    "networkCompression",
+    "none",
+    "How records travel between Spark's workers and the range servers: none, or zstd, which spares"
+    " a slow network and costs processor time. A server that knows no compression gets none.",
+)
+_ISOLATION_CLASS: Final = OptionSpec(
+    "isolationClass",
+    "none",
+    "Name of a class of readers, such as backfill: a range server divides its reads fairly between"
+    " classes, so that none of them waits behind the backlog of another.",
+)
+
+SOURCE_OPTIONS: Final = (
+    _ENDPOINT,
+    OptionSpec("streams", None, "Streams to read: names or ids, separated by commas."),
+    OptionSpec(
+        "startingOffsets",
+        "latest (streaming), earliest (batch)",
+        "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"
+        " before the tail, but not before the first), or a JSON object with an offset for every"
+        " stream, by name or id (-2 earliest, -1 latest). A restarted query goes on from its"
+        " checkpoint. A batch cannot start at the latest offset.",
+    ),
+    OptionSpec(
+        "endingOffsets",
+        "none (streaming), latest (batch)",
+        "Where reading ends in each stream, exclusive; spelled as startingOffsets, without"
+        " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
+        " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
+        " mean the tail as the query first saw it, kept in the checkpoint.",
+    ),
+    OptionSpec(
+        "maxRecordsPerTrigger",
+        "unlimited",
+        "Upper bound on the records of one micro-batch, over all streams. Streaming only.",
+    ),
+    OptionSpec("includeHeaders", "false", "Whether rows have the column `headers`: true, false."),
+    _NETWORK_COMPRESSION,
+    _ISOLATION_CLASS,
+)
+
+SINK_OPTIONS: Final = (
+    _ENDPOINT,
+    OptionSpec(
+        "stream", "the column `stream`", "Stream to write to, a name or id; overrides the column."
+    ),
+    _NETWORK_COMPRESSION,
+)
