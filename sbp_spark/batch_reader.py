@@ -16,7 +16,7 @@ from sbp_spark.source_streams import (
     ending_offsets,
     plain_errors,
     plan_read,
-    resolve_streams,
+    select_streams,
     starting_offsets,
 )
 
@@ -31,7 +31,7 @@ class SbpBatchReader(DataSourceReader):
         """Return what to read, a list: Spark takes nothing else. Raises SbpError."""
         options = self._options
         with plain_errors():
-            streams = {info.stream_id: info for info in resolve_streams(options)}
+            streams = select_streams(options)
             client = client_for(options.servers, Patience.RUNNING)
             bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
             starts = starting_offsets(options, bounds, streams)

@@ -11,7 +11,7 @@ from sbp_spark.batch_writer import SbpBatchWriter
 from sbp_spark.client_pool import check_once
 from sbp_spark.options import SinkOptions, parse_sink_options, parse_source_options
 from sbp_spark.schema import check_sink_schema, check_source_schema, source_schema
-from sbp_spark.source_streams import check_positions, describe_refs, plain_errors, resolve_streams
+from sbp_spark.source_streams import describe_refs, plain_errors, select_streams
 from sbp_spark.stream_reader import SbpStreamReader
 from sbp_spark.stream_writer import SbpStreamWriter
 
@@ -32,7 +32,7 @@ class SbpDataSource(DataSource):
         """
         with plain_errors():
             options = parse_source_options(self.options, streaming=None)
-            check_positions(options, resolve_streams(options))
+            select_streams(options)
         return source_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> SbpBatchReader:

@@ -6,33 +6,13 @@ Everything here is a function of the checkpoint's offset, the options and one lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from sbp_core.client import StreamBounds, StreamInfo
 from sbp_spark.offsets import SourceOffset, StreamPosition
 from sbp_spark.options import SourceOptions
 from sbp_spark.positions import check_ends, is_moving, locate, positions_of
 from sbp_spark.source_streams import starting_offsets
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The streams of a query as they were at one moment, by id."""
-
-    streams: Mapping[int, StreamInfo] = field(default_factory=dict)
-    bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
-
-    @property
-    def tails(self) -> dict[int, int]:
-        """The next offset to be written of each stream."""
-        return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}
-
-    def positions(self) -> dict[int, StreamPosition]:
-        """Return where a query would be that has read everything."""
-        return {
-            stream_id: StreamPosition(stream_id, self.streams[stream_id].created_at_ms, tail)
-            for stream_id, tail in self.tails.items()
-        }
+from sbp_spark.stream_watch import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +49,7 @@ def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -
     A fresh query starts where its options say. A stream that joins a running query's checkpoint
     is read from its first record, whatever they say.
     """
-    is_fresh = not begin.streams
+    is_fresh = begin.is_initial
     if is_fresh:
         bases = starting_offsets(options, snapshot.bounds, snapshot.streams)
     else:
@@ -99,7 +79,7 @@ def _ends(
     """Return where reading ends, and which of these ends were resolved from a tail."""
     if options.ending is None:
         return {}, {}
-    asked = positions_of("endingOffsets", options.ending, snapshot.streams.values())
+    asked = positions_of(options.ending, snapshot.streams.values())
     ends: dict[int, int] = {}
     kept: dict[int, int] = {}
     for stream_id, position in asked.items():

@@ -76,13 +76,14 @@ class StreamPosition:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """The position in every stream, by stream id; without streams it is the sentinel INITIAL."""
+    """The position in every stream, by stream id. Before the first micro-batch it is INITIAL."""
 
     streams: Mapping[int, StreamPosition]
+    is_initial: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
-        if not self.streams:
+        if self.is_initial:
             return {"initial": True, "version": FORMAT_VERSION}
         entries = sorted((str(stream_id), at) for stream_id, at in self.streams.items())
         return {"streams": {key: at.to_json() for key, at in entries}, "version": FORMAT_VERSION}
@@ -90,10 +91,11 @@ class SourceOffset:
     @classmethod
     def from_json(cls, value: object) -> SourceOffset:
         """Return the offset of a parsed JSON value; raises CheckpointError if it is not one."""
-        return cls(_parse_streams(value))
+        streams = _maybe_streams(value)
+        return INITIAL if streams is None else cls(streams)
 
 
-INITIAL: Final = SourceOffset({})
+INITIAL: Final = SourceOffset({}, is_initial=True)
 
 
 def advance(start: SourceOffset, ends: Iterable[StreamPosition]) -> SourceOffset:
@@ -175,7 +177,8 @@ def _listed(stream_ids: list[int]) -> str:
     return (", ".join(map(str, stream_ids[:_LISTED_MAX])) or "none") + more
 
 
-def _parse_streams(value: object) -> dict[int, StreamPosition]:
+def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:
+    """Return the streams of an offset, None for the sentinel."""
     if not isinstance(value, Mapping) or "version" not in value:
         raise _foreign(value, "an object with a version")
     version = value["version"]
@@ -186,10 +189,10 @@ def _parse_streams(value: object) -> dict[int, StreamPosition]:
             f" one), or {_NEW_CHECKPOINT}"
         )
     if value.keys() == {"initial", "version"} and value["initial"] is True:
-        return {}
+        return None
     streams = value.get("streams")
-    if value.keys() != {"streams", "version"} or not isinstance(streams, Mapping) or not streams:
-        raise _foreign(value, "the keys streams (a non-empty object) and version")
+    if value.keys() != {"streams", "version"} or not isinstance(streams, Mapping):
+        raise _foreign(value, "the keys streams (an object) and version")
     return {at.stream_id: at for at in (_parse_position(*item) for item in streams.items())}
 
 

@@ -18,20 +18,22 @@ def display_name(info: StreamInfo) -> str:
     return info.name or str(info.stream_id)
 
 
-def positions_of(
-    option: str, positions: Positions, infos: Collection[StreamInfo]
-) -> dict[int, Position]:
-    """Return the position of each stream, by id.
-
-    Raises ConfigurationError unless JSON names exactly these streams, by name or id, each once.
-    """
+def positions_of(positions: Positions, infos: Collection[StreamInfo]) -> dict[int, Position]:
+    """Return the position of each stream, by id; those that JSON does not name are left out."""
     if positions.everywhere is not None:
         return {info.stream_id: positions.everywhere for info in infos}
-    ids = {str(info.stream_id): info.stream_id for info in infos}
-    ids |= {info.name: info.stream_id for info in infos if info.name is not None}
+    ids = _ids(infos)
+    return {ids[name]: at for name, at in positions.by_stream.items() if name in ids}
+
+
+def check_positions(option: str, positions: Positions, infos: Collection[StreamInfo]) -> None:
+    """Raise ConfigurationError unless JSON names exactly these streams, by name or id, once."""
+    if positions.everywhere is not None:
+        return
+    ids = _ids(infos)
     faults = []
-    found: dict[int, Position] = {}
-    for name, position in positions.by_stream.items():
+    found: set[int] = set()
+    for name in positions.by_stream:
         stream_id = ids.get(name)
         if stream_id is None:
             near = difflib.get_close_matches(name, ids, n=1)
@@ -40,14 +42,13 @@ def positions_of(
         elif stream_id in found:
             faults.append(f"names stream {stream_id} twice, by its name and by its id")
         else:
-            found[stream_id] = position
+            found.add(stream_id)
     faults += [f"leaves out {display_name(info)}" for info in infos if info.stream_id not in found]
     if faults:
         raise ConfigurationError(
             f"option {option} {_listed(faults)}; expected exactly the streams that are read, by"
             " name or id"
         )
-    return found
 
 
 def locate(position: Position, bound: StreamBounds) -> int:
@@ -102,6 +103,12 @@ def check_ends(
             f"option endingOffsets lies before the start: {_listed(faults)}; expected no end before"
             " its start: end later, or start earlier"
         )
+
+
+def _ids(infos: Collection[StreamInfo]) -> dict[str, int]:
+    """Return the ids of streams by all that JSON may call them."""
+    ids = {str(info.stream_id): info.stream_id for info in infos}
+    return ids | {info.name: info.stream_id for info in infos if info.name is not None}
 
 
 def _listed(faults: list[str]) -> str:

@@ -18,9 +18,15 @@ from sbp_core.errors import (
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import SpanPartition
 from sbp_spark.offsets import Interval
-from sbp_spark.options import Servers, SourceOptions, StreamRef
+from sbp_spark.options import Servers, SourceOptions, StreamList, StreamPattern, StreamRef
 from sbp_spark.planning import cover, plan_partitions
-from sbp_spark.positions import check_inside, display_name, locate, positions_of
+from sbp_spark.positions import (
+    check_inside,
+    check_positions,
+    display_name,
+    locate,
+    positions_of,
+)
 
 RECORDS_PER_PARTITION_MAX: Final = 1_000_000
 SPANS_PER_PARTITION_MAX: Final = 1_000
@@ -35,24 +41,11 @@ def plain_errors() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
-def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
-    """Return the streams that an option names, asking the placement driver for the first time.
-
-    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
-    """
-    client = client_for(servers, Patience.STARTING)
+@contextmanager
+def first_contact(servers: Servers) -> Iterator[Client]:
+    """Give a client of little patience; if nobody answers, ConnectError says what to look at."""
     try:
-        wanted = [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
-        if not wanted:
-            client.ping()
-        return client.describe_streams(wanted) if wanted else []
-    except NotFoundError as error:
-        raise NotFoundError(
-            error.code,
-            f"option {option}: {error.message}; on the command line:"
-            f" `sbp streams create NAME --endpoint {servers}` and"
-            f" `sbp streams list --endpoint {servers}`",
-        ) from None
+        yield client_for(servers, Patience.STARTING)
     except (TransportError, DeadlineExceededError) as error:
         raise ConnectError(
             f"option endpoint: no placement driver answers at {servers}; is `sbp serve` running"
@@ -60,31 +53,67 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
         ) from None
 
 
-def resolve_streams(options: SourceOptions) -> tuple[StreamInfo, ...]:
-    """Return the streams of the option `streams`, in its order.
+def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
+    """Return the streams that an option names, asking the placement driver for the first time.
 
-    Raises SbpError when nobody answers, when any is missing, or when two are the same.
+    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
     """
-    infos = describe_refs(options.servers, options.streams, "streams")
+    with first_contact(servers) as client:
+        if not refs:
+            client.ping()
+            return []
+        try:
+            return client.describe_streams(wanted(refs))
+        except NotFoundError as error:
+            raise NotFoundError(
+                error.code,
+                f"option {option}: {error.message}; on the command line:"
+                f" `sbp streams create NAME --endpoint {servers}` and"
+                f" `sbp streams list --endpoint {servers}`",
+            ) from None
+
+
+def wanted(refs: Sequence[StreamRef]) -> list[int | str]:
+    """Return how a client takes references: ids as numbers."""
+    return [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
+
+
+def select_streams(options: SourceOptions) -> dict[int, StreamInfo]:
+    """Return the streams that are to be read, by id, asking for the first time.
+
+    Raises SbpError when nobody answers, when any that is named is missing or named twice, or when
+    positions are given for others.
+    """
+    selection = options.selection
+    if isinstance(selection, StreamPattern):
+        with first_contact(options.servers) as client:
+            found = client.list_streams()
+        return {info.stream_id: info for info in found if selection.matches(info.name)}
+    infos = describe_refs(options.servers, selection.refs, selection.option)
+    _check_distinct(selection, infos)
+    check_option_positions(options, infos)
+    return {info.stream_id: info for info in infos}
+
+
+def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:
     seen: dict[int, StreamRef] = {}
     faults = []
-    for ref, info in zip(options.streams, infos, strict=True):
+    for ref, info in zip(selection.refs, infos, strict=True):
         if info.stream_id in seen:
             faults.append(f"{seen[info.stream_id]} and {ref} (id {info.stream_id})")
         seen.setdefault(info.stream_id, ref)
     if faults:
         raise ConfigurationError(
-            f"option streams: these are one and the same stream: {'; '.join(faults)}; name each"
-            " stream once"
+            f"option {selection.option}: these are one and the same stream: {'; '.join(faults)};"
+            " name each stream once"
         )
-    return tuple(infos)
 
 
-def check_positions(options: SourceOptions, streams: Collection[StreamInfo]) -> None:
-    """Raise ConfigurationError unless the options' positions are those of the streams."""
-    positions_of("startingOffsets", options.starting, streams)
+def check_option_positions(options: SourceOptions, infos: Collection[StreamInfo]) -> None:
+    """Raise ConfigurationError where JSON in the options does not name exactly the streams."""
+    check_positions("startingOffsets", options.starting, infos)
     if options.ending is not None:
-        positions_of("endingOffsets", options.ending, streams)
+        check_positions("endingOffsets", options.ending, infos)
 
 
 def starting_offsets(
@@ -93,7 +122,8 @@ def starting_offsets(
     streams: Mapping[int, StreamInfo],
 ) -> dict[int, int]:
     """Return the first offset to read of each stream. Raises ConfigurationError."""
-    asked = positions_of("startingOffsets", options.starting, streams.values())
+    check_option_positions(options, streams.values())
+    asked = positions_of(options.starting, streams.values())
     starts = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
     check_inside("startingOffsets", starts, bounds, streams)
     return starts
@@ -107,7 +137,7 @@ def ending_offsets(
     """Return where a batch ends in each stream. Raises ConfigurationError."""
     if options.ending is None:
         return {stream_id: bound.next_offset for stream_id, bound in bounds.items()}
-    asked = positions_of("endingOffsets", options.ending, streams.values())
+    asked = positions_of(options.ending, streams.values())
     ends = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
     check_inside("endingOffsets", ends, bounds, streams)
     return ends

@@ -19,23 +19,20 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sbp_core.client import Client, StreamInfo
-from sbp_core.errors import NotFoundError
 from sbp_spark.admission import admit
-from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import read_partition
-from sbp_spark.micro_batch import Snapshot, way_ahead
+from sbp_spark.micro_batch import way_ahead
 from sbp_spark.offsets import (
     INITIAL,
     SourceOffset,
-    StreamChangedError,
     StreamPosition,
     advance,
     intervals,
 )
 from sbp_spark.options import SourceOptions, parse_source_options
 from sbp_spark.schema import check_source_schema
-from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams
+from sbp_spark.source_streams import plain_errors, plan_read
+from sbp_spark.stream_watch import Snapshot, StreamWatch
 
 
 class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -48,7 +45,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given_options = options
         self._given_schema = schema
         self._checked_options: SourceOptions | None = None
-        self._streams: dict[int, StreamInfo] = {}
+        self._watch: StreamWatch | None = None
         self._snapshot = Snapshot()
         self._is_target_frozen = False
         self._turn = 0
@@ -66,7 +63,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read up to the tails as they are now, and no further."""
         with plain_errors():
-            self._look()
+            self._snapshot = self._streams().look()
         self._is_target_frozen = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -78,7 +75,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with plain_errors():
             begin = SourceOffset.from_json(start)
             if not self._is_target_frozen:
-                self._look()
+                self._snapshot = self._streams().look()
             way = way_ahead(self._options(), begin, self._snapshot)
             records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             ends = admit(way.starts, way.tails, records_max=records_max, turn=self._turn)
@@ -101,7 +98,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             wanted = intervals(begin, finish)
             if all(each.start_offset == each.end_offset for each in wanted):
                 return []
-            streams = self._resolved()
+            streams = self._streams().streams()
             # A batch that is planned anew after a restart was logged for the streams of then.
             now = {
                 stream_id: StreamPosition(
@@ -111,7 +108,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if stream_id in streams
             }
             intervals(finish, SourceOffset(now))
-            return plan_read(self._client(), self._options().servers, wanted, streams)
+            return plan_read(self._streams().client, self._options().servers, wanted, streams)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
@@ -126,24 +123,8 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._checked_options = options
         return self._checked_options
 
-    def _client(self) -> Client:
-        return client_for(self._options().servers, Patience.RUNNING)
-
-    def _resolved(self) -> dict[int, StreamInfo]:
-        """Return the streams by id, in the order of the option; looked up once per run."""
-        if not self._streams:
-            self._streams = {info.stream_id: info for info in resolve_streams(self._options())}
-        return self._streams
-
-    def _look(self) -> None:
-        """Look at the streams: what `latestOffset` is decided from."""
-        streams = self._resolved()
-        try:
-            bounds = self._client().stream_bounds(list(streams))
-        except NotFoundError as error:
-            raise StreamChangedError(
-                f"a stream was deleted while the query was reading it: {error.message}; name the"
-                " remaining ones in the option streams, and start the query with a new"
-                " checkpointLocation"
-            ) from None
-        self._snapshot = Snapshot(streams, {bound.stream_id: bound for bound in bounds})
+    def _streams(self) -> StreamWatch:
+        """Return what looks at the streams; made at the first use, never sent to tasks."""
+        if self._watch is None:
+            self._watch = StreamWatch(self._options())
+        return self._watch

@@ -135,6 +135,17 @@ def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int,
     return (yield from refresh(context, stream_ids))
 
 
+def maybe_revision(context: Context) -> Program[int | None]:
+    """Return the revision of the metadata, None where the placement driver does not count them.
+
+    SPEC "LIST_RANGES", for no stream: the shortest answer there is.
+    """
+    header = ListRangesRequest(timeout_ms=context.timeout_ms)
+    answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+    revision = answers[-1].revision
+    return None if revision < 0 else revision
+
+
 def list_ranges(
     context: Context, stream_ids: Sequence[int]
 ) -> Program[dict[int, tuple[RangeInfo, ...]]]:

@@ -13,7 +13,13 @@ from sbp_spark.options.positions import (
 from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.options.sink import SinkOptions, parse_sink_options
 from sbp_spark.options.source import SourceOptions, parse_source_options
-from sbp_spark.options.streams import StreamRef, parse_stream_ref
+from sbp_spark.options.streams import (
+    Selection,
+    StreamList,
+    StreamPattern,
+    StreamRef,
+    parse_stream_ref,
+)
 from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
 
 __all__ = [
@@ -27,9 +33,12 @@ __all__ = [
     "OptionSpec",
     "Position",
     "Positions",
+    "Selection",
     "Servers",
     "SinkOptions",
     "SourceOptions",
+    "StreamList",
+    "StreamPattern",
     "StreamRef",
     "parse_sink_options",
     "parse_source_options",

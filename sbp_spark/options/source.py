@@ -20,7 +20,7 @@ from sbp_spark.options.servers import (
     read_endpoint,
     read_isolation_class,
 )
-from sbp_spark.options.streams import StreamRef, read_streams
+from sbp_spark.options.streams import Selection, read_selection
 from sbp_spark.options.table import SOURCE_OPTIONS
 
 
@@ -33,7 +33,7 @@ class SourceOptions:
     """
 
     servers: Servers
-    streams: tuple[StreamRef, ...]
+    selection: Selection
     starting: Positions
     ending: Positions | None
     records_per_trigger_max: int | None
@@ -49,7 +49,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     reader = OptionReader(options, SOURCE_OPTIONS, frozenset())
     is_batch = streaming is False
     endpoint = read_endpoint(reader)
-    streams = read_streams(reader)
+    selection = read_selection(reader)
     given = read_starting(reader, is_batch=is_batch)
     starting = given or Positions(Earliest() if is_batch else Latest())
     ending = read_ending(reader)
@@ -64,7 +64,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     reader.check_faults("source")
     assert endpoint is not None
     servers = Servers(endpoint, is_compressed, isolation_class)
-    return SourceOptions(servers, streams, starting, ending, records_max, include_headers)
+    return SourceOptions(servers, selection, starting, ending, records_max, include_headers)
 
 
 def _refuse_triggers(reader: OptionReader) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import STREAM_NAME_LENGTH_MAX
@@ -48,14 +48,61 @@ def parse_stream_ref(text: str) -> StreamRef:
     return StreamRef(text)
 
 
-def read_streams(reader: OptionReader) -> tuple[StreamRef, ...]:
-    """Return the streams, () after a fault."""
+@dataclass(frozen=True, slots=True)
+class StreamList:
+    """These streams; `option` is the one that names them."""
+
+    refs: tuple[StreamRef, ...]
+    option: str = "streams"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPattern:
+    """All streams, those to come too, whose whole name a regular expression matches."""
+
+    pattern: str
+
+    def matches(self, name: str | None) -> bool:
+        """Whether a stream with this name is meant; one without a name never is."""
+        return name is not None and re.fullmatch(self.pattern, name) is not None
+
+
+Selection: TypeAlias = StreamList | StreamPattern
+
+SELECTIONS: Final = ("streams", "streamsPattern", "path")
+
+
+def read_selection(reader: OptionReader) -> Selection:
+    """Return the streams that are read; after a fault the result has no meaning."""
+    given = [name for name in SELECTIONS if reader.is_given(name)]
+    if len(given) != 1:
+        wrong = f"is given beside {' and '.join(given[1:])}" if given else "is missing"
+        expected = f"exactly one of {', '.join(SELECTIONS)}"
+        remedy = "keep one of them" if given else 'add .option("streams", ...)'
+        reader.add_fault(given[0] if given else "streams", wrong, expected, remedy)
+    if given == ["streamsPattern"]:
+        return _read_pattern(reader)
+    return _read_list(reader, given[0]) if len(given) == 1 else StreamList(())
+
+
+def _read_pattern(reader: OptionReader) -> StreamPattern:
+    name = "streamsPattern"
+    text = reader.maybe_text(name) or ""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        wrong = f"is {shown(text)}, which is wrong: {error}"
+        remedy = "correct it, for example orders-.*"
+        reader.add_fault(name, wrong, "a regular expression for whole names", remedy)
+    return StreamPattern(text)
+
+
+def _read_list(reader: OptionReader, option: str) -> StreamList:
     expected = "stream names or ids, separated by commas"
-    text = reader.required_text("streams", expected)
+    text = reader.maybe_text(option)
     if text is None:
-        return ()
+        return StreamList((), option)
     streams: dict[str, StreamRef] = {}
-    is_faulty = False
     for position, item in enumerate(text.split(","), start=1):
         name = item.strip()
         wrong = remedy = ""
@@ -69,6 +116,5 @@ def read_streams(reader: OptionReader) -> tuple[StreamRef, ...]:
             except ConfigurationError as error:
                 wrong, remedy = f"at position {position}: {error}", "correct the name"
         if wrong:
-            is_faulty = True
-            reader.add_fault("streams", wrong, expected, remedy)
-    return () if is_faulty else tuple(streams.values())
+            reader.add_fault(option, wrong, expected, remedy)
+    return StreamList(tuple(streams.values()), option)

@@ -33,7 +33,19 @@ _ISOLATION_CLASS: Final = OptionSpec(
 
 SOURCE_OPTIONS: Final = (
     _ENDPOINT,
-    OptionSpec("streams", None, "Streams to read: names or ids, separated by commas."),
+    OptionSpec(
+        "streams",
+        None,
+        "Streams to read: names or ids, separated by commas. Or give streamsPattern, or path.",
+    ),
+    OptionSpec(
+        "streamsPattern",
+        "none",
+        "Instead of `streams`: a regular expression (Python's) that the whole name of a stream"
+        " matches. A streaming query finds streams that are created while it runs, and reads them"
+        " from their first record.",
+    ),
+    OptionSpec("path", "none", "Instead of `streams`, as in .load('orders,clicks')."),
     OptionSpec(
         "startingOffsets",
         "latest (streaming), earliest (batch)",

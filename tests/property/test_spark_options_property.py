@@ -21,7 +21,7 @@ from sbp_spark.options import (
     parse_source_options,
     parse_stream_ref,
 )
-from sbp_spark.positions import locate, positions_of
+from sbp_spark.positions import check_positions, locate, positions_of
 
 names = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=249).filter(
     lambda name: name not in {".", ".."} and not name.isdecimal()
@@ -87,11 +87,12 @@ def test_json_names_exactly_the_streams_by_name_or_id(streams, data):
     }
     is_exact = all(len(found) == 1 for found in meant.values()) and "stranger" not in named
     try:
-        found = positions_of("startingOffsets", positions, streams)
+        check_positions("startingOffsets", positions, streams)
     except ConfigurationError:
         assert not is_exact
     else:
         assert is_exact
+        found = positions_of(positions, streams)
         assert found == {stream_id: AtOffset(at) for stream_id, (at,) in meant.items()}
 
 

@@ -8,6 +8,8 @@ import pytest
 from chispa import assert_df_equality
 from spark_streams import append_values, numbered
 
+from sbp_core.client import StreamSpec
+
 time = datetime.fromisoformat
 SCHEMA = "key binary, value binary, headers map<string,binary>, timestamp timestamp"
 RECORDS = [
@@ -121,6 +123,16 @@ def test_starts_and_ends_of_a_batch(sbp, new_streams, client):
     ]
     assert offsets(startingOffsets="-2") == [(first, 98), (first, 99), (second, 3), (second, 4)]
     assert offsets(startingOffsets="-7", endingOffsets="-6") == [(first, 93)]
+
+
+def test_a_batch_of_all_streams_that_match_and_by_path(sbp, client):
+    client.create_streams([StreamSpec("match-1"), StreamSpec("match-2"), StreamSpec("a-match-3")])
+    for name in ("match-1", "match-2", "a-match-3"):
+        append_values(client, name, numbered(0, 2))
+    reader = sbp.spark.read.format("sbp").option("endpoint", sbp.endpoint)
+    assert reader.load("match-2").select("stream").distinct().collect() == [("match-2",)]
+    found = reader.option("streamsPattern", "match-.*").load().groupBy("stream").count().collect()
+    assert sorted(map(tuple, found)) == [("match-1", 2), ("match-2", 2)]
 
 
 def test_an_empty_stream_has_columns_and_no_rows(sbp, new_streams):

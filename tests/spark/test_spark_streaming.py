@@ -161,6 +161,24 @@ def test_a_stream_joins_and_another_leaves(sbp, new_streams, client, checkpoint)
         run(sbp.load_stream(second), checkpoint)
 
 
+def test_streams_that_are_created_while_a_pattern_is_read(sbp, new_streams, client, checkpoint):
+    (copy,) = new_streams(1)
+    client.create_streams([StreamSpec("found-1"), StreamSpec("unfound-1")])
+    append_values(client, "found-1", numbered(0, 5))
+    reader = sbp.spark.readStream.format("sbp").options(endpoint=sbp.endpoint)
+    reader = reader.options(streamsPattern="found-[0-9]+", startingOffsets="latest")
+    query = sbp.start_copy(
+        reader.load().select("value"), copy, checkpoint, processingTime="0 seconds"
+    )
+    query.processAllAvailable()
+    client.create_streams([StreamSpec("found-2")])
+    append_values(client, "found-2", numbered(5, 10))
+    append_values(client, "found-1", numbered(10, 15))
+    query.processAllAvailable()
+    query.stop()
+    assert sorted(sbp.values(copy)) == sorted(numbered(5, 15))
+
+
 def test_a_stream_that_was_created_anew(sbp, new_streams, client, checkpoint):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 5))

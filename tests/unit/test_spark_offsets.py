@@ -37,6 +37,11 @@ def test_the_sentinel():
     assert SourceOffset.from_json({"initial": True, "version": 1}) == INITIAL
 
 
+def test_no_streams_yet_is_not_the_sentinel():
+    assert text(advance(INITIAL, [])) == '{"streams": {}, "version": 1}'
+    assert SourceOffset.from_json({"streams": {}, "version": 1}) == SourceOffset({}) != INITIAL
+
+
 def test_the_json_form():
     assert text(offset(at(17, 120, base=100))) == (
         '{"streams": {"17": {"base": 100, "created": 1700000000000, "next": 120}}, "version": 1}'
@@ -73,7 +78,6 @@ GOOD = {"created": 5, "next": 7}
         {"initial": False, "version": 1},
         {"initial": True, "streams": {"1": GOOD}, "version": 1},
         {"version": 1},
-        {"streams": {}, "version": 1},
         {"streams": [], "version": 1},
         {"streams": {"1": GOOD}, "version": 1, "more": 0},
         {"streams": {"a": GOOD}, "version": 1},

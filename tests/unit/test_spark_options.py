@@ -15,6 +15,8 @@ from sbp_spark.options import (
     Latest,
     Positions,
     Servers,
+    StreamList,
+    StreamPattern,
     StreamRef,
     parse_sink_options,
     parse_source_options,
@@ -42,7 +44,7 @@ def only_fault(streaming=True, **options):
 def test_defaults_of_a_streaming_source():
     options = source()
     assert options.servers == Servers(Endpoint("pd", 12378))
-    assert options.streams == (StreamRef("orders"), StreamRef("17"))
+    assert options.selection == StreamList((StreamRef("orders"), StreamRef("17")))
     assert options.starting == Positions(Latest())
     assert options.ending is None
     assert options.records_per_trigger_max is None
@@ -65,7 +67,7 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
         streaming=True,
     )
     assert options.servers.endpoint == Endpoint("pd", 1)
-    assert [str(stream) for stream in options.streams] == ["a", "b"]
+    assert [str(stream) for stream in options.selection.refs] == ["a", "b"]
     assert options.starting == Positions(Earliest())
     assert options.records_per_trigger_max == 7
     assert options.include_headers is True
@@ -84,11 +86,9 @@ def test_all_faults_are_reported_at_once():
             "maxRecordsPerTrigger": "0",
             "includeHeaders": "yes",
             "startingOffset": "x",
-            "path": "orders",
         }
     )
     assert [line.split()[1] for line in lines] == [
-        "path",
         "'startingOffset'",
         "endpoint",
         "streams",
@@ -132,10 +132,38 @@ def test_an_unknown_option_like_none_lists_those_that_exist():
         assert spec.name in line
 
 
-def test_a_path_is_refused_on_both_sides():
-    assert "call load(), start() or save() without a path" in only_fault(path="orders")
+def test_a_path_is_a_list_of_streams_and_nothing_for_a_sink():
+    options = parse_source_options({"endpoint": "pd:1", "path": "a, 7"}, streaming=True)
+    assert options.selection == StreamList((StreamRef("a"), StreamRef("7")), "path")
+    (line,) = faults({"endpoint": "pd:1", "path": "a,"})
+    assert line.startswith("  - path has no name at position 2")
     with pytest.raises(ConfigurationError, match="path has no meaning here"):
         parse_sink_options({"endpoint": "pd:1", "path": "orders"})
+
+
+def test_a_pattern_matches_whole_names():
+    pattern = parse_source_options({"endpoint": "pd:1", "streamsPattern": "a|b.*"}, streaming=None)
+    assert pattern.selection == StreamPattern("a|b.*")
+    names = ["a", "ab", "b", "bc", "xb", None]
+    assert [name for name in names if pattern.selection.matches(name)] == ["a", "b", "bc"]
+    (line,) = faults({"endpoint": "pd:1", "streamsPattern": "a("})
+    assert "streamsPattern is 'a(', which is wrong: missing )" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "streams is missing; expected exactly one of streams, streamsPattern, path"),
+        ({"path": "a", "streams": "b"}, "streams is given beside path"),
+        (
+            {"path": "a", "streams": "b", "streamsPattern": "c"},
+            "streams is given beside streamsPattern and path",
+        ),
+    ],
+)
+def test_streams_are_selected_in_one_way(given, told):
+    (line,) = faults({"endpoint": "pd:1", **given})
+    assert told in line
 
 
 @pytest.mark.parametrize(
@@ -429,5 +457,6 @@ def test_every_option_of_the_source_table_is_known():
         "networkCompression": "none",
         "isolationClass": "backfill",
     }
-    assert set(options) == {spec.name for spec in SOURCE_OPTIONS}
+    others = {"streamsPattern", "path"}
+    assert set(options) == {spec.name for spec in SOURCE_OPTIONS} - others
     assert source_of(options).starting.by_stream == {"orders": AtOffset(1), "17": AtOffset(2)}

@@ -8,7 +8,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
-from sbp_spark import source_streams, stream_reader
+from sbp_spark import source_streams, stream_watch
 from sbp_spark.offsets import StreamChangedError
 from sbp_spark.planning import DataLossError
 from sbp_spark.schema import source_schema
@@ -22,9 +22,26 @@ class FakeCluster:
 
     def __init__(self, **streams):
         self.streams = streams
+        self.revision = 1
+        self.listings = 0
+
+    def maybe_revision(self):
+        return self.revision
+
+    def list_streams(self):
+        self.listings += 1
+        return [StreamInfo(at[0], name, 1, 0, at[1]) for name, at in self.streams.items()]
 
     def describe_streams(self, refs):
+        if missing := [each for each in refs if each not in self.streams]:
+            raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
         return [StreamInfo(self.streams[r][0], r, 1, 0, self.streams[r][1]) for r in refs]
+
+    def change(self, **streams):
+        """Create, or delete those that are None."""
+        self.revision += 1
+        self.streams |= streams
+        self.streams = {name: at for name, at in self.streams.items() if at is not None}
 
     def stream_bounds(self, stream_ids):
         bounds = {entry[0]: entry[2:] for entry in self.streams.values()}
@@ -40,7 +57,7 @@ class FakeCluster:
 @pytest.fixture
 def cluster(monkeypatch):
     fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
-    for module in (source_streams, stream_reader):
+    for module in (source_streams, stream_watch):
         monkeypatch.setattr(module, "client_for", lambda *_: fake)
     return fake
 
@@ -222,9 +239,80 @@ def test_a_stream_that_was_created_anew_is_an_error(cluster, place, value):
 def test_a_stream_that_is_deleted_while_it_is_read(cluster):
     query = reader("a,b")
     end = query.latestOffset(query.initialOffset(), ALL)
-    del cluster.streams["b"]
-    with pytest.raises(StreamChangedError, match="was deleted while the query was reading it"):
+    cluster.change(b=None)
+    with pytest.raises(StreamChangedError, match="has read stream 2"):
         query.latestOffset(end, ALL)
+
+
+def test_a_stream_that_is_created_anew_while_it_is_read(cluster):
+    query = reader("a,b")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    cluster.change(b=[3, 300, 0, 5])
+    with pytest.raises(StreamChangedError, match=r"has read stream 2, .*\(new to it: 3\)"):
+        query.latestOffset(end, ALL)
+
+
+def pattern_reader(pattern, **options):
+    given = {"endpoint": "h:1", "streamsPattern": pattern} | options
+    return SbpStreamReader(given, source_schema(include_headers=False))
+
+
+def test_a_pattern_finds_streams_that_come_later_and_reads_them_from_their_first_record(cluster):
+    query = pattern_reader("[a-c].*", startingOffsets="latest")
+    read, end = read_up(query)
+    assert read == []
+    cluster.change(c1=[7, 700, 0, 4], d=[8, 800, 0, 9])
+    read, end = read_up(query, end)
+    assert read == [(7, 0, 4)]
+    cluster.change(c2=[9, 900, 0, 1])
+    assert read_up(pattern_reader("[a-c].*", startingOffsets="latest"), end)[0] == [(9, 0, 1)]
+
+
+def test_what_comes_after_a_pattern_that_matched_nothing_is_read_from_its_first_record(cluster):
+    query = pattern_reader("new-.*", startingOffsets="latest")
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, ALL)
+    assert end != begin
+    assert query.latestOffset(end, ALL) == end
+    cluster.change(**{"new-1": [7, 700, 0, 4]})
+    assert read_up(pattern_reader("new-.*", startingOffsets="latest"), end)[0] == [(7, 0, 4)]
+
+
+def test_json_names_exactly_what_a_pattern_matches_at_the_start_only(cluster):
+    options = {"startingOffsets": '{"a": 49}', "endingOffsets": '{"a": 60}'}
+    query = pattern_reader(".*", **options)
+    with pytest.raises(ConfigurationError, match="leaves out b"):
+        query.latestOffset(query.initialOffset(), ALL)
+    query = pattern_reader("a.*", **options)
+    read, end = read_up(query)
+    cluster.change(a1=[7, 700, 0, 99])
+    assert read == [(1, 49, 50)]
+    assert read_up(query, end)[0] == [(7, 0, 99)]
+
+
+def test_streams_are_listed_only_when_something_has_changed(cluster):
+    query = pattern_reader(".*")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    query.latestOffset(end, ALL)
+    seen = cluster.listings
+    for _ in range(5):
+        assert query.latestOffset(end, ALL) == end
+    assert cluster.listings == seen
+    cluster.change(c=[7, 700, 0, 4])
+    query.latestOffset(end, ALL)
+    assert cluster.listings == seen + 1
+    cluster.revision = None
+    query.latestOffset(end, ALL)
+    query.latestOffset(end, ALL)
+    assert cluster.listings == seen + 3
+
+
+def test_a_deletion_between_two_looks_is_looked_at_again(cluster):
+    query = pattern_reader(".*")
+    query.latestOffset(query.initialOffset(), ALL)
+    query._watch.streams()
+    del cluster.streams["b"]  # after the revision was asked for
+    assert query._watch.look().tails == {1: 50}
 
 
 def test_trimmed_offsets_are_data_loss(cluster):
