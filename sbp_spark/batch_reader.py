@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import SpanPartition, read_partition
 from sbp_spark.offsets import Interval
 from sbp_spark.options import SourceOptions
 from sbp_spark.positions import check_ends
+from sbp_spark.schema import source_arrow_schema
 from sbp_spark.source_streams import (
     ending_offsets,
     plain_errors,
@@ -24,8 +26,9 @@ from sbp_spark.source_streams import (
 class SbpBatchReader(DataSourceReader):
     """Reads each stream from its starting offset up to its ending offset."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
+        self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what to read, a list: Spark takes nothing else. Raises SbpError."""
@@ -44,4 +47,4 @@ class SbpBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
-        return read_partition(partition, include_headers=self._options.include_headers)
+        return read_partition(partition, source_arrow_schema(self._schema))

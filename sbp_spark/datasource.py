@@ -40,7 +40,7 @@ class SbpDataSource(DataSource):
         with plain_errors():
             options = parse_source_options(self.options, streaming=False)
             check_source_schema(schema, include_headers=options.include_headers)
-        return SbpBatchReader(options)
+        return SbpBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> SbpStreamReader:  # noqa: N802 - Spark's name
         """Return what reads a stream; it checks options and schema itself."""

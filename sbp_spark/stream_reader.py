@@ -30,7 +30,7 @@ from sbp_spark.offsets import (
     intervals,
 )
 from sbp_spark.options import SourceOptions, parse_source_options
-from sbp_spark.schema import check_source_schema
+from sbp_spark.schema import check_source_schema, source_arrow_schema
 from sbp_spark.source_streams import plain_errors, plan_read
 from sbp_spark.stream_watch import Snapshot, StreamWatch
 
@@ -112,7 +112,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
-        return read_partition(partition, include_headers=self._options().include_headers)
+        return read_partition(partition, source_arrow_schema(self._given_schema))
 
     def _options(self) -> SourceOptions:
         """Return the options, checked. Raises ConfigurationError."""

@@ -67,7 +67,12 @@ SOURCE_OPTIONS: Final = (
         "unlimited",
         "Upper bound on the records of one micro-batch, over all streams. Streaming only.",
     ),
-    OptionSpec("includeHeaders", "false", "Whether rows have the column `headers`: true, false."),
+    OptionSpec(
+        "includeHeaders",
+        "false",
+        "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"
+        " names it itself.",
+    ),
     _NETWORK_COMPRESSION,
     _ISOLATION_CLASS,
 )

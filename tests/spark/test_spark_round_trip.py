@@ -135,6 +135,18 @@ def test_a_batch_of_all_streams_that_match_and_by_path(sbp, client):
     assert sorted(map(tuple, found)) == [("match-1", 2), ("match-2", 2)]
 
 
+def test_only_the_columns_of_a_schema(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 3))
+    options = {"endpoint": sbp.endpoint, "streams": stream, "startingOffsets": "earliest"}
+    frame = sbp.spark.read.format("sbp").schema("value binary, offset bigint").options(**options)
+    rows = frame.load().orderBy("offset").collect()
+    assert [tuple(row) for row in rows] == [(bytearray(b"%d" % n), n) for n in range(3)]
+    one = sbp.spark.readStream.format("sbp").schema("offset bigint").options(**options).load()
+    sbp.copy(one.selectExpr("cast(offset as string) as value"), copy, checkpoint)
+    assert sorted(sbp.values(copy)) == numbered(0, 3)
+
+
 def test_an_empty_stream_has_columns_and_no_rows(sbp, new_streams):
     frame = sbp.load(*new_streams(2))
     assert frame.columns == [

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 from spark_streams import numbered, rows_of
 
 from sbp_core.client import FetchOutcome
@@ -25,8 +26,9 @@ from sbp_spark.offsets import Interval
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.planning import DataLossError, StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, fetch_chunks
-from sbp_spark.schema import source_arrow_schema
+from sbp_spark.schema import source_arrow_schema, source_schema
 
+ARROW = source_arrow_schema(source_schema(include_headers=False))
 SERVERS = Servers(Endpoint("nowhere", 1))
 
 
@@ -76,7 +78,7 @@ class FailingServer:
 
 def read(server, spans, **options):
     chunks = fetch_chunks(server, spans, sleep=lambda _: None, **options)
-    return list(decode_chunks(chunks, spans, include_headers=False))
+    return list(decode_chunks(chunks, spans, ARROW))
 
 
 def rows(batches):
@@ -107,12 +109,32 @@ def test_spans_of_one_stream_come_in_order():
     assert [row["range_index"] for row in found] == [0] * 25 + [1] * 35 + [2]
 
 
-def test_batches_have_the_schema_that_spark_demands():
-    for include_headers in (False, True):
-        chunks = [Chunk(0, memoryview(batch(0, 3)))]
-        (found,) = decode_chunks(chunks, [span(0, 3)], include_headers=include_headers)
-        found.validate(full=True)
-        assert found.schema.equals(source_arrow_schema(include_headers=include_headers))
+COLUMNS = source_schema(include_headers=True).fields
+
+
+@given(st.permutations(COLUMNS), st.integers(1, len(COLUMNS)), st.booleans())
+def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined):
+    schema = StructType(columns[:count])
+    spans = [span(5, 9), span(0, 3, stream_id=8)] if is_joined else [span(5, 9)]
+    chunks = [Chunk(i, memoryview(batch(0, 9, each.stream_id))) for i, each in enumerate(spans)]
+    arrow = source_arrow_schema(schema)
+    (found,) = decode_chunks(chunks, spans, arrow)
+    found.validate(full=True)
+    assert found.schema.equals(arrow)
+    assert found.num_rows == sum(each.record_count for each in spans)
+    everything = source_arrow_schema(StructType(COLUMNS))
+    (whole,) = decode_chunks(chunks, spans, everything)
+    assert found.equals(whole.select(schema.names))
+
+
+def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        fetch_task, "_repeated", lambda name, *_: built.append(name) or pa.nulls(16, pa.int64())
+    )
+    schema = source_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
+    (found,) = decode_chunks([Chunk(0, memoryview(batch(0, 9)))], [span(0, 9)], schema)
+    assert (found.schema.names, built) == (["stream_id", "value"], ["stream_id"])
 
 
 def test_small_batches_are_joined():
@@ -125,7 +147,7 @@ def test_small_batches_are_joined():
 
 def test_a_large_batch_is_passed_without_a_copy():
     payload = memoryview(batch(0, 20_000))
-    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], include_headers=False)
+    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], ARROW)
     assert found.num_rows == 15_000
     start = pa.py_buffer(payload).address
     address = found.column("value").buffers()[2].address
@@ -145,14 +167,14 @@ def test_a_large_batch_is_passed_without_a_copy():
 def test_gaps_and_overlaps_fail_the_task(stored, told):
     payload = memoryview(b"".join(batch(*bounds) for bounds in stored))
     with pytest.raises(BrokenSequenceError, match=rf"stream s7 \(id 7\), range 0, .*{told}"):
-        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], include_headers=False))
+        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], ARROW))
 
 
 def test_damaged_octets_fail_the_task():
     damaged = bytearray(batch(0, 10))
     damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
     with pytest.raises(RecordBatchError):
-        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], include_headers=False))
+        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], ARROW))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +217,7 @@ def test_silence_is_counted_from_the_last_records_on():
 
     spans = [span(0, 100)]
     chunks = fetch_chunks(server, spans, clock=clock, sleep=pass_50_seconds_and_store_more)
-    found = decode_chunks(chunks, spans, include_headers=False)
+    found = decode_chunks(chunks, spans, ARROW)
     assert sum(each.num_rows for each in found) == 100
 
 
@@ -216,7 +238,7 @@ def test_a_partition_holds_what_a_task_needs_and_nothing_else():
 
 def test_an_empty_partition_asks_nobody():
     partition = SpanPartition(SERVERS, ())
-    assert list(fetch_task.read_partition(partition, include_headers=True)) == []
+    assert list(fetch_task.read_partition(partition, ARROW)) == []
 
 
 def chunks_of(sizes):
@@ -287,9 +309,7 @@ def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
 
     monkeypatch.setattr(fetch_task, "client_for", lambda *_: FakeServer(records_per_batch=10_000))
     monkeypatch.setattr(fetch_task, "Prefetcher", Watched)
-    reading = fetch_task.read_partition(
-        SpanPartition(SERVERS, (replace(span(0, 10**6)),)), include_headers=False
-    )
+    reading = fetch_task.read_partition(SpanPartition(SERVERS, (replace(span(0, 10**6)),)), ARROW)
     assert next(reading).num_rows == 10_000
     reading.close()
     prefetchers[0]._thread.join(10)

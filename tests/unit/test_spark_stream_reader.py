@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
@@ -337,8 +338,7 @@ def test_faults_show_at_the_first_use_and_the_reader_can_be_sent(cluster):
     for use in (faulty.initialOffset, faulty.getDefaultReadLimit):
         with pytest.raises(ConfigurationError, match="maxRecordsPerTrigger"):
             use()
-    other = SbpStreamReader(
-        {"endpoint": "h:1", "streams": "a"}, source_schema(include_headers=True)
-    )
+    columns = StructType([StructField("price", IntegerType())])
+    other = SbpStreamReader({"endpoint": "h:1", "streams": "a"}, columns)
     with pytest.raises(ConfigurationError, match=r"\.schema"):
         other.prepareForTriggerAvailableNow()
