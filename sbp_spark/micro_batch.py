@@ -6,7 +6,7 @@ Everything here is a function of the checkpoint's offset, the options and one lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from sbp_spark.offsets import SourceOffset, StreamPosition
 from sbp_spark.options import SourceOptions
@@ -20,7 +20,8 @@ class Way:
     """What lies ahead of a query in each stream, by id.
 
     `bases` has the streams that are new to the query. `kept_ends` are ends that were resolved from
-    a tail and are to stay as they are; `tails` are cut to where reading ends.
+    a tail and are to stay as they are; `tails` are cut to where reading ends. `targets` are
+    where a run with Trigger.AvailableNow ends.
     """
 
     snapshot: Snapshot
@@ -28,6 +29,24 @@ class Way:
     starts: Mapping[int, int]
     tails: Mapping[int, int]
     kept_ends: Mapping[int, int]
+    targets: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def record_count(self) -> int:
+        """How many records may be read."""
+        return sum(max(0, self.tails[each] - start) for each, start in self.starts.items())
+
+    def farthest(self) -> dict[int, int]:
+        """Return the end of a micro-batch that takes everything."""
+        return {each: max(start, self.tails[each]) for each, start in self.starts.items()}
+
+    def until(self, targets: Mapping[int, int]) -> Way:
+        """Return the way to these offsets only; a stream without one stays where it is."""
+        tails = {
+            each: min(tail, targets.get(each, self.starts[each]))
+            for each, tail in self.tails.items()
+        }
+        return replace(self, tails=tails, targets=targets)
 
     def positions(self, next_offsets: Mapping[int, int]) -> list[StreamPosition]:
         """Return these offsets with the identity that each stream has now."""
@@ -38,9 +57,29 @@ class Way:
                 next_offset,
                 base_offset=self.bases.get(stream_id),
                 end_offset=self.kept_ends.get(stream_id),
+                target_offset=self._maybe_target(stream_id, next_offset),
             )
             for stream_id, next_offset in next_offsets.items()
         ]
+
+    def _maybe_target(self, stream_id: int, next_offset: int) -> int | None:
+        target = self.targets.get(stream_id, 0)
+        return target if target > next_offset else None
+
+
+def frozen_targets(begin: SourceOffset, way: Way) -> dict[int, int]:
+    """Return where a run with Trigger.AvailableNow ends: at the tails, which are frozen by that.
+
+    A run that was cut short has left its targets in `begin`. It is carried on: to them, where they
+    can still be reached, and no further.
+    """
+    left = {
+        stream_id: min(at.target_offset, way.tails.get(stream_id, 0))
+        for stream_id, at in begin.streams.items()
+        if at.target_offset is not None
+    }
+    left = {each: target for each, target in left.items() if target > way.starts.get(each, target)}
+    return left or dict(way.tails)
 
 
 def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -> Way:

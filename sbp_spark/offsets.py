@@ -50,6 +50,7 @@ class StreamPosition:
     and created anew differs in one of them. `base_offset` is the resolved start, known only in
     the first end offset in which the stream appears. `end_offset` is where reading ends, if that
     was resolved from the tail: it is kept as long as the query asks for such an end.
+    `target_offset` is how far a run with Trigger.AvailableNow goes that is not there yet.
     """
 
     stream_id: int
@@ -57,6 +58,7 @@ class StreamPosition:
     next_offset: int
     base_offset: int | None = None
     end_offset: int | None = None
+    target_offset: int | None = None
 
     def to_json(self) -> dict[str, int]:
         """Return the JSON form, keys in canonical order."""
@@ -65,6 +67,7 @@ class StreamPosition:
             "created": self.created_at_ms,
             "end": self.end_offset,
             "next": self.next_offset,
+            "target": self.target_offset,
         }
         return {key: value for key, value in fields.items() if value is not None}
 
@@ -203,9 +206,11 @@ def _parse_position(key: object, value: object) -> StreamPosition:
     stream_id = int(key)
     if str(stream_id) != key or stream_id > _INT64_MAX:
         raise _foreign(key, "a stream id without leading zeros, within int64, as key")
-    required, optional = {"created", "next"}, {"base", "end"}
+    required, optional = {"created", "next"}, {"base", "end", "target"}
     if not isinstance(value, Mapping) or not required <= value.keys() <= required | optional:
-        raise _foreign(value, f"an object with created, next and perhaps base, end for {where}")
+        raise _foreign(
+            value, f"an object with created, next and perhaps base, end, target for {where}"
+        )
     for name in value:
         low = CREATED_UNKNOWN if name == "created" else 0
         number = value[name]
@@ -214,7 +219,12 @@ def _parse_position(key: object, value: object) -> StreamPosition:
                 number, f"{name} of {where} to be a whole number from {low} to {_INT64_MAX}"
             )
     position = StreamPosition(
-        stream_id, value["created"], value["next"], value.get("base"), value.get("end")
+        stream_id,
+        value["created"],
+        value["next"],
+        value.get("base"),
+        value.get("end"),
+        value.get("target"),
     )
     if position.base_offset is not None and position.base_offset > position.next_offset:
         raise _foreign(position.base_offset, f"base of {where} not to be above its next")

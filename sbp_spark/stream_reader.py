@@ -14,14 +14,15 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
-from sbp_spark.admission import admit
 from sbp_spark.fetch_task import read_partition
-from sbp_spark.micro_batch import way_ahead
+from sbp_spark.micro_batch import Way, frozen_targets, way_ahead
 from sbp_spark.offsets import (
     INITIAL,
     SourceOffset,
@@ -30,9 +31,11 @@ from sbp_spark.offsets import (
     intervals,
 )
 from sbp_spark.options import SourceOptions, parse_source_options
+from sbp_spark.record_sizes import RecordSizes
 from sbp_spark.schema import check_source_schema, source_arrow_schema
 from sbp_spark.source_streams import plain_errors, plan_read
 from sbp_spark.stream_watch import Snapshot, StreamWatch
+from sbp_spark.trigger import Trigger
 
 
 class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,8 +50,9 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked_options: SourceOptions | None = None
         self._watch: StreamWatch | None = None
         self._snapshot = Snapshot()
-        self._is_target_frozen = False
-        self._turn = 0
+        self._is_available_now = False
+        self._maybe_targets: dict[int, int] | None = None
+        self._maybe_trigger: Trigger | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the constant that stands for the start of a fresh query."""
@@ -56,15 +60,24 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return INITIAL.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit of the option maxRecordsPerTrigger."""
-        records_max = self._options().records_per_trigger_max
-        return ReadAllAvailable() if records_max is None else ReadMaxRows(records_max)
+        """Return what stands for the options' limits; `latestOffset` combines all of them.
+
+        Spark's Python API has no limit of several parts.
+        """
+        limits = self._options().limits
+        if limits.records_max is not None:
+            return ReadMaxRows(limits.records_max)
+        if limits.bytes_max is not None:
+            return ReadMaxBytes(limits.bytes_max)
+        if limits.records_min is not None:
+            return ReadMinRows(limits.records_min)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read up to the tails as they are now, and no further."""
         with plain_errors():
             self._snapshot = self._streams().look()
-        self._is_target_frozen = True
+        self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the micro-batch from `start` goes, `start` itself if nothing is new.
@@ -74,12 +87,16 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         with plain_errors():
             begin = SourceOffset.from_json(start)
-            if not self._is_target_frozen:
+            if not self._is_available_now:
                 self._snapshot = self._streams().look()
             way = way_ahead(self._options(), begin, self._snapshot)
-            records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-            ends = admit(way.starts, way.tails, records_max=records_max, turn=self._turn)
-            self._turn += 1
+            if self._is_available_now:
+                if self._maybe_targets is None:
+                    self._maybe_targets = frozen_targets(begin, way)
+                way = way.until(self._maybe_targets)
+            # Trigger.Once asks for everything, whatever the limits are.
+            is_unlimited = isinstance(limit, ReadAllAvailable)
+            ends = way.farthest() if is_unlimited else self._admitted(way)
             return advance(begin, way.positions(ends)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
@@ -128,3 +145,10 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._watch is None:
             self._watch = StreamWatch(self._options())
         return self._watch
+
+    def _admitted(self, way: Way) -> dict[int, int]:
+        """Return how far the limits let a micro-batch go."""
+        if self._maybe_trigger is None:
+            sizes = RecordSizes(self._streams().client)
+            self._maybe_trigger = Trigger(self._options().limits, sizes)
+        return self._maybe_trigger.ends(way, is_waiting_allowed=not self._is_available_now)

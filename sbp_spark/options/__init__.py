@@ -21,6 +21,7 @@ from sbp_spark.options.streams import (
     parse_stream_ref,
 )
 from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
+from sbp_spark.options.triggers import TriggerLimits
 
 __all__ = [
     "SINK_OPTIONS",
@@ -40,6 +41,7 @@ __all__ = [
     "StreamList",
     "StreamPattern",
     "StreamRef",
+    "TriggerLimits",
     "parse_sink_options",
     "parse_source_options",
     "parse_stream_ref",

@@ -8,10 +8,29 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options.table import OptionSpec
+from sbp_spark.options.table import KAFKA_NAMES, OptionSpec
 
 INT64_MAX: Final = 2**63 - 1
 _SHOWN_LENGTH_MAX: Final = 80
+
+_RENAMED: Final = {kafka.lower(): ours.lower() for kafka, ours in KAFKA_NAMES.items()}
+
+# As Spark's own settings spell them; a size without a unit is in octets, a time in ms.
+_BYTE_UNITS: Final = {
+    unit: 1024**power
+    for power, letter in enumerate(("", "k", "m", "g", "t"))
+    for unit in (letter, f"{letter}b", f"{letter}ib")
+    if unit != "ib"
+}
+_TIME_UNITS: Final = {
+    "": 1,
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
 
 
 def shown(text: str) -> str:
@@ -87,6 +106,25 @@ class OptionReader:
         self.add_fault(name, f"is {shown(text)}", "a whole number above 0", remedy)
         return None
 
+    def maybe_size_bytes(self, name: str) -> int | None:
+        """Return a number of octets above 0, such as 64m, None if it is absent or wrong."""
+        return self._maybe_scaled(name, _BYTE_UNITS, "a size, such as 64m or 1g")
+
+    def maybe_duration_ms(self, name: str) -> int | None:
+        """Return a time in ms above 0, such as 15m, None if it is absent or wrong."""
+        return self._maybe_scaled(name, _TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h")
+
+    def _maybe_scaled(self, name: str, units: Mapping[str, int], expected: str) -> int | None:
+        text = self.maybe_text(name)
+        if text is None:
+            return None
+        found = re.fullmatch(r"([0-9]{1,19}) ?([A-Za-z]*)", text)
+        value = int(found[1]) * units.get(found[2].lower(), 0) if found else 0
+        if 0 < value <= INT64_MAX:
+            return value
+        self.add_fault(name, f"is {shown(text)}", expected, "correct it, or leave it out")
+        return None
+
     def flag(self, name: str, *, default: bool) -> bool:
         """Return true or false."""
         return self.choice(name, ("true", "false"), "true" if default else "false") == "true"
@@ -109,7 +147,9 @@ class OptionReader:
             raise ConfigurationError("\n".join([head, *(f"  - {line}" for line in self._faults)]))
 
     def _add_unknown(self, key: str) -> None:
-        near = difflib.get_close_matches(key.lower(), self._names, n=1)
+        renamed = _RENAMED.get(key.lower(), "")
+        near = [renamed] if renamed in self._names else []
+        near += difflib.get_close_matches(key.lower(), self._names, n=1)
         remedy = f"did you mean {self._names[near[0]]}?" if near else "remove it"
         expected = "one of " + ", ".join(self._names.values())
         self.add_fault(shown(key), "is not an option", expected, remedy)

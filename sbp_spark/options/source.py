@@ -22,6 +22,7 @@ from sbp_spark.options.servers import (
 )
 from sbp_spark.options.streams import Selection, read_selection
 from sbp_spark.options.table import SOURCE_OPTIONS
+from sbp_spark.options.triggers import TriggerLimits, read_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,13 @@ class SourceOptions:
     """Options of a source.
 
     `ending` is None where nothing is said: to the tail in a batch, for ever in a stream.
-    `records_per_trigger_max` is None where a micro-batch is unlimited, and always in batch reads.
     """
 
     servers: Servers
     selection: Selection
     starting: Positions
     ending: Positions | None
-    records_per_trigger_max: int | None
+    limits: TriggerLimits
     include_headers: bool
 
 
@@ -55,20 +55,11 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     ending = read_ending(reader)
     if ending is not None and (given is not None or streaming is not None):
         check_order(reader, starting, ending)
-    records_max = reader.maybe_count("maxRecordsPerTrigger")
-    if is_batch:
-        _refuse_triggers(reader)
+    limits = read_limits(reader, is_batch=is_batch)
     include_headers = reader.flag("includeHeaders", default=False)
     is_compressed = read_compression(reader)
     isolation_class = read_isolation_class(reader)
     reader.check_faults("source")
     assert endpoint is not None
     servers = Servers(endpoint, is_compressed, isolation_class)
-    return SourceOptions(servers, selection, starting, ending, records_max, include_headers)
-
-
-def _refuse_triggers(reader: OptionReader) -> None:
-    for name in ("maxRecordsPerTrigger",):
-        if reader.is_given(name):
-            wrong = "is given in a batch read, which has no triggers"
-            reader.add_fault(name, wrong, "it in readStream only", "remove it")
+    return SourceOptions(servers, selection, starting, ending, limits, include_headers)

@@ -65,7 +65,27 @@ SOURCE_OPTIONS: Final = (
     OptionSpec(
         "maxRecordsPerTrigger",
         "unlimited",
-        "Upper bound on the records of one micro-batch, over all streams. Streaming only.",
+        "Upper bound on the records of one micro-batch over all streams, shared in proportion to"
+        " their backlogs; no stream starves. Streaming only, and not with Trigger.Once.",
+    ),
+    OptionSpec(
+        "maxBytesPerTrigger",
+        "unlimited",
+        "The same for octets of records as they are stored, such as 64m. Servers do not tell the"
+        " size of records that were not fetched, so it is an estimate: of each stream one record"
+        " batch, at which reading goes on, is sampled again and again. It is exact where the"
+        " records of a stream are alike. One record is always taken, however long it is.",
+    ),
+    OptionSpec(
+        "minRecordsPerTrigger",
+        "none",
+        "With fewer new records there is no micro-batch, for maxTriggerDelay at most. Streaming"
+        " only, and not with Trigger.Once and Trigger.AvailableNow.",
+    ),
+    OptionSpec(
+        "maxTriggerDelay",
+        "15m (with minRecordsPerTrigger)",
+        "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h.",
     ),
     OptionSpec(
         "includeHeaders",
@@ -84,3 +104,13 @@ SINK_OPTIONS: Final = (
     ),
     _NETWORK_COMPRESSION,
 )
+
+KAFKA_NAMES: Final = {
+    "kafka.bootstrap.servers": "endpoint",
+    "subscribe": "streams",
+    "subscribePattern": "streamsPattern",
+    "topic": "stream",
+    "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
+    "minOffsetsPerTrigger": "minRecordsPerTrigger",
+}
+"""What options of Spark's Kafka connector are called here, where the name differs."""

@@ -25,7 +25,11 @@ def offsets(draw, min_size=0):
         next_offset = draw(int64)
         base = draw(st.none() | st.integers(0, next_offset))
         positions[stream_id] = StreamPosition(
-            stream_id, draw(st.integers(-1, 2**63 - 1)), next_offset, base, draw(st.none() | int64)
+            stream_id,
+            draw(st.integers(-1, 2**63 - 1)),
+            next_offset,
+            base,
+            *draw(st.tuples(st.none() | int64, st.none() | int64)),
         )
     return SourceOffset(positions)
 
@@ -54,7 +58,18 @@ json_values = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["streams", "version", "initial", "created", "next", "base", "end", "1", "2"]
+                [
+                    "streams",
+                    "version",
+                    "initial",
+                    "created",
+                    "next",
+                    "base",
+                    "end",
+                    "target",
+                    "1",
+                    "2",
+                ]
             )
             | st.text(),
             inner,

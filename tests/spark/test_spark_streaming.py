@@ -72,6 +72,46 @@ def test_max_records_per_trigger(sbp, new_streams, client, checkpoint):
     assert sorted(sbp.values(copy)) == sorted(numbered(0, 30))
 
 
+def test_octets_and_records_per_trigger(sbp, new_streams, client, checkpoint):
+    (stream,) = new_streams(1)
+    for start in range(0, 100, 10):
+        append_values(client, stream, [b"%07d" % n + b"x" * 993 for n in range(start, start + 10)])
+    collected = run(sbp.load_stream(stream, maxBytesPerTrigger="20k"), checkpoint)
+    sizes = [len(batch) for batch in collected.batches.values()]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 20
+    assert min(sizes[:-1]) >= 15
+    assert [int(value[:7]) for value in collected.values] == list(range(100))
+
+
+def test_a_minimum_is_waited_for_but_not_when_all_is_available(
+    sbp, new_streams, client, checkpoint
+):
+    stream, copy = new_streams(2)
+    frame = sbp.load_stream(stream, minRecordsPerTrigger="10").select("value")
+    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
+    query.processAllAvailable()
+    append_values(client, stream, numbered(0, 3))
+    query.processAllAvailable()
+    assert sbp.values(copy) == []
+    append_values(client, stream, numbered(3, 10))
+    query.processAllAvailable()
+    assert sbp.values(copy) == numbered(0, 10)
+    query.stop()
+    append_values(client, stream, numbered(10, 12))
+    sbp.copy(frame, copy, checkpoint)
+    assert sbp.values(copy) == numbered(0, 12)
+
+
+def test_once_takes_everything_whatever_the_limits_are(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 25))
+    frame = sbp.load_stream(stream, maxRecordsPerTrigger="10", minRecordsPerTrigger="10")
+    query = sbp.start_copy(frame.select("value"), copy, checkpoint, once=True)
+    wait_until_over(query)
+    assert batch_sizes(query) == [25]
+
+
 def test_a_crash_in_the_first_batch_loses_nothing(sbp, new_streams, client, checkpoint):
     """`latest` is where the tail was at the first start, however often that start fails."""
     (stream,) = new_streams(1)
@@ -94,8 +134,9 @@ def test_a_crash_in_a_later_batch_replays_it_exactly(sbp, new_streams, client, c
     run(frame, checkpoint, fails=True)
     append_values(client, stream, numbered(25, 30))
     replayed = run(frame, checkpoint)
-    assert [len(batch) for batch in replayed.batches.values()] == [7, 7, 7, 4]
-    assert replayed.values == numbered(5, 30)
+    assert [len(batch) for batch in replayed.batches.values()] == [7, 7, 6]
+    assert replayed.values == numbered(5, 25)
+    assert run(frame, checkpoint).values == numbered(25, 30)
 
 
 def test_a_replay_gives_the_same_rows(sbp, new_streams, client, tmp_path):

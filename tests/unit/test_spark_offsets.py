@@ -94,6 +94,7 @@ GOOD = {"created": 5, "next": 7}
         {"streams": {"1": {**GOOD, "stop": 1}}, "version": 1},
         {"streams": {"1": {**GOOD, "end": -1}}, "version": 1},
         {"streams": {"1": {**GOOD, "end": "1"}}, "version": 1},
+        {"streams": {"1": {**GOOD, "target": None}}, "version": 1},
         {"streams": {"1": {**GOOD, "next": -1}}, "version": 1},
         {"streams": {"1": {**GOOD, "next": 7.0}}, "version": 1},
         {"streams": {"1": {**GOOD, "next": True}}, "version": 1},

@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from source_options import GOOD, faults, only_fault, source
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
     AtOffset,
-    BeforeTail,
     Earliest,
     Endpoint,
     Latest,
@@ -18,27 +18,11 @@ from sbp_spark.options import (
     StreamList,
     StreamPattern,
     StreamRef,
+    TriggerLimits,
     parse_sink_options,
     parse_source_options,
     parse_stream_ref,
 )
-
-GOOD = {"endpoint": "pd:12378", "streams": "orders,17"}
-
-
-def source(streaming=True, **options):
-    return parse_source_options({**GOOD, **options}, streaming=streaming)
-
-
-def faults(options, streaming=True):
-    with pytest.raises(ConfigurationError) as caught:
-        parse_source_options(options, streaming=streaming)
-    return str(caught.value).splitlines()[1:]
-
-
-def only_fault(streaming=True, **options):
-    (line,) = faults({**GOOD, **options}, streaming)
-    return line
 
 
 def test_defaults_of_a_streaming_source():
@@ -47,7 +31,7 @@ def test_defaults_of_a_streaming_source():
     assert options.selection == StreamList((StreamRef("orders"), StreamRef("17")))
     assert options.starting == Positions(Latest())
     assert options.ending is None
-    assert options.records_per_trigger_max is None
+    assert options.limits == TriggerLimits()
     assert options.include_headers is False
 
 
@@ -69,7 +53,7 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
     assert options.servers.endpoint == Endpoint("pd", 1)
     assert [str(stream) for stream in options.selection.refs] == ["a", "b"]
     assert options.starting == Positions(Earliest())
-    assert options.records_per_trigger_max == 7
+    assert options.limits == TriggerLimits(records_max=7)
     assert options.include_headers is True
 
 
@@ -114,6 +98,7 @@ def test_the_count_of_faults_is_right():
     [
         ("startingoffset", "startingOffsets"),
         ("maxOffsetsPerTrigger", "maxRecordsPerTrigger"),
+        ("SUBSCRIBE", "streams"),
         ("stream", "streams"),
         ("includeHeader", "includeHeaders"),
     ],
@@ -269,122 +254,6 @@ def test_bad_lists_of_streams(text, wrong):
     assert wrong in lines[0]
 
 
-@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
-@pytest.mark.parametrize(
-    ("text", "positions"),
-    [
-        ("latest", Positions(Latest())),
-        ("-1000", Positions(BeforeTail(1000))),
-        ("-1", Positions(BeforeTail(1))),
-        (
-            '{"orders": 5, "17": -1}',
-            Positions(None, {"orders": AtOffset(5), "17": Latest()}),
-        ),
-        (f'{{"a": {2**63 - 1}}}', Positions(None, {"a": AtOffset(2**63 - 1)})),
-        ("{}", Positions(None)),
-    ],
-)
-def test_positions(name, text, positions):
-    options = source(**{"startingOffsets": "earliest", name: text})
-    assert (options.starting if name == "startingOffsets" else options.ending) == positions
-
-
-def test_earliest_is_a_start_and_no_end():
-    assert source(startingOffsets="earliest").starting == Positions(Earliest())
-    assert source(startingOffsets='{"17": -2}').starting == Positions(None, {"17": Earliest()})
-    for text in ("earliest", '{"orders": 5, "17": -2}'):
-        assert "so nothing would be read" in only_fault(endingOffsets=text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "tomorrow",
-        "1",
-        "-0",
-        "-1.5",
-        "- 5",
-        f"-{2**63}",
-        "[1]",
-        '"earliest"',
-        "null",
-        "{",
-        "[" * 100_000,
-        '{"a":' * 100_000,
-        "9" * 10_000,
-    ],
-)
-@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
-def test_positions_that_are_no_object(name, text):
-    line = only_fault(**{name: text})
-    assert "latest, -1000 (records before the tail) or JSON" in line
-    assert len(line) < 300
-
-
-@pytest.mark.parametrize("value", ["-3", "1.0", "-1.0", "true", "null", '"5"', "NaN", "[]", "{}"])
-def test_positions_that_are_no_offset(value):
-    line = only_fault(startingOffsets=f'{{"orders": {value}, "17": 0}}')
-    assert "has for 'orders' the value" in line
-    assert "-2 (earliest) or -1 (latest)" in line
-
-
-def test_a_position_over_int64_is_refused():
-    assert "has for '17'" in only_fault(startingOffsets=f'{{"orders": 1, "17": {2**63}}}')
-
-
-def test_positions_name_streams_once():
-    lines = faults({**GOOD, "startingOffsets": '{"other": 2, "other": 3, "a/b": 1}'})
-    assert "names 'other' more than once" in lines[0]
-    assert "names no stream: 'a/b'" in lines[1]
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "told"),
-    [
-        ('{"a": 5}', '{"a": 4}', "ends 'a' at 4, but startingOffsets starts it at 5"),
-        ("-10", "-11", "ends every stream 11 records before its tail"),
-        ("latest", "-1", "starts at the latest"),
-        ('{"a": -1}', "-1", "ends 'a' 1 records before its tail"),
-        ('{"a": 5}', '{"a": 5}', None),
-        ("-10", "-10", None),
-        ("latest", "latest", None),
-        ("-10", '{"a": 0}', None),
-        ('{"a": 5}', '{"b": 4}', None),
-    ],
-)
-def test_an_end_before_its_start_is_named_before_anything_is_looked_at(start, end, told):
-    options = {"startingOffsets": start, "endingOffsets": end}
-    if told is None:
-        source(**options)
-    else:
-        assert told in only_fault(**options)
-
-
-def test_before_it_is_known_what_is_loaded_only_faults_of_both_are_told():
-    ending = {**GOOD, "endingOffsets": "-5"}
-    parse_source_options(ending, streaming=None)
-    parse_source_options(ending, streaming=False)
-    assert "starts at the latest" in faults(ending)[0]
-    batch = {**GOOD, "startingOffsets": "latest", "maxRecordsPerTrigger": "5"}
-    parse_source_options(batch, streaming=None)
-
-
-@pytest.mark.parametrize("text", ["latest", '{"orders": -1, "17": 0}'])
-def test_a_batch_does_not_start_at_the_latest_offset(text):
-    assert "would read nothing" in only_fault(streaming=False, startingOffsets=text)
-
-
-@pytest.mark.parametrize(
-    "text", ["0", "-1", "1.5", "1e3", "+1", "1_000", "\u0663", str(2**63), "x"]
-)
-def test_bad_record_limits(text):
-    assert "maxRecordsPerTrigger is" in only_fault(maxRecordsPerTrigger=text)
-
-
-def test_a_batch_has_no_record_limit():
-    assert "no triggers" in only_fault(streaming=False, maxRecordsPerTrigger="5")
-
-
 def test_how_to_talk_to_the_servers():
     servers = source(networkCompression="ZSTD", isolationClass="nightly.backfill").servers
     assert servers == Servers(Endpoint("pd", 12378), True, "nightly.backfill")
@@ -405,6 +274,8 @@ def test_an_empty_optional_value_is_a_fault():
         "startingOffsets",
         "endingOffsets",
         "maxRecordsPerTrigger",
+        "maxBytesPerTrigger",
+        "minRecordsPerTrigger",
         "includeHeaders",
         "networkCompression",
         "isolationClass",
@@ -453,6 +324,9 @@ def test_every_option_of_the_source_table_is_known():
         "startingOffsets": json.dumps({"orders": 1, "17": 2}),
         "endingOffsets": "latest",
         "maxRecordsPerTrigger": "1",
+        "maxBytesPerTrigger": "1m",
+        "minRecordsPerTrigger": "1",
+        "maxTriggerDelay": "1m",
         "includeHeaders": "false",
         "networkCompression": "none",
         "isolationClass": "backfill",

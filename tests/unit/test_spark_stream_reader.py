@@ -4,7 +4,12 @@ import json
 import pickle
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
@@ -155,8 +160,8 @@ def test_an_end_is_waited_for_and_then_nothing_is_new(cluster):
 @pytest.mark.parametrize(("ending", "stop"), [("latest", 50), ("-20", 30)])
 def test_an_end_at_the_tail_stays_where_it_was_first_seen(cluster, ending, stop):
     options = {"startingOffsets": "earliest", "endingOffsets": ending}
-    query = reader("a", **options)
-    end = query.latestOffset(query.initialOffset(), ReadMaxRows(7))
+    query = reader("a", maxRecordsPerTrigger="7", **options)
+    end = query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
     cluster.streams["a"][3] = 99
     read, end = read_up(reader("a", **options), end)
     assert read == [(1, 7, stop)]
@@ -190,6 +195,55 @@ def test_available_now_stops_at_the_tail_of_its_beginning(cluster):
     end = query.latestOffset(query.initialOffset(), ALL)
     assert nexts(end) == {1: 50, 2: 30}
     assert query.latestOffset(end, ALL) == end
+
+
+def test_available_now_goes_on_to_its_target_after_a_restart(cluster):
+    options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "30"}
+    query = reader(**options)
+    query.prepareForTriggerAvailableNow()
+    begin = query.initialOffset()
+    limit = query.getDefaultReadLimit()
+    end = json.loads(json.dumps(query.latestOffset(begin, limit)))
+    assert {entry["target"] for entry in end["streams"].values()} == {50, 30}
+    cluster.change(a=[1, 100, 0, 99], b=[2, 200, 10, 25])
+    restarted = reader(**options)
+    restarted.prepareForTriggerAvailableNow()
+    read, last = read_up(restarted, end)
+    assert max(stop for _, _, stop in read) == 50
+    assert nexts(last) == {1: 50, 2: 25}
+    assert "target" not in json.dumps(last["streams"]["1"])
+    again = reader(**options)
+    again.prepareForTriggerAvailableNow()
+    assert nexts(read_up(again, last)[1]) == {1: 99, 2: 25}
+
+
+def test_once_ignores_the_limits(cluster):
+    query = reader(startingOffsets="earliest", maxRecordsPerTrigger="3", minRecordsPerTrigger="2")
+    begin = query.initialOffset()
+    assert nexts(query.latestOffset(begin, ALL)) == {1: 50, 2: 30}
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, ReadAllAvailable()),
+        ({"maxRecordsPerTrigger": "5", "maxBytesPerTrigger": "7"}, ReadMaxRows(5)),
+        ({"maxBytesPerTrigger": "7", "minRecordsPerTrigger": "2"}, ReadMaxBytes(7)),
+        ({"minRecordsPerTrigger": "2"}, ReadMinRows(2)),
+    ],
+)
+def test_no_limit_passes_for_everything(cluster, options, limit):
+    assert reader(**options).getDefaultReadLimit() == limit
+
+
+def test_a_micro_batch_waits_for_enough_records(cluster):
+    query = reader("a", startingOffsets="latest", minRecordsPerTrigger="3")
+    limit = query.getDefaultReadLimit()
+    end = query.latestOffset(query.initialOffset(), limit)
+    cluster.streams["a"][3] = 52
+    assert query.latestOffset(end, limit) == end
+    cluster.streams["a"][3] = 53
+    assert nexts(query.latestOffset(end, limit)) == {1: 53}
 
 
 def test_available_now_with_latest_reads_nothing(cluster):
