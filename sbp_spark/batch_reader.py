@@ -13,11 +13,11 @@ from sbp_spark.fetch_task import SpanPartition, read_partition
 from sbp_spark.offsets import Interval
 from sbp_spark.options import SourceOptions
 from sbp_spark.positions import check_ends
+from sbp_spark.read_plan import plan_read
 from sbp_spark.schema import source_arrow_schema
 from sbp_spark.source_streams import (
     ending_offsets,
     plain_errors,
-    plan_read,
     select_streams,
     starting_offsets,
 )
@@ -41,7 +41,7 @@ class SbpBatchReader(DataSourceReader):
             ends = ending_offsets(options, bounds, streams)
             check_ends(starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
-            planned = plan_read(client, options.servers, intervals, streams)
+            planned = plan_read(client, options, intervals, streams)
         # Spark makes a partition of its own where there is none.
         return planned or [SpanPartition(options.servers, ())]
 

@@ -142,23 +142,73 @@ def _effective_ends(ranges: list[PlacedRange]) -> Iterator[tuple[PlacedRange, in
 
 
 def plan_partitions(
-    spans: Sequence[StreamSpan], *, records_per_partition_max: int, spans_per_partition_max: int
+    spans: Sequence[StreamSpan],
+    *,
+    records_per_partition_max: int,
+    spans_per_partition_max: int,
+    bytes_per_partition_max: int | None = None,
+    record_bytes: Mapping[int, int] | None = None,
+    partitions_min: int = 1,
 ) -> tuple[tuple[StreamSpan, ...], ...]:
-    """Return input partitions that read exactly `spans`, none of them over either maximum.
+    """Return input partitions that read exactly `spans`, none of them over any maximum.
 
-    A span over `records_per_partition_max` is split evenly by offset. Spans with the same primary
-    server share partitions of about equal record counts, so that one FETCH serves many streams.
-    No partition is empty, spans inside one ascend by stream and offset, partitions of one server
-    by their first span; empty spans vanish.
+    A span over the maximum is split evenly by offset. Spans with the same primary server share
+    partitions of about equal load, so that one FETCH serves many streams. `record_bytes` says how
+    long a record of each stream is; a record that is over the maximum is alone. There are at least
+    `partitions_min` partitions, if there are as many records. None is empty, spans inside one
+    ascend by stream and offset, partitions of one server by their first span; empty spans vanish.
     """
-    assert records_per_partition_max > 0
-    assert spans_per_partition_max > 0
+    assert min(records_per_partition_max, spans_per_partition_max, partitions_min) > 0
+    count = sum(span.record_count for span in spans)
+    maxima = [records_per_partition_max]
+    maxima += [-(-count // partitions_min), max(1, count // partitions_min)]
+    planned: tuple[tuple[StreamSpan, ...], ...] = ()
+    for records_max in (min(each, records_per_partition_max) for each in maxima if each):
+        scale = _scale(records_max, bytes_per_partition_max, record_bytes or {})
+        planned = _plan(spans, scale, spans_per_partition_max)
+        if len(planned) >= partitions_min:
+            break
+    return planned
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What records weigh, and how much a partition takes.
+
+    Two maxima become one: a record weighs the larger part of either maximum that it uses up.
+    """
+
+    capacity: int
+    weights: Mapping[int, int]
+    default_weight: int
+
+    def weight(self, span: StreamSpan) -> int:
+        return span.record_count * self.record_weight(span)
+
+    def record_weight(self, span: StreamSpan) -> int:
+        return self.weights.get(span.stream_id, self.default_weight)
+
+
+def _scale(records_max: int, bytes_max: int | None, record_bytes: Mapping[int, int]) -> _Scale:
+    if bytes_max is None:
+        return _Scale(records_max, {}, 1)
+    weights = {
+        stream_id: max(bytes_max, size_bytes * records_max)
+        for stream_id, size_bytes in record_bytes.items()
+    }
+    return _Scale(records_max * bytes_max, weights, max(bytes_max, records_max))
+
+
+def _plan(
+    spans: Sequence[StreamSpan], scale: _Scale, spans_max: int
+) -> tuple[tuple[StreamSpan, ...], ...]:
     by_primary: defaultdict[str, list[StreamSpan]] = defaultdict(list)
     for span in spans:
-        by_primary[span.primary].extend(_split(span, records_per_partition_max))
+        records_max = max(1, scale.capacity // scale.record_weight(span))
+        by_primary[span.primary].extend(_split(span, records_max))
     partitions: list[tuple[StreamSpan, ...]] = []
     for primary in sorted(by_primary):
-        packed = _pack(by_primary[primary], records_per_partition_max, spans_per_partition_max)
+        packed = _pack(by_primary[primary], scale, spans_max)
         ordered = (tuple(sorted(members, key=_reading_order)) for members in packed)
         partitions.extend(sorted(ordered, key=lambda members: _reading_order(members[0])))
     return tuple(partitions)
@@ -180,18 +230,20 @@ def _split(span: StreamSpan, records_max: int) -> Iterator[StreamSpan]:
         )
 
 
-def _pack(pieces: list[StreamSpan], records_max: int, spans_max: int) -> list[list[StreamSpan]]:
-    """Put the pieces, longest first, each into the emptiest partition; add one if none has room."""
-    total = sum(piece.record_count for piece in pieces)
-    partition_count = max(-(-total // records_max), -(-len(pieces) // spans_max))
+def _pack(pieces: list[StreamSpan], scale: _Scale, spans_max: int) -> list[list[StreamSpan]]:
+    """Put the pieces, heaviest first, each into the emptiest partition; add one without room."""
+    total = sum(scale.weight(piece) for piece in pieces)
+    partition_count = max(-(-total // scale.capacity), -(-len(pieces) // spans_max))
+    partition_count = min(partition_count, len(pieces))
     partitions: list[list[StreamSpan]] = [[] for _ in range(partition_count)]
     emptiest = [(0, index) for index in range(partition_count)]
-    for piece in sorted(pieces, key=lambda piece: (-piece.record_count, *_reading_order(piece))):
-        if not emptiest or emptiest[0][0] + piece.record_count > records_max:
+    for piece in sorted(pieces, key=lambda piece: (-scale.weight(piece), *_reading_order(piece))):
+        weight = scale.weight(piece)
+        if not emptiest or (emptiest[0][0] and emptiest[0][0] + weight > scale.capacity):
             heapq.heappush(emptiest, (0, len(partitions)))
             partitions.append([])
         load, index = heapq.heappop(emptiest)
         partitions[index].append(piece)
         if len(partitions[index]) < spans_max:
-            heapq.heappush(emptiest, (load + piece.record_count, index))
+            heapq.heappush(emptiest, (load + weight, index))
     return partitions

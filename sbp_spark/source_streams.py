@@ -1,10 +1,9 @@
-"""The streams that a source reads: who they are, where they begin and end, who reads which part."""
+"""The streams that a source reads: which ones, and where in them a query starts and ends."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import (
@@ -16,20 +15,13 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.fetch_task import SpanPartition
-from sbp_spark.offsets import Interval
 from sbp_spark.options import Servers, SourceOptions, StreamList, StreamPattern, StreamRef
-from sbp_spark.planning import cover, plan_partitions
 from sbp_spark.positions import (
     check_inside,
     check_positions,
-    display_name,
     locate,
     positions_of,
 )
-
-RECORDS_PER_PARTITION_MAX: Final = 1_000_000
-SPANS_PER_PARTITION_MAX: Final = 1_000
 
 
 @contextmanager
@@ -141,27 +133,3 @@ def ending_offsets(
     ends = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
     check_inside("endingOffsets", ends, bounds, streams)
     return ends
-
-
-def plan_read(
-    client: Client,
-    servers: Servers,
-    intervals: Iterable[Interval],
-    streams: Mapping[int, StreamInfo],
-) -> list[SpanPartition]:
-    """Return the partitions that read the intervals, none for empty ones.
-
-    Raises DataLossError when some offsets are stored nowhere any more.
-    """
-    wanted = [each for each in intervals if each.start_offset < each.end_offset]
-    if not wanted:
-        return []
-    ranges = client.list_ranges([each.stream_id for each in wanted])
-    names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
-    spans = cover(wanted, (piece for pieces in ranges.values() for piece in pieces), names=names)
-    planned = plan_partitions(
-        spans,
-        records_per_partition_max=RECORDS_PER_PARTITION_MAX,
-        spans_per_partition_max=SPANS_PER_PARTITION_MAX,
-    )
-    return [SpanPartition(servers, partition) for partition in planned]

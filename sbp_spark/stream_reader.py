@@ -31,9 +31,10 @@ from sbp_spark.offsets import (
     intervals,
 )
 from sbp_spark.options import SourceOptions, parse_source_options
+from sbp_spark.read_plan import plan_read
 from sbp_spark.record_sizes import RecordSizes
 from sbp_spark.schema import check_source_schema, source_arrow_schema
-from sbp_spark.source_streams import plain_errors, plan_read
+from sbp_spark.source_streams import plain_errors
 from sbp_spark.stream_watch import Snapshot, StreamWatch
 from sbp_spark.trigger import Trigger
 
@@ -125,7 +126,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if stream_id in streams
             }
             intervals(finish, SourceOffset(now))
-            return plan_read(self._streams().client, self._options().servers, wanted, streams)
+            return plan_read(self._streams().client, self._options(), wanted, streams)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbp_spark.options.partitions import PartitionLimits
 from sbp_spark.options.positions import (
     AtOffset,
     BeforeTail,
@@ -32,6 +33,7 @@ __all__ = [
     "Endpoint",
     "Latest",
     "OptionSpec",
+    "PartitionLimits",
     "Position",
     "Positions",
     "Selection",

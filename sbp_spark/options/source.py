@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sbp_spark.options.partitions import PartitionLimits, read_partition_limits
 from sbp_spark.options.positions import (
     Earliest,
     Latest,
@@ -37,6 +38,7 @@ class SourceOptions:
     starting: Positions
     ending: Positions | None
     limits: TriggerLimits
+    partitions: PartitionLimits
     include_headers: bool
 
 
@@ -56,10 +58,11 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     if ending is not None and (given is not None or streaming is not None):
         check_order(reader, starting, ending)
     limits = read_limits(reader, is_batch=is_batch)
+    partitions = read_partition_limits(reader)
     include_headers = reader.flag("includeHeaders", default=False)
     is_compressed = read_compression(reader)
     isolation_class = read_isolation_class(reader)
     reader.check_faults("source")
     assert endpoint is not None
     servers = Servers(endpoint, is_compressed, isolation_class)
-    return SourceOptions(servers, selection, starting, ending, limits, include_headers)
+    return SourceOptions(servers, selection, starting, ending, limits, partitions, include_headers)

@@ -88,6 +88,22 @@ SOURCE_OPTIONS: Final = (
         "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h.",
     ),
     OptionSpec(
+        "minPartitions",
+        "1",
+        "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records.",
+    ),
+    OptionSpec(
+        "maxRecordsPerPartition",
+        "1000000",
+        "Most records that one task reads. Longer spans of a stream are split evenly; short ones"
+        " on the same range server share a task, whose requests serve many streams at once.",
+    ),
+    OptionSpec(
+        "maxBytesPerPartition",
+        "unlimited",
+        "The same for octets, such as 128m; estimated as for maxBytesPerTrigger.",
+    ),
+    OptionSpec(
         "includeHeaders",
         "false",
         "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"

@@ -1,11 +1,11 @@
-"""Limits of micro-batches, as they are written."""
+"""Limits of micro-batches and of partitions, as they are written."""
 
 from __future__ import annotations
 
 import pytest
 from source_options import GOOD, faults, only_fault, source
 
-from sbp_spark.options import TriggerLimits
+from sbp_spark.options import PartitionLimits, TriggerLimits
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,16 @@ def test_a_batch_has_no_limits():
     lines = faults({**GOOD, **given}, streaming=False)
     assert [line.split()[1] for line in lines] == list(given)
     assert all("no triggers" in line for line in lines)
+
+
+def test_partitions():
+    given = {"minPartitions": "8", "maxRecordsPerPartition": "5", "maxBytesPerPartition": "1k"}
+    for streaming in (True, False):
+        assert source(streaming, **given).partitions == PartitionLimits(5, 1024, 8)
+    assert source().partitions == PartitionLimits(1_000_000, None, 1)
+    lines = faults({**GOOD, **dict.fromkeys(given, "0")})
+    assert [line.split()[1] for line in lines] == [
+        "maxRecordsPerPartition",
+        "maxBytesPerPartition",
+        "minPartitions",
+    ]

@@ -156,3 +156,30 @@ def test_empty_spans_vanish():
     assert plan([span(1, 5, 5)]) == ()
     assert plan([]) == ()
     assert plan([span(1, 5, 5), span(2, 0, 1)]) == ((span(2, 0, 1),),)
+
+
+def test_octets_bound_a_partition():
+    sizes = {1: 100, 2: 1}
+    parts = plan_partitions(
+        [span(1, 0, 30), span(2, 0, 30)],
+        records_per_partition_max=1000,
+        spans_per_partition_max=10,
+        bytes_per_partition_max=1000,
+        record_bytes=sizes,
+    )
+    octets = [sum(each.record_count * sizes[each.stream_id] for each in part) for part in parts]
+    assert max(octets) <= 1000
+    assert len(parts) == 4
+
+
+def test_as_many_partitions_as_are_asked_for():
+    spans = [span(1, 0, 100), span(2, 0, 2, "b:1")]
+    for count in (1, 2, 5, 17, 102):
+        parts = plan_partitions(
+            spans, records_per_partition_max=1000, spans_per_partition_max=10, partitions_min=count
+        )
+        assert count <= len(parts) <= 1.5 * count + 2
+    too_many = plan_partitions(
+        spans, records_per_partition_max=1000, spans_per_partition_max=10, partitions_min=500
+    )
+    assert len(too_many) == 102

@@ -379,6 +379,13 @@ def test_trimmed_offsets_are_data_loss(cluster):
         query.partitions(begin, end)
 
 
+def test_partitions_are_as_many_as_are_asked_for(cluster):
+    query = reader("a", startingOffsets="earliest", minPartitions="3", maxRecordsPerPartition="20")
+    begin = query.initialOffset()
+    planned = query.partitions(begin, query.latestOffset(begin, ALL))
+    assert spans(planned) == [(1, 0, 16), (1, 16, 33), (1, 33, 50)]
+
+
 def test_the_latest_offset_is_reported_without_asking(cluster):
     query = reader(startingOffsets="earliest", maxRecordsPerTrigger="1")
     assert query.reportLatestOffset() is None

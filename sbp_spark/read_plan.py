@@ -1,0 +1,50 @@
+"""From intervals of streams to the input partitions that read them, asking where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from sbp_core.client import Client, StreamInfo
+from sbp_spark.fetch_task import SpanPartition
+from sbp_spark.offsets import Interval
+from sbp_spark.options import SourceOptions
+from sbp_spark.planning import cover, plan_partitions
+from sbp_spark.positions import display_name
+from sbp_spark.record_sizes import RecordSizes
+
+SPANS_PER_PARTITION_MAX: Final = 1_000
+
+
+def plan_read(
+    client: Client,
+    options: SourceOptions,
+    intervals: Iterable[Interval],
+    streams: Mapping[int, StreamInfo],
+) -> list[SpanPartition]:
+    """Return the partitions that read the intervals, none for empty ones.
+
+    The same intervals are cut in the same way whenever they are planned, as long as the ranges of
+    the streams are the same. Raises DataLossError when some offsets are stored nowhere any more.
+    """
+    wanted = [each for each in intervals if each.start_offset < each.end_offset]
+    if not wanted:
+        return []
+    ranges = client.list_ranges([each.stream_id for each in wanted])
+    names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
+    spans = cover(wanted, (piece for pieces in ranges.values() for piece in pieces), names=names)
+    limits = options.partitions
+    sizes = None
+    if limits.bytes_max is not None:
+        starts = {each.stream_id: each.start_offset for each in wanted}
+        ends = {each.stream_id: each.end_offset for each in wanted}
+        sizes = RecordSizes(client).estimate(starts, ends)
+    planned = plan_partitions(
+        spans,
+        records_per_partition_max=limits.records_max,
+        bytes_per_partition_max=limits.bytes_max,
+        record_bytes=sizes,
+        partitions_min=limits.count_min,
+        spans_per_partition_max=SPANS_PER_PARTITION_MAX,
+    )
+    return [SpanPartition(options.servers, partition) for partition in planned]
