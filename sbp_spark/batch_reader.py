@@ -41,7 +41,7 @@ class SbpBatchReader(DataSourceReader):
             ends = ending_offsets(options, bounds, streams)
             check_ends(starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
-            planned = plan_read(client, options, intervals, streams)
+            planned = plan_read(client, options, intervals, streams).partitions
         # Spark makes a partition of its own where there is none.
         return planned or [SpanPartition(options.servers, ())]
 

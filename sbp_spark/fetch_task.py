@@ -27,10 +27,14 @@ BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
 
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
-    """Spans that one task reads, from the cluster of `servers`."""
+    """Spans that one task reads, from the cluster of `servers`.
+
+    Offsets of them that are gone by then are an error, or passed over and logged.
+    """
 
     servers: Servers
     spans: tuple[StreamSpan, ...]
+    is_loss_fatal: bool = True
 
 
 class BrokenSequenceError(ProtocolError):
@@ -46,7 +50,8 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     if not partition.spans:
         return
     client = client_for(partition.servers, Patience.RUNNING)
-    with closing(Prefetcher(fetch_chunks(client, partition.spans))) as chunks:
+    fetched = fetch_chunks(client, partition.spans, is_loss_fatal=partition.is_loss_fatal)
+    with closing(Prefetcher(fetched)) as chunks:
         yield from decode_chunks(chunks, partition.spans, schema)
 
 
@@ -55,18 +60,22 @@ def decode_chunks(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all chunks, cut to their spans; small record batches are joined.
 
-    Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each.
+    Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each, but
+    for those that a chunk says were skipped.
     """
     joiner = _Joiner(schema)
     columns = [name for name in ROWS_SCHEMA.names if name in schema.names]
     positions = [span.start_offset for span in spans]
+    begins = list(positions)
     for chunk in chunks:
         span = spans[chunk.span_index]
+        if chunk.maybe_skip_to is not None:
+            positions[chunk.span_index] = begins[chunk.span_index] = chunk.maybe_skip_to
         for envelope in split_envelopes(chunk.payload):
             position = positions[chunk.span_index]
             if position >= span.end_offset:
                 break
-            is_inside_allowed = position == span.start_offset
+            is_inside_allowed = position == begins[chunk.span_index]
             _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
             skip_count = position - envelope.base_offset
             take_count = min(span.end_offset - position, envelope.record_count - skip_count)

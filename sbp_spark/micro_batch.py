@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from sbp_spark.data_loss import Loss
 from sbp_spark.offsets import SourceOffset, StreamPosition
 from sbp_spark.options import SourceOptions
 from sbp_spark.positions import check_ends, is_moving, locate, positions_of
@@ -20,8 +21,9 @@ class Way:
     """What lies ahead of a query in each stream, by id.
 
     `bases` has the streams that are new to the query. `kept_ends` are ends that were resolved from
-    a tail and are to stay as they are; `tails` are cut to where reading ends. `targets` are
-    where a run with Trigger.AvailableNow ends.
+    a tail and are to stay as they are; `tails` are cut to where reading ends. `losses`
+    lie before `starts`: they were to be read, and are trimmed. `targets` are where a run with
+    Trigger.AvailableNow ends.
     """
 
     snapshot: Snapshot
@@ -29,6 +31,7 @@ class Way:
     starts: Mapping[int, int]
     tails: Mapping[int, int]
     kept_ends: Mapping[int, int]
+    losses: tuple[Loss, ...] = ()
     targets: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -83,7 +86,9 @@ def frozen_targets(begin: SourceOffset, way: Way) -> dict[int, int]:
 
 
 def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -> Way:
-    """Return what lies ahead of `begin`. Raises ConfigurationError for positions that cannot be.
+    """Return what lies ahead of `begin`, all of whose streams are there.
+
+    Raises ConfigurationError for positions that cannot be.
 
     A fresh query starts where its options say. A stream that joins a running query's checkpoint
     is read from its first record, whatever they say.
@@ -97,19 +102,29 @@ def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -
             for stream_id, bound in snapshot.bounds.items()
             if stream_id not in begin.streams
         }
-    starts = bases | {
+    resumed = {
         stream_id: at.next_offset
         for stream_id, at in begin.streams.items()
         if stream_id in snapshot.bounds
     }
+    wanted = bases | resumed
     ends, kept_ends = _ends(options, begin, snapshot)
     if is_fresh:
-        check_ends(starts, ends, snapshot.streams)
+        check_ends(wanted, ends, snapshot.streams)
     tails = {
         stream_id: min(tail, ends.get(stream_id, tail))
         for stream_id, tail in snapshot.tails.items()
     }
-    return Way(snapshot, bases, starts, tails, kept_ends)
+    starts = {
+        stream_id: max(start, min(snapshot.bounds[stream_id].start_offset, tails[stream_id]))
+        for stream_id, start in wanted.items()
+    }
+    losses = tuple(
+        Loss(stream_id, start, starts[stream_id])
+        for stream_id, start in wanted.items()
+        if start < starts[stream_id]
+    )
+    return Way(snapshot, bases, starts, tails, kept_ends, losses)
 
 
 def _ends(

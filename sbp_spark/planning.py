@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from sbp_core.errors import SbpError
+from sbp_spark.data_loss import Loss
 from sbp_spark.offsets import Interval
-
-_LISTED_MAX = 20
 
 
 class PlacedRange(Protocol):
@@ -66,48 +64,27 @@ class StreamSpan:
         return self.servers[0] if self.servers else ""
 
 
-class DataLossError(SbpError):
-    """Offsets that were to be read are stored nowhere any more.
+class Cover(NamedTuple):
+    """Spans that are stored, and the parts of the intervals that are not; together they are all."""
 
-    `intervals` lists all of them exactly; `names` has stream names by id, where known.
-    """
-
-    def __init__(self, intervals: tuple[Interval, ...], names: Mapping[int, str]) -> None:
-        super().__init__(intervals, names)
-        self.intervals = intervals
-        self.names = names
-
-    def __str__(self) -> str:
-        count = sum(lost.end_offset - lost.start_offset for lost in self.intervals)
-        lines = [
-            f"stream {lost.stream_id} ({self.names.get(lost.stream_id) or 'unnamed'}):"
-            f" [{lost.start_offset}, {lost.end_offset})"
-            for lost in self.intervals[:_LISTED_MAX]
-        ]
-        more = len(self.intervals) - len(lines)
-        return (
-            f"{count} offsets are lost, no range holds them: {'; '.join(lines)}"
-            f"{f' and {more} more intervals' if more else ''}. They were to be read, but were"
-            " trimmed before, or their range is gone. Lengthen the retention or read more often;"
-            " to go on behind the loss, start the query with a new checkpointLocation and"
-            " startingOffsets"
-        )
+    spans: tuple[StreamSpan, ...]
+    losses: tuple[Loss, ...]
 
 
 def cover(
     intervals: Iterable[Interval], ranges: Iterable[PlacedRange], *, names: Mapping[int, str]
-) -> tuple[StreamSpan, ...]:
+) -> Cover:
     """Cut each interval by the ranges of its stream; spans come in the order of the intervals.
 
-    The spans cover the intervals exactly and are not empty. Where ranges overlap, the later one
-    counts: a range that looks open although the stream went on elsewhere is out of date.
-    `names` gives `stream_name`. Raises DataLossError with every part that no range covers.
+    Spans and losses cover the intervals exactly and are not empty. Where ranges overlap, the later
+    one counts: a range that looks open although the stream went on elsewhere is out of date.
+    `names` gives `stream_name`.
     """
     ranges_by_stream: defaultdict[int, list[PlacedRange]] = defaultdict(list)
     for placed in ranges:
         ranges_by_stream[placed.stream_id].append(placed)
     spans: list[StreamSpan] = []
-    lost: list[Interval] = []
+    losses: list[Loss] = []
     for interval in intervals:
         stream_id, position, end = interval
         for placed, upto in _effective_ends(ranges_by_stream[stream_id]):
@@ -116,17 +93,14 @@ def cover(
             if cut_start >= cut_end:
                 continue
             if position < cut_start:
-                lost.append(Interval(stream_id, position, cut_start))
+                losses.append(Loss(stream_id, position, cut_start))
             name = names.get(stream_id, "")
             index, servers = placed.range_index, tuple(placed.servers)
             spans.append(StreamSpan(stream_id, name, index, cut_start, cut_end, servers))
             position = cut_end
         if position < end:
-            lost.append(Interval(stream_id, position, end))
-    if lost:
-        lost_names = {stream_id: names.get(stream_id, "") for stream_id, _, _ in lost}
-        raise DataLossError(tuple(lost), lost_names)
-    return tuple(spans)
+            losses.append(Loss(stream_id, position, end))
+    return Cover(tuple(spans), tuple(losses))
 
 
 def _effective_ends(ranges: list[PlacedRange]) -> Iterator[tuple[PlacedRange, int | None]]:

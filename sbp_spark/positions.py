@@ -74,13 +74,16 @@ def check_inside(
     offsets: Mapping[int, int],
     bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
+    *,
+    is_trimmed_allowed: bool = False,
 ) -> None:
     """Raise ConfigurationError naming every offset that lies outside its stream."""
     faults = [
         f"{display_name(streams[stream_id])} at {offset}, but it holds"
         f" [{bounds[stream_id].start_offset}, {bounds[stream_id].next_offset})"
         for stream_id, offset in offsets.items()
-        if not bounds[stream_id].start_offset <= offset <= bounds[stream_id].next_offset
+        if offset > bounds[stream_id].next_offset
+        or (offset < bounds[stream_id].start_offset and not is_trimmed_allowed)
     ]
     if faults:
         raise ConfigurationError(

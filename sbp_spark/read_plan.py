@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbp_core.client import Client, StreamInfo
+from sbp_spark.data_loss import DataLossError, Loss, log_losses
 from sbp_spark.fetch_task import SpanPartition
 from sbp_spark.offsets import Interval
-from sbp_spark.options import SourceOptions
+from sbp_spark.options import OnDataLoss, SourceOptions
 from sbp_spark.planning import cover, plan_partitions
 from sbp_spark.positions import display_name
 from sbp_spark.record_sizes import RecordSizes
@@ -16,23 +17,37 @@ from sbp_spark.record_sizes import RecordSizes
 SPANS_PER_PARTITION_MAX: Final = 1_000
 
 
+class Planned(NamedTuple):
+    """Partitions, none for nothing to read, and what they leave out because it is lost."""
+
+    partitions: list[SpanPartition]
+    losses: tuple[Loss, ...]
+
+
 def plan_read(
     client: Client,
     options: SourceOptions,
     intervals: Iterable[Interval],
     streams: Mapping[int, StreamInfo],
-) -> list[SpanPartition]:
-    """Return the partitions that read the intervals, none for empty ones.
+) -> Planned:
+    """Return the partitions that read the intervals.
 
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
-    the streams are the same. Raises DataLossError when some offsets are stored nowhere any more.
+    the streams are the same. Raises DataLossError when some offsets are stored nowhere any more,
+    unless the options say to go on.
     """
     wanted = [each for each in intervals if each.start_offset < each.end_offset]
     if not wanted:
-        return []
+        return Planned([], ())
     ranges = client.list_ranges([each.stream_id for each in wanted])
     names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
-    spans = cover(wanted, (piece for pieces in ranges.values() for piece in pieces), names=names)
+    spans, losses = cover(
+        wanted, (piece for pieces in ranges.values() for piece in pieces), names=names
+    )
+    is_loss_fatal = options.on_data_loss is OnDataLoss.FAIL
+    if losses and is_loss_fatal:
+        raise DataLossError(losses, names)
+    log_losses(losses, names)
     limits = options.partitions
     sizes = None
     if limits.bytes_max is not None:
@@ -47,4 +62,7 @@ def plan_read(
         partitions_min=limits.count_min,
         spans_per_partition_max=SPANS_PER_PARTITION_MAX,
     )
-    return [SpanPartition(options.servers, partition) for partition in planned]
+    partitions = [
+        SpanPartition(options.servers, each, is_loss_fatal=is_loss_fatal) for each in planned
+    ]
+    return Planned(partitions, losses)

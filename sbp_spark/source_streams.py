@@ -15,7 +15,14 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import Servers, SourceOptions, StreamList, StreamPattern, StreamRef
+from sbp_spark.options import (
+    OnDataLoss,
+    Servers,
+    SourceOptions,
+    StreamList,
+    StreamPattern,
+    StreamRef,
+)
 from sbp_spark.positions import (
     check_inside,
     check_positions,
@@ -117,7 +124,8 @@ def starting_offsets(
     check_option_positions(options, streams.values())
     asked = positions_of(options.starting, streams.values())
     starts = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
-    check_inside("startingOffsets", starts, bounds, streams)
+    is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
+    check_inside("startingOffsets", starts, bounds, streams, is_trimmed_allowed=is_loss_allowed)
     return starts
 
 

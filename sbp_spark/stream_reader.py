@@ -22,11 +22,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sbp_spark.fetch_task import read_partition
+from sbp_spark.loss_policy import LossPolicy
 from sbp_spark.micro_batch import Way, frozen_targets, way_ahead
 from sbp_spark.offsets import (
     INITIAL,
     SourceOffset,
-    StreamPosition,
     advance,
     intervals,
 )
@@ -35,7 +35,7 @@ from sbp_spark.read_plan import plan_read
 from sbp_spark.record_sizes import RecordSizes
 from sbp_spark.schema import check_source_schema, source_arrow_schema
 from sbp_spark.source_streams import plain_errors
-from sbp_spark.stream_watch import Snapshot, StreamWatch
+from sbp_spark.stream_watch import Snapshot, StreamWatch, is_plausible
 from sbp_spark.trigger import Trigger
 
 
@@ -54,6 +54,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         self._maybe_targets: dict[int, int] | None = None
         self._maybe_trigger: Trigger | None = None
+        self._maybe_losses: LossPolicy | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the constant that stands for the start of a fresh query."""
@@ -88,9 +89,10 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         with plain_errors():
             begin = SourceOffset.from_json(start)
-            if not self._is_available_now:
-                self._snapshot = self._streams().look()
+            self._look(begin)
+            begin, gone = self._losses.settle_gone(begin, self._snapshot)
             way = way_ahead(self._options(), begin, self._snapshot)
+            self._losses.settle_trimmed(way.losses)
             if self._is_available_now:
                 if self._maybe_targets is None:
                     self._maybe_targets = frozen_targets(begin, way)
@@ -98,7 +100,8 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Trigger.Once asks for everything, whatever the limits are.
             is_unlimited = isinstance(limit, ReadAllAvailable)
             ends = way.farthest() if is_unlimited else self._admitted(way)
-            return advance(begin, way.positions(ends)).to_json()
+            lost = self._losses.to_report([*gone, *way.losses])
+            return advance(begin, way.positions(ends), lost).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the tails as they were last seen, for Spark's progress."""
@@ -113,20 +116,17 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         with plain_errors():
             begin, finish = SourceOffset.from_json(start), SourceOffset.from_json(end)
-            wanted = intervals(begin, finish)
-            if all(each.start_offset == each.end_offset for each in wanted):
+            wanted = [
+                each for each in intervals(begin, finish) if each.start_offset < each.end_offset
+            ]
+            if not wanted:
                 return []
-            streams = self._streams().streams()
             # A batch that is planned anew after a restart was logged for the streams of then.
-            now = {
-                stream_id: StreamPosition(
-                    stream_id, streams[stream_id].created_at_ms, at.next_offset
-                )
-                for stream_id, at in finish.streams.items()
-                if stream_id in streams
-            }
-            intervals(finish, SourceOffset(now))
-            return plan_read(self._streams().client, self._options(), wanted, streams)
+            streams = self._streams().streams()
+            there = self._losses.settle_unreadable(finish, wanted, streams)
+            planned = plan_read(self._streams().client, self._options(), there, streams)
+            self._losses.note(planned.losses)
+            return planned.partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
@@ -140,6 +140,24 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 check_source_schema(self._given_schema, include_headers=options.include_headers)
             self._checked_options = options
         return self._checked_options
+
+    def _look(self, begin: SourceOffset) -> None:
+        """Look at the streams; only once with Trigger.AvailableNow, unless that look is doubtful.
+
+        Raises SbpError.
+        """
+        known = {stream_id: at.next_offset for stream_id, at in begin.streams.items()}
+        is_frozen = self._is_available_now and (
+            self._maybe_targets is not None or is_plausible(self._snapshot, known)
+        )
+        if not is_frozen:
+            self._snapshot = self._streams().look(known)
+
+    @property
+    def _losses(self) -> LossPolicy:
+        if self._maybe_losses is None:
+            self._maybe_losses = LossPolicy(self._options().on_data_loss)
+        return self._maybe_losses
 
     def _streams(self) -> StreamWatch:
         """Return what looks at the streams; made at the first use, never sent to tasks."""

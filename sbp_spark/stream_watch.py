@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
@@ -11,6 +13,8 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.offsets import StreamPosition
 from sbp_spark.options import Selection, SourceOptions, StreamPattern
 from sbp_spark.source_streams import select_streams, wanted
+
+_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,11 @@ class Snapshot:
         }
 
 
+def is_plausible(snapshot: Snapshot, known: Mapping[int, int]) -> bool:
+    """Whether all streams are there, as far as they were read."""
+    return all(snapshot.tails.get(each, -1) >= offset for each, offset in known.items())
+
+
 class StreamWatch:
     """The streams that a query selects, with those that were created since it began.
 
@@ -40,8 +49,11 @@ class StreamWatch:
     they had the last time, or when it counts none.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(
+        self, options: SourceOptions, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._options = options
+        self._sleep = sleep
         self._streams: dict[int, StreamInfo] | None = None
         self._revision: int | None = None
 
@@ -56,7 +68,6 @@ class StreamWatch:
         Raises SbpError, the first time also when a stream that is named does not exist.
         """
         if self._streams is None:
-            self._revision = None
             self._streams = select_streams(self._options)
             return self._streams
         revision = self.client.maybe_revision()
@@ -65,15 +76,27 @@ class StreamWatch:
             self._revision = revision
         return self._streams
 
-    def look(self) -> Snapshot:
-        """Return the streams and their bounds as they are now. Raises SbpError."""
-        streams = self.streams()
-        try:
-            bounds = self.client.stream_bounds(list(streams))
-        except NotFoundError:  # deleted a moment ago
+    def look(self, known: Mapping[int, int] | None = None) -> Snapshot:
+        """Return the streams and their bounds as they are now.
+
+        `known` is how far streams were read, by id. A look that lacks one of them, or shows an end
+        below that, may come of metadata that lag: it is not believed before it was repeated for
+        a while. Raises SbpError.
+        """
+        for wait_s in _WAITS_S:
+            try:
+                snapshot = self._look_once()
+            except NotFoundError:  # deleted between the questions
+                snapshot = None
+            if snapshot is not None and is_plausible(snapshot, known or {}):
+                return snapshot
             self._revision = None
-            streams = self.streams()
-            bounds = self.client.stream_bounds(list(streams))
+            self._sleep(wait_s)
+        return self._look_once()
+
+    def _look_once(self) -> Snapshot:
+        streams = self.streams()
+        bounds = self.client.stream_bounds(list(streams))
         return Snapshot(streams, {bound.stream_id: bound for bound in bounds})
 
     def _select_again(self, selection: Selection) -> dict[int, StreamInfo]:

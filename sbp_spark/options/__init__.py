@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbp_spark.options.data_loss import OnDataLoss
 from sbp_spark.options.partitions import PartitionLimits
 from sbp_spark.options.positions import (
     AtOffset,
@@ -32,6 +33,7 @@ __all__ = [
     "Earliest",
     "Endpoint",
     "Latest",
+    "OnDataLoss",
     "OptionSpec",
     "PartitionLimits",
     "Position",

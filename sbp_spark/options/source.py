@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sbp_spark.options.data_loss import OnDataLoss, read_on_data_loss
 from sbp_spark.options.partitions import PartitionLimits, read_partition_limits
 from sbp_spark.options.positions import (
     Earliest,
@@ -40,6 +41,7 @@ class SourceOptions:
     limits: TriggerLimits
     partitions: PartitionLimits
     include_headers: bool
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
@@ -60,9 +62,12 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     limits = read_limits(reader, is_batch=is_batch)
     partitions = read_partition_limits(reader)
     include_headers = reader.flag("includeHeaders", default=False)
+    on_data_loss = read_on_data_loss(reader)
     is_compressed = read_compression(reader)
     isolation_class = read_isolation_class(reader)
     reader.check_faults("source")
     assert endpoint is not None
     servers = Servers(endpoint, is_compressed, isolation_class)
-    return SourceOptions(servers, selection, starting, ending, limits, partitions, include_headers)
+    return SourceOptions(
+        servers, selection, starting, ending, limits, partitions, include_headers, on_data_loss
+    )

@@ -88,6 +88,15 @@ SOURCE_OPTIONS: Final = (
         "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h.",
     ),
     OptionSpec(
+        "failOnDataLoss",
+        "true",
+        "What happens when records that were to be read are gone: trimmed, or with their stream."
+        " `true` fails with an error that names every interval; `false` writes them to the log"
+        " (`sbp_spark`) and goes on behind them; `report` also keeps them in the offsets, under"
+        " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
+        " task reads it is in the log of that task only.",
+    ),
+    OptionSpec(
         "minPartitions",
         "1",
         "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records.",

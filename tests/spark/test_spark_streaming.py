@@ -231,6 +231,39 @@ def test_a_stream_that_was_created_anew(sbp, new_streams, client, checkpoint):
         run(sbp.load_stream(stream), checkpoint)
 
 
+def test_trimmed_records_fail_a_query_or_are_reported(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 5))
+    sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
+    append_values(client, stream, numbered(5, 20))
+    (info,) = client.describe_streams([stream])
+    client.trim_streams({info.stream_id: 12})
+    told = rf"7 offsets are lost.*stream {info.stream_id} \({stream}\): \[5, 12\)"
+    with pytest.raises(PySparkException, match=told):
+        sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
+    lenient = sbp.load_stream(stream, failOnDataLoss="report").select("value")
+    query = sbp.copy(lenient, copy, checkpoint)
+    assert sbp.values(copy) == numbered(0, 5) + numbered(12, 20)
+    ends = [json.loads(each["sources"][0]["endOffset"]) for each in query.recentProgress]
+    lost = [end["lost"] for end in ends if "lost" in end]
+    assert lost == [{str(info.stream_id): [[5, 12]]}] * len(lost) != []
+    rows = sbp.load(stream, startingOffsets=f'{{"{stream}": 3}}', failOnDataLoss="false")
+    assert rows.count() == 8
+
+
+def test_a_stream_that_was_created_anew_is_read_anew_if_that_is_no_failure(
+    sbp, new_streams, client, checkpoint
+):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 5))
+    run(sbp.load_stream(stream), checkpoint)
+    client.delete_streams([stream])
+    client.create_streams([StreamSpec(stream)])
+    append_values(client, stream, numbered(5, 20))
+    anew = sbp.load_stream(stream, startingOffsets="latest", failOnDataLoss="report")
+    assert run(anew, checkpoint).values == numbered(5, 20)
+
+
 def test_nothing_new_writes_nothing(sbp, new_streams, client, checkpoint):
     stream, copy = new_streams(2)
     append_values(client, stream, numbered(0, 5))

@@ -21,10 +21,10 @@ from sbp_core.errors import (
 )
 from sbp_core.records import encode_rows
 from sbp_spark import fetch_task, prefetch
+from sbp_spark.data_loss import DataLossError, Loss
 from sbp_spark.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
-from sbp_spark.offsets import Interval
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.planning import DataLossError, StreamSpan
+from sbp_spark.planning import StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, fetch_chunks
 from sbp_spark.schema import source_arrow_schema, source_schema
 
@@ -186,8 +186,48 @@ def test_lost_offsets_are_named_exactly(bounds, lost):
     )
     with pytest.raises(DataLossError) as raised:
         read(FailingServer(error), [span(5, 30)])
-    assert raised.value.intervals == (Interval(7, *lost),)
+    assert raised.value.losses == (Loss(7, *lost),)
     assert "stream 7 (s7)" in str(raised.value)
+
+
+class TrimmedServer(FakeServer):
+    """Trimmed up to an offset, before or after the first answer."""
+
+    def __init__(self, trimmed_to, *, after=0, **options):
+        super().__init__(**options)
+        self.trimmed_to = trimmed_to
+        self.answers_before = after
+
+    def fetch(self, items, **options):
+        first = self.trimmed_to if len(self.asked) >= self.answers_before else 0
+        gone = OffsetOutOfRangeError(
+            StatusCode.OFFSET_OUT_OF_RANGE,
+            "gone",
+            OffsetOutOfRangeError.encode_bounds(first, 10**6),
+        )
+        for outcome in super().fetch(items, **options):
+            if items[outcome.item_index].fetch_offset < first:
+                index, offset = outcome.item_index, items[outcome.item_index].fetch_offset
+                yield FetchOutcome(index, outcome.stream_id, memoryview(b""), offset, gone)
+            else:
+                yield outcome
+
+
+@given(st.integers(0, 30), st.integers(1, 60), st.integers(0, 100), st.integers(0, 3))
+def test_what_is_trimmed_while_it_is_read_is_skipped_exactly(start, count, trimmed_to, after):
+    spans = [span(start, start + count), span(start + count, start + count + 5, range_index=1)]
+    server = TrimmedServer(trimmed_to, after=after, batches_per_answer=1)
+    found = [row["offset"] for row in rows(read(server, spans, is_loss_fatal=False))]
+    assert found == sorted(set(found))
+    kept = [each for each in range(start, start + count + 5) if each >= trimmed_to]
+    assert found[len(found) - len(kept) :] == kept
+    if after == 0:
+        assert found == kept
+
+
+def test_what_is_skipped_is_logged(caplog):
+    read(TrimmedServer(17), [span(5, 30)], is_loss_fatal=False)
+    assert "stream 7 (s7): [5, 17)" in caplog.text
 
 
 def test_other_errors_tell_the_span():

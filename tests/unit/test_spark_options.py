@@ -13,6 +13,7 @@ from sbp_spark.options import (
     Earliest,
     Endpoint,
     Latest,
+    OnDataLoss,
     Positions,
     Servers,
     StreamList,
@@ -263,6 +264,13 @@ def test_how_to_talk_to_the_servers():
     assert str(servers) == "pd:12378"
 
 
+def test_what_is_done_about_data_loss():
+    assert source().on_data_loss is OnDataLoss.FAIL
+    assert source(failOnDataLoss="False").on_data_loss is OnDataLoss.SKIP
+    assert source(failOnDataLoss="report").on_data_loss is OnDataLoss.REPORT
+    assert "expected true or false or report" in only_fault(failOnDataLoss="maybe")
+
+
 def test_bad_ways_to_talk_to_the_servers():
     assert "expected none or zstd" in only_fault(networkCompression="gzip")
     for name in ("two words", "x" * 65, "a/b"):
@@ -330,6 +338,7 @@ def test_every_option_of_the_source_table_is_known():
         "minPartitions": "2",
         "maxRecordsPerPartition": "5",
         "maxBytesPerPartition": "5",
+        "failOnDataLoss": "report",
         "includeHeaders": "false",
         "networkCompression": "none",
         "isolationClass": "backfill",
