@@ -10,6 +10,8 @@ from typing import Final
 from sbp_core.errors import SbpError
 
 LOG: Final = logging.getLogger("sbp_spark")
+DOUBT_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
+"""Pauses between looks at metadata that show a loss: they may lag."""
 _LISTED_MAX: Final = 20
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sbp_core.client import Client, StreamInfo
-from sbp_spark.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.data_loss import DOUBT_WAITS_S, DataLossError, Loss, log_losses
 from sbp_spark.fetch_task import SpanPartition
 from sbp_spark.offsets import Interval
 from sbp_spark.options import OnDataLoss, SourceOptions
-from sbp_spark.planning import cover, plan_partitions
+from sbp_spark.planning import Cover, cover, plan_partitions
 from sbp_spark.positions import display_name
 from sbp_spark.record_sizes import RecordSizes
 
@@ -39,11 +40,8 @@ def plan_read(
     wanted = [each for each in intervals if each.start_offset < each.end_offset]
     if not wanted:
         return Planned([], ())
-    ranges = client.list_ranges([each.stream_id for each in wanted])
     names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
-    spans, losses = cover(
-        wanted, (piece for pieces in ranges.values() for piece in pieces), names=names
-    )
+    spans, losses = _look_up(client, wanted, names)
     is_loss_fatal = options.on_data_loss is OnDataLoss.FAIL
     if losses and is_loss_fatal:
         raise DataLossError(losses, names)
@@ -66,3 +64,17 @@ def plan_read(
         SpanPartition(options.servers, each, is_loss_fatal=is_loss_fatal) for each in planned
     ]
     return Planned(partitions, losses)
+
+
+def _look_up(client: Client, wanted: Sequence[Interval], names: Mapping[int, str]) -> Cover:
+    """Return where the intervals are; a loss is not believed before it was shown for a while."""
+    stream_ids = [each.stream_id for each in wanted]
+    for wait_s in (*DOUBT_WAITS_S, 0):
+        ranges = client.list_ranges(stream_ids)
+        found = cover(
+            wanted, (piece for pieces in ranges.values() for piece in pieces), names=names
+        )
+        if not found.losses:
+            break
+        time.sleep(wait_s)
+    return found

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.data_loss import DOUBT_WAITS_S
 from sbp_spark.offsets import StreamPosition
 from sbp_spark.options import Selection, SourceOptions, StreamPattern
 from sbp_spark.source_streams import select_streams, wanted
-
-_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class StreamWatch:
         below that, may come of metadata that lag: it is not believed before it was repeated for
         a while. Raises SbpError.
         """
-        for wait_s in _WAITS_S:
+        for wait_s in DOUBT_WAITS_S:
             try:
                 snapshot = self._look_once()
             except NotFoundError:  # deleted between the questions

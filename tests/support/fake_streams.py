@@ -8,7 +8,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError, StatusCode
-from sbp_spark import source_streams, stream_watch
+from sbp_spark import read_plan, source_streams, stream_watch
 from sbp_spark.schema import source_schema
 from sbp_spark.stream_reader import SbpStreamReader
 
@@ -57,7 +57,8 @@ def use_fake_cluster(monkeypatch):
     fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
     for module in (source_streams, stream_watch):
         monkeypatch.setattr(module, "client_for", lambda *_: fake)
-    monkeypatch.setattr(stream_watch, "_WAITS_S", (0, 0, 0, 0))
+    for module in (read_plan, stream_watch):
+        monkeypatch.setattr(module, "DOUBT_WAITS_S", (0, 0, 0, 0))
     return fake
 
 

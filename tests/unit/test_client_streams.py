@@ -167,6 +167,14 @@ def test_the_revision_is_asked_for_without_naming_a_stream(make, peer, counted, 
     assert make(peer.endpoint).do("maybe_revision") == told
 
 
+def test_a_server_that_wants_streams_to_be_named_counts_no_revisions(make, peer) -> None:
+    def refuse(exchange: Exchange) -> None:
+        exchange.answer(ListRangesResponse(status=status(StatusCode.INVALID_REQUEST)))
+
+    peer.script(Opcode.LIST_RANGES, refuse)
+    assert make(peer.endpoint).do("maybe_revision") is None
+
+
 def test_list_ranges_names_all_missing(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, 8, "a:1"), placed(1, 1, 8, -1, "b:1")))
     driver = make(peer.endpoint)

@@ -37,6 +37,17 @@ def test_metadata_that_lag_are_asked_for_again(cluster, shown):
     assert nexts(query.latestOffset(end, ALL)) == {1: 50, 2: 31}
 
 
+@pytest.mark.parametrize("policy", ["true", "false"])
+def test_ranges_that_are_not_there_for_a_while_are_no_loss(cluster, caplog, policy):
+    query = reader(startingOffsets="earliest", failOnDataLoss=policy)
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, ALL)
+    listed, empty = cluster.list_ranges, iter([{1: (), 2: ()}] * 3)
+    cluster.list_ranges = lambda stream_ids: next(empty, None) or listed(stream_ids)
+    assert spans(query.partitions(begin, end)) == [(1, 0, 50), (2, 10, 30)]
+    assert caplog.text == ""
+
+
 def test_a_stream_that_goes_back_is_an_error(cluster):
     query = reader(startingOffsets="earliest")
     end = query.latestOffset(query.initialOffset(), ALL)
