@@ -88,10 +88,9 @@ def frozen_targets(begin: SourceOffset, way: Way) -> dict[int, int]:
 def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -> Way:
     """Return what lies ahead of `begin`, all of whose streams are there.
 
-    Raises ConfigurationError for positions that cannot be.
-
     A fresh query starts where its options say. A stream that joins a running query's checkpoint
-    is read from its first record, whatever they say.
+    is read from its first record, whatever they say. Raises ConfigurationError for positions that
+    cannot be.
     """
     is_fresh = begin.is_initial
     if is_fresh:
