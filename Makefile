@@ -49,7 +49,7 @@ bench: $(READY) ## measure
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 	@$(BIN)/python schemas/generate.py
 
-docs: $(READY) ## generate docs/ERRORS.md and docs/STATES.md from the code
+docs: $(READY) ## generate docs/ERRORS.md, STATES.md and OPTIONS.md from the code
 	@$(BIN)/python docs/generate.py
 
 clean: ## remove the virtual environment and every cache

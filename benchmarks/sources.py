@@ -93,7 +93,7 @@ def read_portion(portion: Portion) -> Iterator[pa.RecordBatch]:
 
 @lru_cache(maxsize=16)
 def _prebuilt_batch(stream: str, stream_id: int, value_bytes: int) -> pa.RecordBatch:
-    schema = source_arrow_schema(include_headers=False)
+    schema = source_arrow_schema(source_schema(include_headers=False))
     count = ROWS_PER_BATCH
     columns = {
         "stream": pa.array([stream] * count),

@@ -1,4 +1,4 @@
-"""Write the documents that are made from the code: docs/ERRORS.md and docs/STATES.md.
+"""Write the documents that are made from the code: ERRORS.md, STATES.md and OPTIONS.md in docs/.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit 1 when the committed ones differ
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from sbp_core.rangeserver.ranges import RANGE
 from sbp_core.session.machine import REFUSED, Machine
 from sbp_core.session.states import CALL, CONNECTION
 from sbp_core.wire.status import SUCCESS_CODES
+from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
 
 DOCS: Final = Path(__file__).parent
 
@@ -124,6 +125,27 @@ STATES_INTRODUCTION: Final = """\
 
 Each machine is one total table: for every state and every input it names the next state, or says
 that the input is refused. Both ends of a connection obey the same tables.
+"""
+
+
+OPTIONS_INTRODUCTION: Final = """\
+# Options of `format("sbp")`
+
+Names are taken in any case. An option that does not exist, a value that cannot be, and options
+that contradict each other are refused before anything is read or written: one error names all of
+them, what was expected, and the remedy.
+"""
+
+OPTIONS_OF_SOURCE: Final = """\
+## Source
+
+For `spark.read` and `spark.readStream`.
+"""
+
+OPTIONS_OF_SINK: Final = """\
+## Sink
+
+For `df.write` and `df.writeStream`.
 """
 
 
@@ -245,9 +267,29 @@ def states_document() -> str:
     return "\n".join(lines)
 
 
+def options_table(specs: Iterable[OptionSpec]) -> Iterator[str]:
+    """Yield the table of one side's options."""
+    rows = [
+        [f"`{spec.name}`", spec.default or "required", spec.meaning.replace("|", "\\|")]
+        for spec in specs
+    ]
+    yield from table(["option", "default", "meaning"], rows)
+
+
+def options_document() -> str:
+    """Return docs/OPTIONS.md."""
+    lines = [NOTICE, OPTIONS_INTRODUCTION, OPTIONS_OF_SOURCE, *options_table(SOURCE_OPTIONS), ""]
+    lines += [OPTIONS_OF_SINK, *options_table(SINK_OPTIONS), ""]
+    return "\n".join(lines)
+
+
 def documents() -> dict[Path, str]:
     """Return the generated documents, by path."""
-    return {DOCS / "ERRORS.md": errors_document(), DOCS / "STATES.md": states_document()}
+    return {
+        DOCS / "ERRORS.md": errors_document(),
+        DOCS / "STATES.md": states_document(),
+        DOCS / "OPTIONS.md": options_document(),
+    }
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Batch reads: everything from the start to the tail, as it is when the query is planned."""
+"""Batch reads: everything from the start to the end, as both are when the query is planned."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import SpanPartition, read_partition
 from sbp_spark.offsets import Interval
 from sbp_spark.options import SourceOptions
-from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams, starting_offsets
+from sbp_spark.positions import check_ends
+from sbp_spark.read_plan import plan_read
+from sbp_spark.schema import source_arrow_schema
+from sbp_spark.source_streams import (
+    ending_offsets,
+    plain_errors,
+    select_streams,
+    starting_offsets,
+)
 
 
 class SbpBatchReader(DataSourceReader):
-    """Reads each stream from its starting offset up to its tail."""
+    """Reads each stream from its starting offset up to its ending offset."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
+        self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what to read, a list: Spark takes nothing else. Raises SbpError."""
         options = self._options
         with plain_errors():
-            streams = {info.stream_id: info for info in resolve_streams(options)}
+            streams = select_streams(options)
             client = client_for(options.servers, Patience.RUNNING)
-            bounds = client.stream_bounds(list(streams))
-            starts = starting_offsets(options, bounds)
-            intervals = [
-                Interval(bound.stream_id, starts[bound.stream_id], bound.next_offset)
-                for bound in bounds
-            ]
-            planned = plan_read(client, options.servers, intervals, streams)
+            bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
+            starts = starting_offsets(options, bounds, streams)
+            ends = ending_offsets(options, bounds, streams)
+            check_ends(starts, ends, streams)
+            intervals = [Interval(each, starts[each], ends[each]) for each in streams]
+            planned = plan_read(client, options, intervals, streams).partitions
         # Spark makes a partition of its own where there is none.
         return planned or [SpanPartition(options.servers, ())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
-        return read_partition(partition, include_headers=self._options.include_headers)
+        return read_partition(partition, source_arrow_schema(self._schema))

@@ -11,7 +11,7 @@ from sbp_spark.batch_writer import SbpBatchWriter
 from sbp_spark.client_pool import check_once
 from sbp_spark.options import SinkOptions, parse_sink_options, parse_source_options
 from sbp_spark.schema import check_sink_schema, check_source_schema, source_schema
-from sbp_spark.source_streams import describe_refs, plain_errors, resolve_streams
+from sbp_spark.source_streams import describe_refs, plain_errors, select_streams
 from sbp_spark.stream_reader import SbpStreamReader
 from sbp_spark.stream_writer import SbpStreamWriter
 
@@ -31,8 +31,8 @@ class SbpDataSource(DataSource):
         it loads a batch or a stream is not known yet. Raises SbpError.
         """
         with plain_errors():
-            options = parse_source_options(self.options, streaming=True)
-            resolve_streams(options)
+            options = parse_source_options(self.options, streaming=None)
+            select_streams(options)
         return source_schema(include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> SbpBatchReader:
@@ -40,7 +40,7 @@ class SbpDataSource(DataSource):
         with plain_errors():
             options = parse_source_options(self.options, streaming=False)
             check_source_schema(schema, include_headers=options.include_headers)
-        return SbpBatchReader(options)
+        return SbpBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> SbpStreamReader:  # noqa: N802 - Spark's name
         """Return what reads a stream; it checks options and schema itself."""

@@ -14,12 +14,11 @@ from pyspark.sql.datasource import InputPartition
 
 from sbp_core import limits
 from sbp_core.errors import ProtocolError
-from sbp_core.records import Envelope, decode_batch, split_envelopes
+from sbp_core.records import ROWS_SCHEMA, Envelope, decode_batch, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Servers
 from sbp_spark.planning import StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, describe_span, fetch_chunks
-from sbp_spark.schema import source_arrow_schema
 
 ROWS_PER_BATCH: Final = 10_000
 BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
@@ -28,18 +27,22 @@ BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
 
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
-    """Spans that one task reads, from the cluster of `servers`."""
+    """Spans that one task reads, from the cluster of `servers`.
+
+    Offsets of them that are gone by then are an error, or passed over and logged.
+    """
 
     servers: Servers
     spans: tuple[StreamSpan, ...]
+    is_loss_fatal: bool = True
 
 
 class BrokenSequenceError(ProtocolError):
     """The offsets that came do not follow on one another: a gap or an overlap."""
 
 
-def read_partition(partition: InputPartition, *, include_headers: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition in the source's Arrow schema.
+def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition; `schema` has the columns that are asked for.
 
     Streams come one after the other or mixed, each in the order of its offsets. Raises SbpError.
     """
@@ -47,31 +50,37 @@ def read_partition(partition: InputPartition, *, include_headers: bool) -> Itera
     if not partition.spans:
         return
     client = client_for(partition.servers, Patience.RUNNING)
-    with closing(Prefetcher(fetch_chunks(client, partition.spans))) as chunks:
-        yield from decode_chunks(chunks, partition.spans, include_headers=include_headers)
+    fetched = fetch_chunks(client, partition.spans, is_loss_fatal=partition.is_loss_fatal)
+    with closing(Prefetcher(fetched)) as chunks:
+        yield from decode_chunks(chunks, partition.spans, schema)
 
 
 def decode_chunks(
-    chunks: Iterable[Chunk], spans: Sequence[StreamSpan], *, include_headers: bool
+    chunks: Iterable[Chunk], spans: Sequence[StreamSpan], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all chunks, cut to their spans; small record batches are joined.
 
-    Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each.
+    Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each, but
+    for those that a chunk says were skipped.
     """
-    joiner = _Joiner(source_arrow_schema(include_headers=include_headers))
+    joiner = _Joiner(schema)
+    columns = [name for name in ROWS_SCHEMA.names if name in schema.names]
     positions = [span.start_offset for span in spans]
+    begins = list(positions)
     for chunk in chunks:
         span = spans[chunk.span_index]
+        if chunk.maybe_skip_to is not None:
+            positions[chunk.span_index] = begins[chunk.span_index] = chunk.maybe_skip_to
         for envelope in split_envelopes(chunk.payload):
             position = positions[chunk.span_index]
             if position >= span.end_offset:
                 break
-            is_inside_allowed = position == span.start_offset
+            is_inside_allowed = position == begins[chunk.span_index]
             _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
             skip_count = position - envelope.base_offset
             take_count = min(span.end_offset - position, envelope.record_count - skip_count)
-            rows = decode_batch(envelope).slice(skip_count, take_count)
-            yield from joiner.add(_Piece(span, position, rows))
+            rows = decode_batch(envelope).select(columns).slice(skip_count, take_count)
+            yield from joiner.add(_Piece(span, position, take_count, rows))
             positions[chunk.span_index] = position + take_count
     yield from joiner.flush()
     for span, position in zip(spans, positions, strict=True):
@@ -103,10 +112,11 @@ def _check_sequence(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows of ROWS_SCHEMA whose offsets begin at `start_offset`."""
+    """Records whose offsets begin at `start_offset`; of their rows, the columns asked for."""
 
     span: StreamSpan
     start_offset: int
+    count: int
     rows: pa.RecordBatch
 
 
@@ -122,10 +132,10 @@ class _Joiner:
     def add(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
         """Take a piece; yield what is ready. A large piece is passed on without a copy."""
         size_bytes = piece.rows.nbytes
-        if _is_enough(piece.rows.num_rows, size_bytes):
+        if _is_enough(piece.count, size_bytes):
             yield from self.flush()
         self._pieces.append(piece)
-        self._row_count += piece.rows.num_rows
+        self._row_count += piece.count
         self._size_bytes += size_bytes
         if _is_enough(self._row_count, self._size_bytes):
             yield from self.flush()
@@ -143,38 +153,43 @@ def _is_enough(row_count: int, size_bytes: int) -> bool:
 
 
 def _join(pieces: Sequence[_Piece], schema: pa.Schema) -> pa.RecordBatch:
-    """Return the pieces as one batch of the source's schema."""
-    rows = pieces[0].rows if len(pieces) == 1 else pa.concat_batches([p.rows for p in pieces])
-    columns = _position_columns(pieces)
-    columns |= {name: rows.column(name) for name in ("timestamp", "key", "value", "headers")}
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    """Return the pieces as one batch of `schema`; no other column is made."""
+    counts = np.array([piece.count for piece in pieces])
+    columns = {}
+    for name in schema.names:
+        if name in ROWS_SCHEMA.names:
+            parts = [piece.rows.column(name) for piece in pieces]
+            columns[name] = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        elif name == "offset":
+            columns[name] = _offset_column(pieces, counts)
+        else:
+            columns[name] = _span_column(name, pieces, counts)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
-def _position_columns(pieces: Sequence[_Piece]) -> dict[str, pa.Array]:
-    """Return the columns that tell where each row of the pieces was."""
-    counts = np.array([piece.rows.num_rows for piece in pieces])
-    row_count = int(counts.sum())
+def _offset_column(pieces: Sequence[_Piece], counts: np.ndarray) -> pa.Array:
     starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
     rows_before = np.cumsum(counts) - counts
-    offsets = np.arange(row_count, dtype=np.int64) + np.repeat(starts - rows_before, counts)
+    offsets = np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - rows_before, counts)
+    return pa.array(offsets)
+
+
+def _span_column(name: str, pieces: Sequence[_Piece], counts: np.ndarray) -> pa.Array:
+    """Return a column that is the same in every row of a span."""
+    row_count = int(counts.sum())
     if len({piece.span for piece in pieces}) == 1:
-        span_columns = _span_columns(pieces[0].span, 1 << (row_count - 1).bit_length())
-        columns = {name: column.slice(0, row_count) for name, column in span_columns.items()}
-    else:
-        piece_of_row = pa.array(np.repeat(np.arange(len(pieces)), counts))
-        by_piece = [_span_columns(piece.span, 1) for piece in pieces]
-        columns = {
-            name: pa.concat_arrays([each[name] for each in by_piece]).take(piece_of_row)
-            for name in by_piece[0]
-        }
-    return columns | {"offset": pa.array(offsets)}
+        rounded_count = 1 << (row_count - 1).bit_length()
+        return _repeated(name, pieces[0].span, rounded_count).slice(0, row_count)
+    piece_of_row = pa.array(np.repeat(np.arange(len(pieces)), counts))
+    by_piece = [_repeated(name, piece.span, 1) for piece in pieces]
+    return pa.concat_arrays(by_piece).take(piece_of_row)
 
 
 @lru_cache(maxsize=256)
-def _span_columns(span: StreamSpan, row_count: int) -> dict[str, pa.Array]:
-    """Return the columns that are the same in every row of a span."""
-    return {
-        "stream": pa.repeat(pa.scalar(span.stream_name, pa.string()), row_count),
-        "stream_id": pa.repeat(pa.scalar(span.stream_id, pa.int64()), row_count),
-        "range_index": pa.repeat(pa.scalar(span.range_index, pa.int32()), row_count),
+def _repeated(name: str, span: StreamSpan, row_count: int) -> pa.Array:
+    scalars = {
+        "stream": lambda: pa.scalar(span.stream_name, pa.string()),
+        "stream_id": lambda: pa.scalar(span.stream_id, pa.int64()),
+        "range_index": lambda: pa.scalar(span.range_index, pa.int32()),
     }
+    return pa.repeat(scalars[name](), row_count)

@@ -11,19 +11,19 @@ the first end offset in which the stream appears, and is read back from there.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from sbp_core.errors import SbpError
+from sbp_spark.data_loss import Loss
 
 FORMAT_VERSION: Final = 1
 CREATED_UNKNOWN: Final = -1
 """`created_at_ms` of a stream whose placement driver does not tell it; it fits any other."""
 
 _INT64_MAX: Final = 2**63 - 1
-_LISTED_MAX: Final = 20
-_NEW_CHECKPOINT: Final = "start the query with a new checkpointLocation"
+NEW_CHECKPOINT: Final = "start the query with a new checkpointLocation"
 
 
 class CheckpointError(SbpError):
@@ -48,18 +48,28 @@ class StreamPosition:
 
     `stream_id` and `created_at_ms` (Unix time) together identify the stream: one that is deleted
     and created anew differs in one of them. `base_offset` is the resolved start, known only in
-    the first end offset in which the stream appears.
+    the first end offset in which the stream appears. `end_offset` is where reading ends, if that
+    was resolved from the tail: it is kept as long as the query asks for such an end.
+    `target_offset` is how far a run with Trigger.AvailableNow goes that is not there yet.
     """
 
     stream_id: int
     created_at_ms: int
     next_offset: int
     base_offset: int | None = None
+    end_offset: int | None = None
+    target_offset: int | None = None
 
     def to_json(self) -> dict[str, int]:
         """Return the JSON form, keys in canonical order."""
-        base = {} if self.base_offset is None else {"base": self.base_offset}
-        return {**base, "created": self.created_at_ms, "next": self.next_offset}
+        fields = {
+            "base": self.base_offset,
+            "created": self.created_at_ms,
+            "end": self.end_offset,
+            "next": self.next_offset,
+            "target": self.target_offset,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
 
     def is_same_stream(self, other: StreamPosition) -> bool:
         """Whether both are positions in one and the same incarnation of a stream."""
@@ -69,47 +79,64 @@ class StreamPosition:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """The position in every stream, by stream id; without streams it is the sentinel INITIAL."""
+    """The position in every stream, by stream id. Before the first micro-batch it is INITIAL.
+
+    `lost` are records that are not read because they are gone, where that is to be reported: those
+    of which one knew when the offset was decided.
+    """
 
     streams: Mapping[int, StreamPosition]
+    is_initial: bool = False
+    lost: tuple[Loss, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
-        if not self.streams:
+        if self.is_initial:
             return {"initial": True, "version": FORMAT_VERSION}
         entries = sorted((str(stream_id), at) for stream_id, at in self.streams.items())
-        return {"streams": {key: at.to_json() for key, at in entries}, "version": FORMAT_VERSION}
+        return {
+            **({"lost": _lost_to_json(self.lost)} if self.lost else {}),
+            "streams": {key: at.to_json() for key, at in entries},
+            "version": FORMAT_VERSION,
+        }
 
     @classmethod
     def from_json(cls, value: object) -> SourceOffset:
         """Return the offset of a parsed JSON value; raises CheckpointError if it is not one."""
-        return cls(_parse_streams(value))
+        streams = _maybe_streams(value)
+        if streams is None:
+            return INITIAL
+        assert isinstance(value, Mapping)
+        return cls(streams, lost=tuple(_parse_lost(value["lost"])) if "lost" in value else ())
 
 
-INITIAL: Final = SourceOffset({})
+INITIAL: Final = SourceOffset({}, is_initial=True)
 
 
-def advance(start: SourceOffset, ends: Iterable[StreamPosition]) -> SourceOffset:
-    """Return the end offset of a micro-batch from `start` to `ends`.
+def advance(
+    start: SourceOffset, ends: Iterable[StreamPosition], lost: Iterable[Loss] = ()
+) -> SourceOffset:
+    """Return the end offset of a micro-batch from `start` to `ends`, of which some is `lost`.
 
-    `ends` names every stream of `start`, and may name new ones. Its `base_offset` is required for
-    a new stream and has no meaning for others. A stream that has not moved keeps its entry as it
-    is, so that nothing new gives the text of `start`; one that has moved loses its base.
-    Raises StreamChangedError as `intervals` does.
+    `ends` leaves out streams that are no longer read, and may name new ones. Its `base_offset` is
+    required for a new stream and has no meaning for others. A stream that has not moved keeps its
+    entry as it is, so that nothing new gives `start`; one that has moved loses its base. Raises as
+    `intervals` does.
     """
     streams: dict[int, StreamPosition] = {}
     for end in ends:
         known = start.streams.get(end.stream_id)
-        if known is None:
+        if known is None or not known.is_same_stream(end):
             streams[end.stream_id] = end
-        elif known.is_same_stream(end) and known.next_offset == end.next_offset:
-            streams[end.stream_id] = known
-        else:
-            is_unknown = end.created_at_ms == CREATED_UNKNOWN
-            created_at_ms = known.created_at_ms if is_unknown else end.created_at_ms
-            moved = StreamPosition(end.stream_id, created_at_ms, end.next_offset)
-            streams[end.stream_id] = moved
-    result = SourceOffset(streams)
+            continue
+        is_unknown = end.created_at_ms == CREATED_UNKNOWN
+        created_at_ms = known.created_at_ms if is_unknown else end.created_at_ms
+        moved = replace(end, created_at_ms=created_at_ms, base_offset=None)
+        has_moved = replace(moved, base_offset=known.base_offset) != known
+        streams[end.stream_id] = moved if has_moved else known
+    result = SourceOffset(streams, lost=tuple(sorted(lost, key=_loss_order)))
+    if replace(result, lost=start.lost) == start and not result.lost:
+        return start
     intervals(start, result)
     return result
 
@@ -117,55 +144,83 @@ def advance(start: SourceOffset, ends: Iterable[StreamPosition]) -> SourceOffset
 def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:
     """Return what lies between two offsets, for every stream of `end` in ascending id order.
 
-    A stream that `start` does not have is read from its base; intervals may be empty.
-    Raises StreamChangedError if a stream of `start` is missing in `end`, is another incarnation
-    there, or went backwards, and CheckpointError if a new stream has no base.
+    A stream that `start` does not have, or has as another incarnation, is read from its base. What
+    `end` says is lost at the beginning is left out; intervals may be empty. Raises
+    StreamChangedError if a stream went backwards, CheckpointError if a new one has no base.
     """
-    lost = sorted(start.streams.keys() - end.streams.keys())
-    if lost:
-        new = sorted(end.streams.keys() - start.streams.keys())
-        raise StreamChangedError(
-            f"the checkpoint has read stream {_listed(lost)}, which the query no longer reads"
-            f" (new to it: {_listed(new)}): deleted, created anew under the same name, or left out"
-            f" of the option streams; name it again, or {_NEW_CHECKPOINT}"
-        )
-    return tuple(
-        _interval(start.streams.get(stream_id), end.streams[stream_id])
-        for stream_id in sorted(end.streams)
-    )
+    found = []
+    for stream_id in sorted(end.streams):
+        stop = end.streams[stream_id].next_offset
+        begin = _begin(start.streams.get(stream_id), end.streams[stream_id])
+        for loss in end.lost:
+            if loss.stream_id == stream_id and loss.start_offset <= begin:
+                begin = min(stop, max(begin, loss.end_offset or begin))
+        found.append(Interval(stream_id, begin, stop))
+    return tuple(found)
 
 
-def _interval(known: StreamPosition | None, end: StreamPosition) -> Interval:
-    if known is None:
+def find_gone(
+    positions: Iterable[StreamPosition], created_at_ms: Mapping[int, int]
+) -> list[StreamPosition]:
+    """Return the positions whose stream is no more; `created_at_ms` has those that are, by id."""
+    return [
+        at
+        for at in positions
+        if at.stream_id not in created_at_ms
+        or not at.is_same_stream(StreamPosition(at.stream_id, created_at_ms[at.stream_id], 0))
+    ]
+
+
+def _begin(known: StreamPosition | None, end: StreamPosition) -> int:
+    if known is None or not known.is_same_stream(end):
         if end.base_offset is None or end.base_offset > end.next_offset:
             raise CheckpointError(
                 f"stream {end.stream_id} appears in the checkpoint with next offset"
                 f" {end.next_offset} but base {end.base_offset}; expected the offset at which"
                 " reading began, not above it; the checkpoint is damaged or misses a batch:"
-                f" restore it, or {_NEW_CHECKPOINT}"
+                f" restore it, or {NEW_CHECKPOINT}"
             )
-        return Interval(end.stream_id, end.base_offset, end.next_offset)
-    if not known.is_same_stream(end):
-        raise StreamChangedError(
-            f"stream {end.stream_id} was deleted and created anew: the checkpoint has read one"
-            f" created at {known.created_at_ms} ms up to offset {known.next_offset}, now it is"
-            f" one created at {end.created_at_ms} ms; to read it, {_NEW_CHECKPOINT}"
-        )
+        return end.base_offset
     if end.next_offset < known.next_offset:
         raise StreamChangedError(
             f"stream {end.stream_id} went backwards from offset {known.next_offset} to"
             f" {end.next_offset}; expected at least {known.next_offset}; find out what the range"
-            f" servers have lost, then {_NEW_CHECKPOINT}"
+            f" servers have lost, then {NEW_CHECKPOINT}"
         )
-    return Interval(end.stream_id, known.next_offset, end.next_offset)
+    return known.next_offset
 
 
-def _listed(stream_ids: list[int]) -> str:
-    more = f" and {len(stream_ids) - _LISTED_MAX} more" if len(stream_ids) > _LISTED_MAX else ""
-    return (", ".join(map(str, stream_ids[:_LISTED_MAX])) or "none") + more
+def _loss_order(loss: Loss) -> tuple[int, int]:
+    return loss.stream_id, loss.start_offset
 
 
-def _parse_streams(value: object) -> dict[int, StreamPosition]:
+def _lost_to_json(lost: Iterable[Loss]) -> dict[str, list[list[int | None]]]:
+    """Return the intervals by stream id, keys in canonical order; null where no end is known."""
+    found: dict[str, list[list[int | None]]] = {}
+    for loss in lost:
+        found.setdefault(str(loss.stream_id), []).append([loss.start_offset, loss.end_offset])
+    return dict(sorted(found.items()))
+
+
+def _parse_lost(value: object) -> Iterator[Loss]:
+    if not isinstance(value, Mapping) or not value:
+        raise _foreign(value, "lost to be an object that is not empty")
+    for key, pairs in value.items():
+        stream_id = _parse_stream_id(key)
+        for pair in pairs if isinstance(pairs, list) and pairs else [pairs]:
+            is_pair = isinstance(pair, list) and len(pair) == 2
+            if not is_pair or not all(type(each) is int for each in pair if each is not None):
+                raise _foreign(pair, f"pairs of offsets as what stream {stream_id} has lost")
+            start_offset, end_offset = pair
+            if start_offset is None or not 0 <= start_offset <= (
+                _INT64_MAX if end_offset is None else min(end_offset, _INT64_MAX)
+            ):
+                raise _foreign(pair, f"an interval as what stream {stream_id} has lost")
+            yield Loss(stream_id, start_offset, end_offset)
+
+
+def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:
+    """Return the streams of an offset, None for the sentinel."""
     if not isinstance(value, Mapping) or "version" not in value:
         raise _foreign(value, "an object with a version")
     version = value["version"]
@@ -173,44 +228,56 @@ def _parse_streams(value: object) -> dict[int, StreamPosition]:
         raise CheckpointError(
             f"the checkpoint's offset has version {reprlib.repr(version)}; this release reads"
             f" version {FORMAT_VERSION}; run the release of sbp-spark that wrote it (or a newer"
-            f" one), or {_NEW_CHECKPOINT}"
+            f" one), or {NEW_CHECKPOINT}"
         )
     if value.keys() == {"initial", "version"} and value["initial"] is True:
-        return {}
+        return None
     streams = value.get("streams")
-    if value.keys() != {"streams", "version"} or not isinstance(streams, Mapping) or not streams:
-        raise _foreign(value, "the keys streams (a non-empty object) and version")
+    if value.keys() - {"lost"} != {"streams", "version"} or not isinstance(streams, Mapping):
+        raise _foreign(value, "the keys streams (an object) and version")
     return {at.stream_id: at for at in (_parse_position(*item) for item in streams.items())}
 
 
 def _parse_position(key: object, value: object) -> StreamPosition:
-    where = f"stream {reprlib.repr(key)}"
+    stream_id = _parse_stream_id(key)
+    where = f"stream {stream_id}"
+    required, optional = {"created", "next"}, {"base", "end", "target"}
+    if not isinstance(value, Mapping) or not required <= value.keys() <= required | optional:
+        raise _foreign(
+            value, f"an object with created, next and perhaps base, end, target for {where}"
+        )
+    for name in value:
+        low = CREATED_UNKNOWN if name == "created" else 0
+        number = value[name]
+        if type(number) is not int or not low <= number <= _INT64_MAX:
+            raise _foreign(
+                number, f"{name} of {where} to be a whole number from {low} to {_INT64_MAX}"
+            )
+    position = StreamPosition(
+        stream_id,
+        value["created"],
+        value["next"],
+        value.get("base"),
+        value.get("end"),
+        value.get("target"),
+    )
+    if position.base_offset is not None and position.base_offset > position.next_offset:
+        raise _foreign(position.base_offset, f"base of {where} not to be above its next")
+    return position
+
+
+def _parse_stream_id(key: object) -> int:
     if not isinstance(key, str) or not (key.isascii() and key.isdecimal() and len(key) <= 19):
         raise _foreign(key, "a stream id in decimal digits as key")
     stream_id = int(key)
     if str(stream_id) != key or stream_id > _INT64_MAX:
         raise _foreign(key, "a stream id without leading zeros, within int64, as key")
-    if not isinstance(value, Mapping) or not {"created", "next"} <= value.keys() <= {
-        "base",
-        "created",
-        "next",
-    }:
-        raise _foreign(value, f"an object with created, next and perhaps base for {where}")
-    for name, low in (("created", CREATED_UNKNOWN), ("next", 0), ("base", 0)):
-        number = value.get(name, 0)
-        if type(number) is not int or not low <= number <= _INT64_MAX:
-            raise _foreign(
-                number, f"{name} of {where} to be a whole number from {low} to {_INT64_MAX}"
-            )
-    position = StreamPosition(stream_id, value["created"], value["next"], value.get("base"))
-    if position.base_offset is not None and position.base_offset > position.next_offset:
-        raise _foreign(position.base_offset, f"base of {where} not to be above its next")
-    return position
+    return stream_id
 
 
 def _foreign(value: object, expected: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint holds no offset of the sbp source: {reprlib.repr(value)}; expected"
         f" {expected}; was it written by another source, or edited? restore it, or"
-        f" {_NEW_CHECKPOINT}"
+        f" {NEW_CHECKPOINT}"
     )

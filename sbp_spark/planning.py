@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from sbp_core.errors import SbpError
+from sbp_spark.data_loss import Loss
 from sbp_spark.offsets import Interval
-
-_LISTED_MAX = 20
 
 
 class PlacedRange(Protocol):
@@ -66,48 +64,27 @@ class StreamSpan:
         return self.servers[0] if self.servers else ""
 
 
-class DataLossError(SbpError):
-    """Offsets that were to be read are stored nowhere any more.
+class Cover(NamedTuple):
+    """Spans that are stored, and the parts of the intervals that are not; together they are all."""
 
-    `intervals` lists all of them exactly; `names` has stream names by id, where known.
-    """
-
-    def __init__(self, intervals: tuple[Interval, ...], names: Mapping[int, str]) -> None:
-        super().__init__(intervals, names)
-        self.intervals = intervals
-        self.names = names
-
-    def __str__(self) -> str:
-        count = sum(lost.end_offset - lost.start_offset for lost in self.intervals)
-        lines = [
-            f"stream {lost.stream_id} ({self.names.get(lost.stream_id) or 'unnamed'}):"
-            f" [{lost.start_offset}, {lost.end_offset})"
-            for lost in self.intervals[:_LISTED_MAX]
-        ]
-        more = len(self.intervals) - len(lines)
-        return (
-            f"{count} offsets are lost, no range holds them: {'; '.join(lines)}"
-            f"{f' and {more} more intervals' if more else ''}. They were to be read, but were"
-            " trimmed before, or their range is gone. Lengthen the retention or read more often;"
-            " to go on behind the loss, start the query with a new checkpointLocation and"
-            " startingOffsets"
-        )
+    spans: tuple[StreamSpan, ...]
+    losses: tuple[Loss, ...]
 
 
 def cover(
     intervals: Iterable[Interval], ranges: Iterable[PlacedRange], *, names: Mapping[int, str]
-) -> tuple[StreamSpan, ...]:
+) -> Cover:
     """Cut each interval by the ranges of its stream; spans come in the order of the intervals.
 
-    The spans cover the intervals exactly and are not empty. Where ranges overlap, the later one
-    counts: a range that looks open although the stream went on elsewhere is out of date.
-    `names` gives `stream_name`. Raises DataLossError with every part that no range covers.
+    Spans and losses cover the intervals exactly and are not empty. Where ranges overlap, the later
+    one counts: a range that looks open although the stream went on elsewhere is out of date.
+    `names` gives `stream_name`.
     """
     ranges_by_stream: defaultdict[int, list[PlacedRange]] = defaultdict(list)
     for placed in ranges:
         ranges_by_stream[placed.stream_id].append(placed)
     spans: list[StreamSpan] = []
-    lost: list[Interval] = []
+    losses: list[Loss] = []
     for interval in intervals:
         stream_id, position, end = interval
         for placed, upto in _effective_ends(ranges_by_stream[stream_id]):
@@ -116,17 +93,14 @@ def cover(
             if cut_start >= cut_end:
                 continue
             if position < cut_start:
-                lost.append(Interval(stream_id, position, cut_start))
+                losses.append(Loss(stream_id, position, cut_start))
             name = names.get(stream_id, "")
             index, servers = placed.range_index, tuple(placed.servers)
             spans.append(StreamSpan(stream_id, name, index, cut_start, cut_end, servers))
             position = cut_end
         if position < end:
-            lost.append(Interval(stream_id, position, end))
-    if lost:
-        lost_names = {stream_id: names.get(stream_id, "") for stream_id, _, _ in lost}
-        raise DataLossError(tuple(lost), lost_names)
-    return tuple(spans)
+            losses.append(Loss(stream_id, position, end))
+    return Cover(tuple(spans), tuple(losses))
 
 
 def _effective_ends(ranges: list[PlacedRange]) -> Iterator[tuple[PlacedRange, int | None]]:
@@ -142,23 +116,73 @@ def _effective_ends(ranges: list[PlacedRange]) -> Iterator[tuple[PlacedRange, in
 
 
 def plan_partitions(
-    spans: Sequence[StreamSpan], *, records_per_partition_max: int, spans_per_partition_max: int
+    spans: Sequence[StreamSpan],
+    *,
+    records_per_partition_max: int,
+    spans_per_partition_max: int,
+    bytes_per_partition_max: int | None = None,
+    record_bytes: Mapping[int, int] | None = None,
+    partitions_min: int = 1,
 ) -> tuple[tuple[StreamSpan, ...], ...]:
-    """Return input partitions that read exactly `spans`, none of them over either maximum.
+    """Return input partitions that read exactly `spans`, none of them over any maximum.
 
-    A span over `records_per_partition_max` is split evenly by offset. Spans with the same primary
-    server share partitions of about equal record counts, so that one FETCH serves many streams.
-    No partition is empty, spans inside one ascend by stream and offset, partitions of one server
-    by their first span; empty spans vanish.
+    A span over the maximum is split evenly by offset. Spans with the same primary server share
+    partitions of about equal load, so that one FETCH serves many streams. `record_bytes` says how
+    long a record of each stream is; a record that is over the maximum is alone. There are at least
+    `partitions_min` partitions, if there are as many records. None is empty, spans inside one
+    ascend by stream and offset, partitions of one server by their first span; empty spans vanish.
     """
-    assert records_per_partition_max > 0
-    assert spans_per_partition_max > 0
+    assert min(records_per_partition_max, spans_per_partition_max, partitions_min) > 0
+    count = sum(span.record_count for span in spans)
+    maxima = [records_per_partition_max]
+    maxima += [-(-count // partitions_min), max(1, count // partitions_min)]
+    planned: tuple[tuple[StreamSpan, ...], ...] = ()
+    for records_max in (min(each, records_per_partition_max) for each in maxima if each):
+        scale = _scale(records_max, bytes_per_partition_max, record_bytes or {})
+        planned = _plan(spans, scale, spans_per_partition_max)
+        if len(planned) >= partitions_min:
+            break
+    return planned
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What records weigh, and how much a partition takes.
+
+    Two maxima become one: a record weighs the larger part of either maximum that it uses up.
+    """
+
+    capacity: int
+    weights: Mapping[int, int]
+    default_weight: int
+
+    def weight(self, span: StreamSpan) -> int:
+        return span.record_count * self.record_weight(span)
+
+    def record_weight(self, span: StreamSpan) -> int:
+        return self.weights.get(span.stream_id, self.default_weight)
+
+
+def _scale(records_max: int, bytes_max: int | None, record_bytes: Mapping[int, int]) -> _Scale:
+    if bytes_max is None:
+        return _Scale(records_max, {}, 1)
+    weights = {
+        stream_id: max(bytes_max, size_bytes * records_max)
+        for stream_id, size_bytes in record_bytes.items()
+    }
+    return _Scale(records_max * bytes_max, weights, max(bytes_max, records_max))
+
+
+def _plan(
+    spans: Sequence[StreamSpan], scale: _Scale, spans_max: int
+) -> tuple[tuple[StreamSpan, ...], ...]:
     by_primary: defaultdict[str, list[StreamSpan]] = defaultdict(list)
     for span in spans:
-        by_primary[span.primary].extend(_split(span, records_per_partition_max))
+        records_max = max(1, scale.capacity // scale.record_weight(span))
+        by_primary[span.primary].extend(_split(span, records_max))
     partitions: list[tuple[StreamSpan, ...]] = []
     for primary in sorted(by_primary):
-        packed = _pack(by_primary[primary], records_per_partition_max, spans_per_partition_max)
+        packed = _pack(by_primary[primary], scale, spans_max)
         ordered = (tuple(sorted(members, key=_reading_order)) for members in packed)
         partitions.extend(sorted(ordered, key=lambda members: _reading_order(members[0])))
     return tuple(partitions)
@@ -180,18 +204,20 @@ def _split(span: StreamSpan, records_max: int) -> Iterator[StreamSpan]:
         )
 
 
-def _pack(pieces: list[StreamSpan], records_max: int, spans_max: int) -> list[list[StreamSpan]]:
-    """Put the pieces, longest first, each into the emptiest partition; add one if none has room."""
-    total = sum(piece.record_count for piece in pieces)
-    partition_count = max(-(-total // records_max), -(-len(pieces) // spans_max))
+def _pack(pieces: list[StreamSpan], scale: _Scale, spans_max: int) -> list[list[StreamSpan]]:
+    """Put the pieces, heaviest first, each into the emptiest partition; add one without room."""
+    total = sum(scale.weight(piece) for piece in pieces)
+    partition_count = max(-(-total // scale.capacity), -(-len(pieces) // spans_max))
+    partition_count = min(partition_count, len(pieces))
     partitions: list[list[StreamSpan]] = [[] for _ in range(partition_count)]
     emptiest = [(0, index) for index in range(partition_count)]
-    for piece in sorted(pieces, key=lambda piece: (-piece.record_count, *_reading_order(piece))):
-        if not emptiest or emptiest[0][0] + piece.record_count > records_max:
+    for piece in sorted(pieces, key=lambda piece: (-scale.weight(piece), *_reading_order(piece))):
+        weight = scale.weight(piece)
+        if not emptiest or (emptiest[0][0] and emptiest[0][0] + weight > scale.capacity):
             heapq.heappush(emptiest, (0, len(partitions)))
             partitions.append([])
         load, index = heapq.heappop(emptiest)
         partitions[index].append(piece)
         if len(partitions[index]) < spans_max:
-            heapq.heappush(emptiest, (load + piece.record_count, index))
+            heapq.heappush(emptiest, (load + weight, index))
     return partitions

@@ -14,8 +14,8 @@ from sbp_core import limits
 from sbp_core.client import FetchItem, FetchOutcome
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_spark.client_pool import Patience
-from sbp_spark.offsets import Interval
-from sbp_spark.planning import DataLossError, StreamSpan
+from sbp_spark.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.planning import StreamSpan
 
 QUEUE_BYTES_MAX: Final = 16 * limits.MIB
 """Octets that wait for the task; beyond them the thread does not ask for more."""
@@ -38,10 +38,14 @@ class FetchClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole record batches of the span at `span_index`, as they came."""
+    """Whole record batches of the span at `span_index`, as they came.
+
+    `maybe_skip_to` is the offset at which reading goes on where those before it are lost.
+    """
 
     span_index: int
     payload: memoryview
+    maybe_skip_to: int | None = None
 
 
 @dataclass(slots=True)
@@ -62,14 +66,15 @@ def fetch_chunks(
     client: FetchClient,
     spans: Sequence[StreamSpan],
     *,
+    is_loss_fatal: bool = True,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
     """Yield the octets of all spans; those of one stream in the order of their offsets.
 
-    One FETCH asks for several streams at once. Raises DataLossError when offsets are gone,
-    DeadlineExceededError when a server holds back offsets that it had announced, and what the
-    client raises; each error has a note that names the span.
+    One FETCH asks for several streams at once. Offsets that are gone raise DataLossError, or are
+    logged and skipped. Raises DeadlineExceededError when a server holds back offsets that it had
+    announced, and what the client raises; each error has a note that names the span.
     """
     lanes: dict[int, deque[_Cursor]] = {}
     for index, span in enumerate(spans):
@@ -84,6 +89,10 @@ def fetch_chunks(
         with closing(_fetch(client, cursors)) as outcomes:
             for outcome in outcomes:
                 cursor = cursors[outcome.item_index]
+                if not is_loss_fatal and _skip_loss(cursor, outcome.error):
+                    has_progress = True
+                    yield Chunk(cursor.span_index, memoryview(b""), cursor.offset)
+                    continue
                 _check_outcome(cursor, outcome, clock())
                 if outcome.payload:
                     has_progress = True
@@ -127,13 +136,25 @@ def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None
         )
 
 
-def _loss(cursor: _Cursor, error: OffsetOutOfRangeError) -> SbpError:
+def _loss(cursor: _Cursor, error: OffsetOutOfRangeError) -> DataLossError:
     span, bounds = cursor.span, error.maybe_bounds
     end_offset = span.end_offset
     if bounds is not None and cursor.offset < bounds[0]:
         end_offset = min(end_offset, bounds[0])
-    lost = Interval(span.stream_id, cursor.offset, end_offset)
+    lost = Loss(span.stream_id, cursor.offset, end_offset)
     return DataLossError((lost,), {span.stream_id: span.stream_name})
+
+
+def _skip_loss(cursor: _Cursor, error: SbpError | None) -> bool:
+    """Move the cursor behind what was trimmed, and log it; False if nothing was."""
+    bounds = error.maybe_bounds if isinstance(error, OffsetOutOfRangeError) else None
+    if bounds is None or cursor.offset >= bounds[0]:
+        return False
+    lost = Loss(cursor.span.stream_id, cursor.offset, min(bounds[0], cursor.span.end_offset))
+    log_losses([lost], {cursor.span.stream_id: cursor.span.stream_name})
+    cursor.offset = min(bounds[0], cursor.span.end_offset)
+    cursor.silent_since_s = None
+    return True
 
 
 def describe_span(span: StreamSpan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Final
 
 import pyarrow as pa
@@ -48,20 +49,40 @@ def source_schema(*, include_headers: bool) -> StructType:
     return StructType(fields)
 
 
-def source_arrow_schema(*, include_headers: bool) -> pa.Schema:
-    """Return the columns of the source as Spark demands them of Arrow batches."""
-    schema = source_schema(include_headers=include_headers)
+def source_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return columns of the source as Spark demands them of Arrow batches."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def check_source_schema(given: StructType, *, include_headers: bool) -> None:
-    """Raise ConfigurationError unless a DataFrame's schema is the one that the source has."""
-    expected = source_schema(include_headers=include_headers)
-    if given != expected:
+    """Raise ConfigurationError, naming all faults, unless the source has these columns.
+
+    They may be any of its columns, in any order; `include_headers` demands that headers are there.
+    """
+    columns = {field.name: field for field in (*_SOURCE_FIELDS, _HEADERS)}
+    faults = []
+    seen: set[str] = set()
+    for field in given.fields:
+        known = columns.get(field.name)
+        if field.name in seen:
+            faults.append(f"column {field.name} stands there twice")
+        elif known is None:
+            near = difflib.get_close_matches(field.name.lower(), columns, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            faults.append(f"column {field.name} does not exist{hint}")
+        elif field.dataType != known.dataType or not field.nullable:
+            of_given, of_known = (_ddl(StructType([each])) for each in (field, known))
+            faults.append(f"column {of_given}; expected {of_known}: cast it afterwards")
+        seen.add(field.name)
+    if not given.fields:
+        faults.append("there is no column; name one, such as offset")
+    if include_headers and "headers" not in seen:
+        faults.append("column headers is left out, but the option includeHeaders asks for it")
+    if faults:
+        lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(
-            f"the schema ({_ddl(given)}) was given to .schema(...), but the sbp source has"
-            f" ({_ddl(expected)}); leave .schema(...) out, select and cast columns afterwards,"
-            " and add .option('includeHeaders', 'true') for the column headers"
+            f"the sbp source cannot give what .schema(...) asks for:\n{lines}\nIt has"
+            f" ({_ddl(StructType([*columns.values()]))}), to be named in any order and number"
         )
 
 

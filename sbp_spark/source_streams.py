@@ -1,10 +1,9 @@
-"""The streams that a source reads: who they are, where they begin and end, who reads which part."""
+"""The streams that a source reads: which ones, and where in them a query starts and ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import (
@@ -16,14 +15,20 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.fetch_task import SpanPartition
-from sbp_spark.offsets import Interval
-from sbp_spark.options import EARLIEST, LATEST, Servers, SourceOptions, StreamRef
-from sbp_spark.planning import cover, plan_partitions
-
-RECORDS_PER_PARTITION_MAX: Final = 1_000_000
-SPANS_PER_PARTITION_MAX: Final = 1_000
-_LISTED_MAX: Final = 20
+from sbp_spark.options import (
+    OnDataLoss,
+    Servers,
+    SourceOptions,
+    StreamList,
+    StreamPattern,
+    StreamRef,
+)
+from sbp_spark.positions import (
+    check_inside,
+    check_positions,
+    locate,
+    positions_of,
+)
 
 
 @contextmanager
@@ -35,24 +40,11 @@ def plain_errors() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
-def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
-    """Return the streams that an option names, asking the placement driver for the first time.
-
-    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
-    """
-    client = client_for(servers, Patience.STARTING)
+@contextmanager
+def first_contact(servers: Servers) -> Iterator[Client]:
+    """Give a client of little patience; if nobody answers, ConnectError says what to look at."""
     try:
-        wanted = [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
-        if not wanted:
-            client.ping()
-        return client.describe_streams(wanted) if wanted else []
-    except NotFoundError as error:
-        raise NotFoundError(
-            error.code,
-            f"option {option}: {error.message}; on the command line:"
-            f" `sbp streams create NAME --endpoint {servers}` and"
-            f" `sbp streams list --endpoint {servers}`",
-        ) from None
+        yield client_for(servers, Patience.STARTING)
     except (TransportError, DeadlineExceededError) as error:
         raise ConnectError(
             f"option endpoint: no placement driver answers at {servers}; is `sbp serve` running"
@@ -60,75 +52,92 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
         ) from None
 
 
-def resolve_streams(options: SourceOptions) -> tuple[StreamInfo, ...]:
-    """Return the streams of the option `streams`, in its order.
+def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
+    """Return the streams that an option names, asking the placement driver for the first time.
 
-    Raises SbpError when nobody answers, when any is missing, or when two are the same.
+    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
     """
-    infos = describe_refs(options.servers, options.streams, "streams")
+    with first_contact(servers) as client:
+        if not refs:
+            client.ping()
+            return []
+        try:
+            return client.describe_streams(wanted(refs))
+        except NotFoundError as error:
+            raise NotFoundError(
+                error.code,
+                f"option {option}: {error.message}; on the command line:"
+                f" `sbp streams create NAME --endpoint {servers}` and"
+                f" `sbp streams list --endpoint {servers}`",
+            ) from None
+
+
+def wanted(refs: Sequence[StreamRef]) -> list[int | str]:
+    """Return how a client takes references: ids as numbers."""
+    return [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
+
+
+def select_streams(options: SourceOptions) -> dict[int, StreamInfo]:
+    """Return the streams that are to be read, by id, asking for the first time.
+
+    Raises SbpError when nobody answers, when any that is named is missing or named twice, or when
+    positions are given for others.
+    """
+    selection = options.selection
+    if isinstance(selection, StreamPattern):
+        with first_contact(options.servers) as client:
+            found = client.list_streams()
+        return {info.stream_id: info for info in found if selection.matches(info.name)}
+    infos = describe_refs(options.servers, selection.refs, selection.option)
+    _check_distinct(selection, infos)
+    check_option_positions(options, infos)
+    return {info.stream_id: info for info in infos}
+
+
+def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:
     seen: dict[int, StreamRef] = {}
     faults = []
-    for ref, info in zip(options.streams, infos, strict=True):
+    for ref, info in zip(selection.refs, infos, strict=True):
         if info.stream_id in seen:
             faults.append(f"{seen[info.stream_id]} and {ref} (id {info.stream_id})")
         seen.setdefault(info.stream_id, ref)
     if faults:
         raise ConfigurationError(
-            f"option streams: these are one and the same stream: {'; '.join(faults)}; name each"
-            " stream once"
+            f"option {selection.option}: these are one and the same stream: {'; '.join(faults)};"
+            " name each stream once"
         )
-    return tuple(infos)
 
 
-def starting_offsets(options: SourceOptions, bounds: Iterable[StreamBounds]) -> dict[int, int]:
-    """Return the first offset to read of each stream; `bounds` in the order of the options.
+def check_option_positions(options: SourceOptions, infos: Collection[StreamInfo]) -> None:
+    """Raise ConfigurationError where JSON in the options does not name exactly the streams."""
+    check_positions("startingOffsets", options.starting, infos)
+    if options.ending is not None:
+        check_positions("endingOffsets", options.ending, infos)
 
-    Raises ConfigurationError naming every offset that lies outside its stream.
-    """
-    starts: dict[int, int] = {}
-    faults = []
-    for ref, asked, bound in zip(options.streams, options.starting_offsets, bounds, strict=True):
-        keywords = {EARLIEST: bound.start_offset, LATEST: bound.next_offset}
-        start = keywords.get(asked, asked)
-        if not bound.start_offset <= start <= bound.next_offset:
-            faults.append(
-                f"{ref} at {asked}, but it holds [{bound.start_offset}, {bound.next_offset})"
-            )
-        starts[bound.stream_id] = start
-    if faults:
-        more = f"; and {len(faults) - _LISTED_MAX} more" if len(faults) > _LISTED_MAX else ""
-        raise ConfigurationError(
-            f"option startingOffsets lies outside of: {'; '.join(faults[:_LISTED_MAX])}{more};"
-            " expected an offset from the first one to the next one to be written, -2 (earliest)"
-            " or -1 (latest)"
-        )
+
+def starting_offsets(
+    options: SourceOptions,
+    bounds: Mapping[int, StreamBounds],
+    streams: Mapping[int, StreamInfo],
+) -> dict[int, int]:
+    """Return the first offset to read of each stream. Raises ConfigurationError."""
+    check_option_positions(options, streams.values())
+    asked = positions_of(options.starting, streams.values())
+    starts = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
+    is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
+    check_inside("startingOffsets", starts, bounds, streams, is_trimmed_allowed=is_loss_allowed)
     return starts
 
 
-def display_name(info: StreamInfo) -> str:
-    """Return what the column `stream` shows, and what the sink takes back: the name, or the id."""
-    return info.name or str(info.stream_id)
-
-
-def plan_read(
-    client: Client,
-    servers: Servers,
-    intervals: Iterable[Interval],
+def ending_offsets(
+    options: SourceOptions,
+    bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
-) -> list[SpanPartition]:
-    """Return the partitions that read the intervals, none for empty ones.
-
-    Raises DataLossError when some offsets are stored nowhere any more.
-    """
-    wanted = [each for each in intervals if each.start_offset < each.end_offset]
-    if not wanted:
-        return []
-    ranges = client.list_ranges([each.stream_id for each in wanted])
-    names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
-    spans = cover(wanted, (piece for pieces in ranges.values() for piece in pieces), names=names)
-    planned = plan_partitions(
-        spans,
-        records_per_partition_max=RECORDS_PER_PARTITION_MAX,
-        spans_per_partition_max=SPANS_PER_PARTITION_MAX,
-    )
-    return [SpanPartition(servers, partition) for partition in planned]
+) -> dict[int, int]:
+    """Return where a batch ends in each stream. Raises ConfigurationError."""
+    if options.ending is None:
+        return {stream_id: bound.next_offset for stream_id, bound in bounds.items()}
+    asked = positions_of(options.ending, streams.values())
+    ends = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
+    check_inside("endingOffsets", ends, bounds, streams)
+    return ends

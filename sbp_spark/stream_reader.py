@@ -14,27 +14,29 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
-from sbp_core.client import Client, StreamBounds, StreamInfo
-from sbp_core.errors import NotFoundError
-from sbp_spark.admission import admit
-from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.fetch_task import read_partition
+from sbp_spark.loss_policy import LossPolicy
+from sbp_spark.micro_batch import Way, frozen_targets, way_ahead
 from sbp_spark.offsets import (
     INITIAL,
     SourceOffset,
-    StreamChangedError,
-    StreamPosition,
     advance,
     intervals,
 )
 from sbp_spark.options import SourceOptions, parse_source_options
-from sbp_spark.schema import check_source_schema
-from sbp_spark.source_streams import plain_errors, plan_read, resolve_streams, starting_offsets
+from sbp_spark.read_plan import plan_read
+from sbp_spark.record_sizes import RecordSizes
+from sbp_spark.schema import check_source_schema, source_arrow_schema
+from sbp_spark.source_streams import plain_errors
+from sbp_spark.stream_watch import Snapshot, StreamWatch, is_plausible
+from sbp_spark.trigger import Trigger
 
 
 class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,10 +49,12 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given_options = options
         self._given_schema = schema
         self._checked_options: SourceOptions | None = None
-        self._streams: dict[int, StreamInfo] = {}
-        self._bounds: list[StreamBounds] = []
-        self._is_target_frozen = False
-        self._turn = 0
+        self._watch: StreamWatch | None = None
+        self._snapshot = Snapshot()
+        self._is_available_now = False
+        self._maybe_targets: dict[int, int] | None = None
+        self._maybe_trigger: Trigger | None = None
+        self._maybe_losses: LossPolicy | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the constant that stands for the start of a fresh query."""
@@ -58,15 +62,24 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return INITIAL.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit of the option maxRecordsPerTrigger."""
-        records_max = self._options().records_per_trigger_max
-        return ReadAllAvailable() if records_max is None else ReadMaxRows(records_max)
+        """Return what stands for the options' limits; `latestOffset` combines all of them.
+
+        Spark's Python API has no limit of several parts.
+        """
+        limits = self._options().limits
+        if limits.records_max is not None:
+            return ReadMaxRows(limits.records_max)
+        if limits.bytes_max is not None:
+            return ReadMaxBytes(limits.bytes_max)
+        if limits.records_min is not None:
+            return ReadMinRows(limits.records_min)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read up to the tails as they are now, and no further."""
         with plain_errors():
-            self._refresh_bounds()
-        self._is_target_frozen = True
+            self._snapshot = self._streams().look()
+        self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the micro-batch from `start` goes, `start` itself if nothing is new.
@@ -76,27 +89,25 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         with plain_errors():
             begin = SourceOffset.from_json(start)
-            if not self._is_target_frozen:
-                self._refresh_bounds()
-            tails = {bound.stream_id: bound.next_offset for bound in self._bounds}
-            bases = self._bases(begin)
-            starts = bases | {
-                stream_id: position.next_offset
-                for stream_id, position in begin.streams.items()
-                if stream_id in tails
-            }
-            records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-            ends = admit(starts, tails, records_max=records_max, turn=self._turn)
-            self._turn += 1
-            return advance(begin, self._positions(ends, bases)).to_json()
+            self._look(begin)
+            begin, gone = self._losses.settle_gone(begin, self._snapshot)
+            way = way_ahead(self._options(), begin, self._snapshot)
+            self._losses.settle_trimmed(way.losses)
+            if self._is_available_now:
+                if self._maybe_targets is None:
+                    self._maybe_targets = frozen_targets(begin, way)
+                way = way.until(self._maybe_targets)
+            # Trigger.Once asks for everything, whatever the limits are.
+            is_unlimited = isinstance(limit, ReadAllAvailable)
+            ends = way.farthest() if is_unlimited else self._admitted(way)
+            lost = self._losses.to_report([*gone, *way.losses])
+            return advance(begin, way.positions(ends), lost).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the tails as they were last seen, for Spark's progress."""
-        if not self._bounds:
+        if not self._snapshot.bounds:
             return None
-        tails = {bound.stream_id: bound.next_offset for bound in self._bounds}
-        positions = {at.stream_id: at for at in self._positions(tails, {})}
-        return SourceOffset(positions).to_json()
+        return SourceOffset(self._snapshot.positions()).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what to read from `start` to `end`: the same records whenever it is asked.
@@ -105,19 +116,21 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         with plain_errors():
             begin, finish = SourceOffset.from_json(start), SourceOffset.from_json(end)
-            wanted = intervals(begin, finish)
-            if all(each.start_offset == each.end_offset for each in wanted):
+            wanted = [
+                each for each in intervals(begin, finish) if each.start_offset < each.end_offset
+            ]
+            if not wanted:
                 return []
-            streams = self._resolved()
             # A batch that is planned anew after a restart was logged for the streams of then.
-            ends = {stream_id: at.next_offset for stream_id, at in finish.streams.items()}
-            now = {at.stream_id: at for at in self._positions(ends, {})}
-            intervals(finish, SourceOffset(now))
-            return plan_read(self._client(), self._options().servers, wanted, streams)
+            streams = self._streams().streams()
+            there = self._losses.settle_unreadable(finish, wanted, streams)
+            planned = plan_read(self._streams().client, self._options(), there, streams)
+            self._losses.note(planned.losses)
+            return planned.partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
-        return read_partition(partition, include_headers=self._options().include_headers)
+        return read_partition(partition, source_arrow_schema(self._given_schema))
 
     def _options(self) -> SourceOptions:
         """Return the options, checked. Raises ConfigurationError."""
@@ -128,44 +141,33 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._checked_options = options
         return self._checked_options
 
-    def _client(self) -> Client:
-        return client_for(self._options().servers, Patience.RUNNING)
+    def _look(self, begin: SourceOffset) -> None:
+        """Look at the streams; only once with Trigger.AvailableNow, unless that look is doubtful.
 
-    def _resolved(self) -> dict[int, StreamInfo]:
-        """Return the streams by id, in the order of the option; looked up once per run."""
-        if not self._streams:
-            self._streams = {info.stream_id: info for info in resolve_streams(self._options())}
-        return self._streams
-
-    def _refresh_bounds(self) -> None:
-        stream_ids = list(self._resolved())
-        try:
-            self._bounds = self._client().stream_bounds(stream_ids)
-        except NotFoundError as error:
-            raise StreamChangedError(
-                f"a stream was deleted while the query was reading it: {error.message}; name the"
-                " remaining ones in the option streams, and start the query with a new"
-                " checkpointLocation"
-            ) from None
-
-    def _bases(self, begin: SourceOffset) -> dict[int, int]:
-        """Return where reading begins in the streams that `begin` does not have.
-
-        Those that join a running query's checkpoint are read from their first offset.
+        Raises SbpError.
         """
-        if not begin.streams:
-            return starting_offsets(self._options(), self._bounds)
-        return {
-            bound.stream_id: bound.start_offset
-            for bound in self._bounds
-            if bound.stream_id not in begin.streams
-        }
+        known = {stream_id: at.next_offset for stream_id, at in begin.streams.items()}
+        is_frozen = self._is_available_now and (
+            self._maybe_targets is not None or is_plausible(self._snapshot, known)
+        )
+        if not is_frozen:
+            self._snapshot = self._streams().look(known)
 
-    def _positions(self, ends: dict[int, int], bases: dict[int, int]) -> list[StreamPosition]:
-        """Return `ends` with the identity that each stream has now; unknown ones are left out."""
-        streams = self._resolved()
-        return [
-            StreamPosition(stream_id, streams[stream_id].created_at_ms, end, bases.get(stream_id))
-            for stream_id, end in ends.items()
-            if stream_id in streams
-        ]
+    @property
+    def _losses(self) -> LossPolicy:
+        if self._maybe_losses is None:
+            self._maybe_losses = LossPolicy(self._options().on_data_loss)
+        return self._maybe_losses
+
+    def _streams(self) -> StreamWatch:
+        """Return what looks at the streams; made at the first use, never sent to tasks."""
+        if self._watch is None:
+            self._watch = StreamWatch(self._options())
+        return self._watch
+
+    def _admitted(self, way: Way) -> dict[int, int]:
+        """Return how far the limits let a micro-batch go."""
+        if self._maybe_trigger is None:
+            sizes = RecordSizes(self._streams().client)
+            self._maybe_trigger = Trigger(self._options().limits, sizes)
+        return self._maybe_trigger.ends(way, is_waiting_allowed=not self._is_available_now)

@@ -332,6 +332,13 @@ class AsyncClient:
         """Let streams, by id, go on in new ranges; return the new writable range of each."""
         return await self._run(changes.seal_streams(self._context, stream_ids))
 
+    async def maybe_revision(self) -> int | None:
+        """Return the revision of the placement driver's metadata, None if it counts none.
+
+        It grows with every change of streams and ranges: as long as it is the same, so are they.
+        """
+        return await self._run(placement.maybe_revision(self._context))
+
     async def list_ranges(self, stream_ids: Sequence[int]) -> dict[int, tuple[RangeInfo, ...]]:
         """Return the ranges of each stream as the placement driver knows them now."""
         return await self._run(placement.list_ranges(self._context, stream_ids))

@@ -10,7 +10,14 @@ from sbp_core.client.calls import Attempts, Context, ask, decode_reply, unanswer
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.router import Router
 from sbp_core.client.types import RangeInfo, StreamBounds
-from sbp_core.errors import NoRangeServerError, NotFoundError, SbpError, StatusCode
+from sbp_core.errors import (
+    InvalidRequestError,
+    NoRangeServerError,
+    NotFoundError,
+    SbpError,
+    StatusCode,
+    UnsupportedError,
+)
 from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     DescribeRangesRequest,
@@ -133,6 +140,20 @@ def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int,
         if answers[-1].revision == revision:
             return {}
     return (yield from refresh(context, stream_ids))
+
+
+def maybe_revision(context: Context) -> Program[int | None]:
+    """Return the revision of the metadata, None where the placement driver does not count them.
+
+    SPEC "LIST_RANGES", for no stream: the shortest answer there is.
+    """
+    header = ListRangesRequest(timeout_ms=context.timeout_ms)
+    try:
+        answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+    except (InvalidRequestError, UnsupportedError):  # that no stream is named
+        return None
+    revision = answers[-1].revision
+    return None if revision < 0 else revision
 
 
 def list_ranges(

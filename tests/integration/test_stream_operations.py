@@ -429,3 +429,24 @@ def test_a_full_server_gets_no_ranges(tmp_path):
 
     probe = FixedProbe(0)
     run(tmp_path, body, heartbeat_interval_ms=20, probe=probe)
+
+
+def test_the_revision_tells_whether_streams_have_changed(tmp_path):
+    async def body(cluster):
+        client = cluster.client
+        seen = [await client.maybe_revision()]
+
+        async def has_changed():
+            seen.append(await client.maybe_revision())
+            return seen[-1] != seen[-2]
+
+        assert not await has_changed()
+        (info,) = await client.create_streams([StreamSpec("a")])
+        assert await has_changed()
+        await client.append([AppendItem(info.stream_id, rows_batch([b"x"], info.stream_id))])
+        assert not await has_changed()
+        await client.delete_streams(["a"])
+        assert await has_changed()
+        assert seen == sorted(seen)
+
+    run(tmp_path, body)

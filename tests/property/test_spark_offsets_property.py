@@ -6,6 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbp_spark.data_loss import Loss
 from sbp_spark.offsets import (
     INITIAL,
     CheckpointError,
@@ -25,9 +26,16 @@ def offsets(draw, min_size=0):
         next_offset = draw(int64)
         base = draw(st.none() | st.integers(0, next_offset))
         positions[stream_id] = StreamPosition(
-            stream_id, draw(st.integers(-1, 2**63 - 1)), next_offset, base
+            stream_id,
+            draw(st.integers(-1, 2**63 - 1)),
+            next_offset,
+            base,
+            *draw(st.tuples(st.none() | int64, st.none() | int64)),
         )
-    return SourceOffset(positions)
+    lost = draw(st.lists(st.tuples(int64, int64, st.none() | int64), max_size=4))
+    losses = {Loss(i, min(a, a if b is None else b), b) for i, a, b in lost}
+    ordered = sorted(losses, key=lambda loss: (str(loss.stream_id), loss.start_offset))
+    return SourceOffset(positions, lost=tuple(ordered))
 
 
 def text(offset):
@@ -40,7 +48,7 @@ def test_canonical_json_round_trips(offset, random):
     assert SourceOffset.from_json(json.loads(text(offset))) == offset
     shuffled = list(offset.streams.items())
     random.shuffle(shuffled)
-    assert text(SourceOffset(dict(shuffled))) == text(offset)
+    assert text(SourceOffset(dict(shuffled), lost=offset.lost)) == text(offset)
 
 
 @given(offsets(), offsets())
@@ -53,7 +61,20 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["streams", "version", "initial", "created", "next", "base", "1", "2"])
+            st.sampled_from(
+                [
+                    "streams",
+                    "version",
+                    "initial",
+                    "created",
+                    "next",
+                    "base",
+                    "end",
+                    "target",
+                    "1",
+                    "2",
+                ]
+            )
             | st.text(),
             inner,
             max_size=4,

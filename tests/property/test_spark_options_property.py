@@ -7,14 +7,21 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbp_core.client import StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
+    AtOffset,
+    BeforeTail,
+    Earliest,
+    Latest,
+    Positions,
     parse_sink_options,
     parse_source_options,
     parse_stream_ref,
 )
+from sbp_spark.positions import check_positions, locate, positions_of
 
 names = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=249).filter(
     lambda name: name not in {".", ".."} and not name.isdecimal()
@@ -44,34 +51,64 @@ def test_a_stream_is_either_an_id_or_a_name(text):
     assert text == (stream.maybe_name if stream.maybe_id is None else str(stream.maybe_id))
 
 
-@given(stream_lists, st.data())
-def test_starting_offsets_belong_to_their_streams(streams, data):
-    offsets = {stream: data.draw(st.integers(-2, 2**63 - 1)) for stream in streams}
+@given(stream_lists, st.sampled_from(["startingOffsets", "endingOffsets"]), st.data())
+def test_offsets_in_json_belong_to_their_streams(streams, option, data):
+    offsets = {stream: data.draw(st.integers(0, 2**63 - 1)) for stream in streams}
     shuffled = dict(data.draw(st.permutations(list(offsets.items()))))
-    options = parse_source_options(
-        {
-            "endpoint": "pd:1",
-            "streams": ",".join(streams),
-            "startingOffsets": json.dumps(shuffled),
-        },
-        streaming=True,
-    )
-    assert [stream.text for stream in options.streams] == streams
-    assert options.starting_offsets == tuple(offsets[stream] for stream in streams)
+    given = {"endpoint": "pd:1", "streams": ",".join(streams), option: json.dumps(shuffled)}
+    options = parse_source_options(given, streaming=True)
+    found = options.starting if option == "startingOffsets" else options.ending
+    assert found.by_stream == {stream: AtOffset(offset) for stream, offset in offsets.items()}
 
 
-@given(stream_lists, st.data())
-def test_a_map_that_is_not_of_exactly_the_streams_is_refused(streams, data):
-    named = data.draw(st.lists(st.sampled_from(streams) | refs, unique=True))
-    options = {
-        "endpoint": "pd:1",
-        "streams": ",".join(streams),
-        "startingOffsets": json.dumps(dict.fromkeys(named, 0)),
+infos = st.lists(
+    st.builds(
+        StreamInfo,
+        stream_id=st.integers(0, 20),
+        name=st.none() | names,
+        replica_count=st.just(1),
+        retention_period_ms=st.just(0),
+        created_at_ms=st.just(0),
+    ),
+    max_size=6,
+    unique_by=(lambda info: info.stream_id, lambda info: info.name or info.stream_id),
+)
+
+
+@given(infos, st.data())
+def test_json_names_exactly_the_streams_by_name_or_id(streams, data):
+    every_name = [str(info.stream_id) for info in streams]
+    every_name += [info.name for info in streams if info.name is not None]
+    named = data.draw(st.lists(st.sampled_from([*every_name, "stranger"]), unique=True))
+    positions = Positions(None, {name: AtOffset(at) for at, name in enumerate(named)})
+    meant = {
+        info.stream_id: [named.index(n) for n in (str(info.stream_id), info.name) if n in named]
+        for info in streams
     }
-    difference = set(named) ^ set(streams)
+    is_exact = all(len(found) == 1 for found in meant.values()) and "stranger" not in named
     try:
-        parse_source_options(options, streaming=True)
-    except ConfigurationError as error:
-        assert str(error).count("\n") == len(difference) > 0  # noqa: PT017
+        check_positions("startingOffsets", positions, streams)
+    except ConfigurationError:
+        assert not is_exact
     else:
-        assert not difference
+        assert is_exact
+        found = positions_of(positions, streams)
+        assert found == {stream_id: AtOffset(at) for stream_id, (at,) in meant.items()}
+
+
+@given(
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.sampled_from([Earliest(), Latest()])
+    | st.integers(1, 300).map(BeforeTail)
+    | st.integers(0, 200).map(AtOffset),
+)
+def test_what_moves_with_the_tail_lies_inside_of_the_stream(start, count, position):
+    bound = StreamBounds(1, start, start + count)
+    offset = locate(position, bound)
+    if isinstance(position, AtOffset):
+        assert offset == position.offset
+    else:
+        assert start <= offset <= start + count
+    if isinstance(position, BeforeTail):
+        assert bound.next_offset - offset == min(position.record_count, count)

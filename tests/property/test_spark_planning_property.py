@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_spark.offsets import Interval
-from sbp_spark.planning import DataLossError, StreamSpan, cover, plan_partitions
+from sbp_spark.planning import StreamSpan, cover, plan_partitions
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,9 @@ def test_cover_is_exact_and_the_loss_is_exact(intervals, groups, random):
         and (placed.end_offset is None or offset < placed.end_offset)
     }
     missing = sorted(set(offsets_of(intervals)) - held)
-    try:
-        spans = cover(intervals, ranges, names={})
-    except DataLossError as error:
-        assert offsets_of(error.intervals) == missing != []  # noqa: PT017
-        return
-    assert missing == []
-    assert offsets_of(spans) == offsets_of(intervals)
+    spans, losses = cover(intervals, ranges, names={})
+    assert offsets_of(losses) == missing
+    assert sorted(offsets_of(spans) + missing) == offsets_of(intervals)
     by_index = {(placed.stream_id, placed.range_index): placed for placed in ranges}
     for span in spans:
         placed = by_index[span.stream_id, span.range_index]
@@ -163,3 +159,46 @@ def test_a_plan_does_not_depend_on_the_order_of_the_spans(spans, records_max, sp
     shuffled = list(spans)
     random.shuffle(shuffled)
     assert plan(shuffled, records_max, spans_max) == plan(spans, records_max, spans_max)
+
+
+byte_limits = st.integers(1, 3000)
+
+
+@given(
+    span_lists(),
+    maxima,
+    st.none() | byte_limits,
+    st.dictionaries(st.integers(0, 11), st.integers(1, 300)),
+    st.integers(1, 40),
+)
+def test_all_bounds_together_cover_exactly(spans, records_max, bytes_max, sizes, count_min):
+    partitions = plan_partitions(
+        spans,
+        records_per_partition_max=records_max,
+        spans_per_partition_max=10,
+        bytes_per_partition_max=bytes_max,
+        record_bytes=sizes,
+        partitions_min=count_min,
+    )
+    pieces = [piece for partition in partitions for piece in partition]
+    assert offsets_of(pieces) == offsets_of(spans)
+    assert len(partitions) >= min(count_min, load(spans))
+    for partition in partitions:
+        assert 0 < load(partition) <= records_max
+        octets = sum(piece.record_count * sizes.get(piece.stream_id, 1) for piece in partition)
+        assert bytes_max is None or octets <= bytes_max or load(partition) == 1
+
+
+@given(st.integers(1, 500), st.integers(1, 40))
+def test_one_span_is_cut_into_as_many_even_parts_as_are_asked_for(count, count_min):
+    spans = [StreamSpan(1, "", 0, 0, count, ("a:1",))]
+    partitions = plan_partitions(
+        spans,
+        records_per_partition_max=1000,
+        spans_per_partition_max=10,
+        partitions_min=count_min,
+    )
+    loads = [load(partition) for partition in partitions]
+    assert max(loads) - min(loads) <= 1
+    assert len(loads) >= min(count, count_min)
+    assert max(loads) >= count // count_min

@@ -8,6 +8,8 @@ import pytest
 from chispa import assert_df_equality
 from spark_streams import append_values, numbered
 
+from sbp_core.client import StreamSpec
+
 time = datetime.fromisoformat
 SCHEMA = "key binary, value binary, headers map<string,binary>, timestamp timestamp"
 RECORDS = [
@@ -102,6 +104,47 @@ def test_parts_of_a_stream(sbp, new_streams, client):
     assert [bytes(row.value) for row in rows] == numbered(37, 100) + numbered(0, 5)
     at_the_end = f'{{"{first}": 100, "{second}": 5}}'
     assert sbp.load(first, second, startingOffsets=at_the_end).count() == 0
+
+
+def test_starts_and_ends_of_a_batch(sbp, new_streams, client):
+    first, second = new_streams(2)
+    append_values(client, first, numbered(0, 100))
+    append_values(client, second, numbered(0, 5))
+    (info,) = client.describe_streams([second])
+
+    def offsets(**options):
+        rows = sbp.load(first, second, **options).orderBy("stream_id", "offset").collect()
+        return [(row.stream, row.offset) for row in rows]
+
+    ends = f'{{"{first}": 3, "{info.stream_id}": -1}}'
+    assert offsets(endingOffsets=ends) == [
+        *((first, n) for n in range(3)),
+        *((second, n) for n in range(5)),
+    ]
+    assert offsets(startingOffsets="-2") == [(first, 98), (first, 99), (second, 3), (second, 4)]
+    assert offsets(startingOffsets="-7", endingOffsets="-6") == [(first, 93)]
+
+
+def test_a_batch_of_all_streams_that_match_and_by_path(sbp, client):
+    client.create_streams([StreamSpec("match-1"), StreamSpec("match-2"), StreamSpec("a-match-3")])
+    for name in ("match-1", "match-2", "a-match-3"):
+        append_values(client, name, numbered(0, 2))
+    reader = sbp.spark.read.format("sbp").option("endpoint", sbp.endpoint)
+    assert reader.load("match-2").select("stream").distinct().collect() == [("match-2",)]
+    found = reader.option("streamsPattern", "match-.*").load().groupBy("stream").count().collect()
+    assert sorted(map(tuple, found)) == [("match-1", 2), ("match-2", 2)]
+
+
+def test_only_the_columns_of_a_schema(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 3))
+    options = {"endpoint": sbp.endpoint, "streams": stream, "startingOffsets": "earliest"}
+    frame = sbp.spark.read.format("sbp").schema("value binary, offset bigint").options(**options)
+    rows = frame.load().orderBy("offset").collect()
+    assert [tuple(row) for row in rows] == [(bytearray(b"%d" % n), n) for n in range(3)]
+    one = sbp.spark.readStream.format("sbp").schema("offset bigint").options(**options).load()
+    sbp.copy(one.selectExpr("cast(offset as string) as value"), copy, checkpoint)
+    assert sorted(sbp.values(copy)) == numbered(0, 3)
 
 
 def test_an_empty_stream_has_columns_and_no_rows(sbp, new_streams):

@@ -72,6 +72,46 @@ def test_max_records_per_trigger(sbp, new_streams, client, checkpoint):
     assert sorted(sbp.values(copy)) == sorted(numbered(0, 30))
 
 
+def test_octets_and_records_per_trigger(sbp, new_streams, client, checkpoint):
+    (stream,) = new_streams(1)
+    for start in range(0, 100, 10):
+        append_values(client, stream, [b"%07d" % n + b"x" * 993 for n in range(start, start + 10)])
+    collected = run(sbp.load_stream(stream, maxBytesPerTrigger="20k"), checkpoint)
+    sizes = [len(batch) for batch in collected.batches.values()]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 20
+    assert min(sizes[:-1]) >= 15
+    assert [int(value[:7]) for value in collected.values] == list(range(100))
+
+
+def test_a_minimum_is_waited_for_but_not_when_all_is_available(
+    sbp, new_streams, client, checkpoint
+):
+    stream, copy = new_streams(2)
+    frame = sbp.load_stream(stream, minRecordsPerTrigger="10").select("value")
+    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
+    query.processAllAvailable()
+    append_values(client, stream, numbered(0, 3))
+    query.processAllAvailable()
+    assert sbp.values(copy) == []
+    append_values(client, stream, numbered(3, 10))
+    query.processAllAvailable()
+    assert sbp.values(copy) == numbered(0, 10)
+    query.stop()
+    append_values(client, stream, numbered(10, 12))
+    sbp.copy(frame, copy, checkpoint)
+    assert sbp.values(copy) == numbered(0, 12)
+
+
+def test_once_takes_everything_whatever_the_limits_are(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 25))
+    frame = sbp.load_stream(stream, maxRecordsPerTrigger="10", minRecordsPerTrigger="10")
+    query = sbp.start_copy(frame.select("value"), copy, checkpoint, once=True)
+    wait_until_over(query)
+    assert batch_sizes(query) == [25]
+
+
 def test_a_crash_in_the_first_batch_loses_nothing(sbp, new_streams, client, checkpoint):
     """`latest` is where the tail was at the first start, however often that start fails."""
     (stream,) = new_streams(1)
@@ -94,8 +134,9 @@ def test_a_crash_in_a_later_batch_replays_it_exactly(sbp, new_streams, client, c
     run(frame, checkpoint, fails=True)
     append_values(client, stream, numbered(25, 30))
     replayed = run(frame, checkpoint)
-    assert [len(batch) for batch in replayed.batches.values()] == [7, 7, 7, 4]
-    assert replayed.values == numbered(5, 30)
+    assert [len(batch) for batch in replayed.batches.values()] == [7, 7, 6]
+    assert replayed.values == numbered(5, 25)
+    assert run(frame, checkpoint).values == numbered(25, 30)
 
 
 def test_a_replay_gives_the_same_rows(sbp, new_streams, client, tmp_path):
@@ -127,6 +168,29 @@ def test_reading_while_others_append(sbp, new_streams, client, checkpoint):
     assert max(batch_sizes(query)) <= 400
 
 
+def test_a_query_ends_where_it_is_told_to(sbp, new_streams, client, checkpoint):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 10))
+    frame = sbp.load_stream(stream, startingOffsets="-4", endingOffsets=f'{{"{stream}": 12}}')
+    assert run(frame, checkpoint).values == numbered(6, 10)
+    append_values(client, stream, numbered(10, 20))
+    assert run(frame, checkpoint).values == numbered(10, 12)
+    assert run(frame, checkpoint).values == []
+
+
+def test_a_query_that_runs_on_idles_at_its_end(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 10))
+    frame = sbp.load_stream(stream, endingOffsets=f'{{"{stream}": 15}}')
+    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
+    query.processAllAvailable()
+    append_values(client, stream, numbered(10, 20))
+    query.processAllAvailable()
+    assert query.isActive
+    query.stop()
+    assert sbp.values(copy) == numbered(0, 15)
+
+
 def test_a_stream_joins_and_another_leaves(sbp, new_streams, client, checkpoint):
     first, second = new_streams(2)
     append_values(client, first, numbered(0, 5))
@@ -138,6 +202,24 @@ def test_a_stream_joins_and_another_leaves(sbp, new_streams, client, checkpoint)
         run(sbp.load_stream(second), checkpoint)
 
 
+def test_streams_that_are_created_while_a_pattern_is_read(sbp, new_streams, client, checkpoint):
+    (copy,) = new_streams(1)
+    client.create_streams([StreamSpec("found-1"), StreamSpec("unfound-1")])
+    append_values(client, "found-1", numbered(0, 5))
+    reader = sbp.spark.readStream.format("sbp").options(endpoint=sbp.endpoint)
+    reader = reader.options(streamsPattern="found-[0-9]+", startingOffsets="latest")
+    query = sbp.start_copy(
+        reader.load().select("value"), copy, checkpoint, processingTime="0 seconds"
+    )
+    query.processAllAvailable()
+    client.create_streams([StreamSpec("found-2")])
+    append_values(client, "found-2", numbered(5, 10))
+    append_values(client, "found-1", numbered(10, 15))
+    query.processAllAvailable()
+    query.stop()
+    assert sorted(sbp.values(copy)) == sorted(numbered(5, 15))
+
+
 def test_a_stream_that_was_created_anew(sbp, new_streams, client, checkpoint):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 5))
@@ -147,6 +229,39 @@ def test_a_stream_that_was_created_anew(sbp, new_streams, client, checkpoint):
     append_values(client, stream, numbered(5, 20))
     with pytest.raises(PySparkException, match="created anew"):
         run(sbp.load_stream(stream), checkpoint)
+
+
+def test_trimmed_records_fail_a_query_or_are_reported(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 5))
+    sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
+    append_values(client, stream, numbered(5, 20))
+    (info,) = client.describe_streams([stream])
+    client.trim_streams({info.stream_id: 12})
+    told = rf"7 offsets are lost.*stream {info.stream_id} \({stream}\): \[5, 12\)"
+    with pytest.raises(PySparkException, match=told):
+        sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
+    lenient = sbp.load_stream(stream, failOnDataLoss="report").select("value")
+    query = sbp.copy(lenient, copy, checkpoint)
+    assert sbp.values(copy) == numbered(0, 5) + numbered(12, 20)
+    ends = [json.loads(each["sources"][0]["endOffset"]) for each in query.recentProgress]
+    lost = [end["lost"] for end in ends if "lost" in end]
+    assert lost == [{str(info.stream_id): [[5, 12]]}] * len(lost) != []
+    rows = sbp.load(stream, startingOffsets=f'{{"{stream}": 3}}', failOnDataLoss="false")
+    assert rows.count() == 8
+
+
+def test_a_stream_that_was_created_anew_is_read_anew_if_that_is_no_failure(
+    sbp, new_streams, client, checkpoint
+):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 5))
+    run(sbp.load_stream(stream), checkpoint)
+    client.delete_streams([stream])
+    client.create_streams([StreamSpec(stream)])
+    append_values(client, stream, numbered(5, 20))
+    anew = sbp.load_stream(stream, startingOffsets="latest", failOnDataLoss="report")
+    assert run(anew, checkpoint).values == numbered(5, 20)
 
 
 def test_nothing_new_writes_nothing(sbp, new_streams, client, checkpoint):

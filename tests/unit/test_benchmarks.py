@@ -19,7 +19,7 @@ from sbp_core import limits
 from sbp_core.wire.checksum import crc32
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import AppendRequest, decode_header
-from sbp_spark.schema import source_arrow_schema
+from sbp_spark.schema import source_arrow_schema, source_schema
 
 MIB = 1024 * 1024
 
@@ -71,7 +71,7 @@ class TestPrebuiltBatches:
     def test_they_are_what_spark_demands_of_the_connector(self):
         (batch,) = sources.read_portion(sources.Portion("a", 3, ROWS_PER_BATCH, 100))
         batch.validate(full=True)
-        assert batch.schema.equals(source_arrow_schema(include_headers=False))
+        assert batch.schema.equals(source_arrow_schema(source_schema(include_headers=False)))
         assert set(batch.column("stream").to_pylist()) == {"a"}
         assert set(batch.column("stream_id").to_pylist()) == {3}
         assert set(pc.binary_length(batch.column("value")).to_pylist()) == {100}

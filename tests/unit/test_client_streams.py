@@ -158,6 +158,24 @@ def test_a_seal_that_fails_half_way_may_have_been_applied(make, peer, code, outc
     assert caught.value.outcome is outcome
 
 
+@pytest.mark.parametrize(("counted", "told"), [(7, 7), (0, 0), (-1, None)])
+def test_the_revision_is_asked_for_without_naming_a_stream(make, peer, counted, told) -> None:
+    def answer(exchange: Exchange) -> None:
+        assert exchange.header.range_owners == ()
+        exchange.answer(ListRangesResponse(revision=counted))
+
+    peer.script(Opcode.LIST_RANGES, answer)
+    assert make(peer.endpoint).do("maybe_revision") == told
+
+
+def test_a_server_that_wants_streams_to_be_named_counts_no_revisions(make, peer) -> None:
+    def refuse(exchange: Exchange) -> None:
+        exchange.answer(ListRangesResponse(status=status(StatusCode.INVALID_REQUEST)))
+
+    peer.script(Opcode.LIST_RANGES, refuse)
+    assert make(peer.endpoint).do("maybe_revision") is None
+
+
 def test_list_ranges_names_all_missing(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, 8, "a:1"), placed(1, 1, 8, -1, "b:1")))
     driver = make(peer.endpoint)

@@ -1,4 +1,4 @@
-"""docs/ERRORS.md and docs/STATES.md are what the code says."""
+"""docs/ERRORS.md, docs/STATES.md and docs/OPTIONS.md are what the code says."""
 
 import importlib.util
 import re
@@ -11,6 +11,7 @@ import pytest
 from sbp_core.errors import StatusCode
 from sbp_core.rangeserver.ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION
+from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "generate.py"
@@ -71,3 +72,23 @@ def test_diagram_and_table_tell_every_transition_once(generate, machine):
     refused = len(machine.states) * len(machine.inputs) - len(expected)
     cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.split("|")]
     assert cells.count("refused") == refused
+
+
+def test_every_option_of_either_side_has_a_row(generate):
+    source, sink = generate.options_document().split("## Sink")
+    for part, specs in ((source, SOURCE_OPTIONS), (sink, SINK_OPTIONS)):
+        rows = [line for line in part.splitlines() if line.startswith("| `")]
+        assert [row.split("`")[1] for row in rows] == [spec.name for spec in specs]
+        assert all(row.replace("\\|", "").count("|") == 4 for row in rows)
+
+
+def test_the_readme_knows_only_options_that_exist():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## The source and the sink")[2].partition("\n\nAll options")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    assert rows
+    sides = {"source": {spec.name for spec in SOURCE_OPTIONS}}
+    sides["sink"] = {spec.name for spec in SINK_OPTIONS}
+    sides["both"] = sides["source"] & sides["sink"]
+    for names, side in rows:
+        assert set(re.findall(r"`(\w+)`", names)) <= sides[side.strip()]

@@ -19,30 +19,37 @@ def test_a_tail_that_is_missing_or_behind_leaves_the_stream_where_it_is(records_
     assert ends == {1: 5, 2: 7, 3: 2}
 
 
-def test_a_short_stream_gets_all_of_it_and_the_others_share():
+def test_backlogs_are_served_in_proportion():
     starts = {1: 10, 2: 20, 3: 30}
-    assert admit(starts, {1: 12, 2: 1000, 3: 1000}, records_max=20) == {1: 12, 2: 29, 3: 39}
+    ends = admit(starts, {1: 110, 2: 220, 3: 730}, records_max=100)
+    assert ends == {1: 10 + 10, 2: 20 + 20, 3: 30 + 70}
 
 
-def test_odd_records_go_round():
+def test_a_short_backlog_is_not_passed_over():
     starts = dict.fromkeys((1, 2, 3), 0)
-    tails = dict.fromkeys(starts, 100)
-    ends = [tuple(admit(starts, tails, records_max=4, turn=turn).values()) for turn in range(4)]
-    assert ends == [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 1)]
+    tails = {1: 10**9, 2: 1, 3: 1}
+    ends = [admit(starts, tails, records_max=10, turn=turn) for turn in range(3)]
+    assert [each[2] + each[3] for each in ends] == [1, 2, 1]
+    assert {sum(each.values()) for each in ends} == {10}
 
 
-def test_fewer_records_than_streams_are_served_in_tiles():
-    starts = dict.fromkeys(range(5), 0)
-    tails = dict.fromkeys(starts, 9)
-    served = [
-        [
-            stream_id
-            for stream_id, end in admit(starts, tails, records_max=2, turn=turn).items()
-            if end
-        ]
-        for turn in range(3)
+def test_octets_are_counted_by_the_size_of_a_record():
+    starts, tails = {1: 0, 2: 0}, {1: 1000, 2: 1000}
+    sizes = {1: 10, 2: 90}
+    ends = admit(starts, tails, bytes_max=10_000, record_bytes=sizes)
+    assert 90 <= ends[1] <= 110
+    assert 90 <= ends[2] <= 110
+    assert ends[1] * 10 + ends[2] * 90 <= 10_000
+    assert admit(starts, tails, records_max=6, bytes_max=10_000, record_bytes=sizes) == {1: 3, 2: 3}
+
+
+def test_one_record_is_admitted_however_long_it_is():
+    sizes = {1: 10**6, 2: 10}
+    ends = [
+        admit({1: 0, 2: 0}, {1: 5, 2: 5}, bytes_max=100, record_bytes=sizes, turn=turn)
+        for turn in range(2)
     ]
-    assert served == [[0, 1], [2, 3], [0, 4]]
+    assert ends == [{1: 1, 2: 0}, {1: 0, 2: 5}]
 
 
 def test_idle_streams_take_no_turn():
@@ -51,8 +58,7 @@ def test_idle_streams_take_no_turn():
     assert admit(starts, {1: 1, 4: 1}, records_max=1, turn=0) == {**starts, 1: 1}
 
 
-def test_no_records_and_no_streams():
-    assert admit({1: 5}, {1: 9}, records_max=0) == {1: 5}
+def test_no_streams():
     assert admit({}, {}, records_max=1) == {}
 
 

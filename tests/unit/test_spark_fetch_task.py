@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 from spark_streams import numbered, rows_of
 
 from sbp_core.client import FetchOutcome
@@ -20,13 +21,14 @@ from sbp_core.errors import (
 )
 from sbp_core.records import encode_rows
 from sbp_spark import fetch_task, prefetch
+from sbp_spark.data_loss import DataLossError, Loss
 from sbp_spark.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
-from sbp_spark.offsets import Interval
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.planning import DataLossError, StreamSpan
+from sbp_spark.planning import StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, fetch_chunks
-from sbp_spark.schema import source_arrow_schema
+from sbp_spark.schema import source_arrow_schema, source_schema
 
+ARROW = source_arrow_schema(source_schema(include_headers=False))
 SERVERS = Servers(Endpoint("nowhere", 1))
 
 
@@ -76,7 +78,7 @@ class FailingServer:
 
 def read(server, spans, **options):
     chunks = fetch_chunks(server, spans, sleep=lambda _: None, **options)
-    return list(decode_chunks(chunks, spans, include_headers=False))
+    return list(decode_chunks(chunks, spans, ARROW))
 
 
 def rows(batches):
@@ -107,12 +109,32 @@ def test_spans_of_one_stream_come_in_order():
     assert [row["range_index"] for row in found] == [0] * 25 + [1] * 35 + [2]
 
 
-def test_batches_have_the_schema_that_spark_demands():
-    for include_headers in (False, True):
-        chunks = [Chunk(0, memoryview(batch(0, 3)))]
-        (found,) = decode_chunks(chunks, [span(0, 3)], include_headers=include_headers)
-        found.validate(full=True)
-        assert found.schema.equals(source_arrow_schema(include_headers=include_headers))
+COLUMNS = source_schema(include_headers=True).fields
+
+
+@given(st.permutations(COLUMNS), st.integers(1, len(COLUMNS)), st.booleans())
+def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined):
+    schema = StructType(columns[:count])
+    spans = [span(5, 9), span(0, 3, stream_id=8)] if is_joined else [span(5, 9)]
+    chunks = [Chunk(i, memoryview(batch(0, 9, each.stream_id))) for i, each in enumerate(spans)]
+    arrow = source_arrow_schema(schema)
+    (found,) = decode_chunks(chunks, spans, arrow)
+    found.validate(full=True)
+    assert found.schema.equals(arrow)
+    assert found.num_rows == sum(each.record_count for each in spans)
+    everything = source_arrow_schema(StructType(COLUMNS))
+    (whole,) = decode_chunks(chunks, spans, everything)
+    assert found.equals(whole.select(schema.names))
+
+
+def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        fetch_task, "_repeated", lambda name, *_: built.append(name) or pa.nulls(16, pa.int64())
+    )
+    schema = source_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
+    (found,) = decode_chunks([Chunk(0, memoryview(batch(0, 9)))], [span(0, 9)], schema)
+    assert (found.schema.names, built) == (["stream_id", "value"], ["stream_id"])
 
 
 def test_small_batches_are_joined():
@@ -125,7 +147,7 @@ def test_small_batches_are_joined():
 
 def test_a_large_batch_is_passed_without_a_copy():
     payload = memoryview(batch(0, 20_000))
-    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], include_headers=False)
+    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], ARROW)
     assert found.num_rows == 15_000
     start = pa.py_buffer(payload).address
     address = found.column("value").buffers()[2].address
@@ -145,14 +167,14 @@ def test_a_large_batch_is_passed_without_a_copy():
 def test_gaps_and_overlaps_fail_the_task(stored, told):
     payload = memoryview(b"".join(batch(*bounds) for bounds in stored))
     with pytest.raises(BrokenSequenceError, match=rf"stream s7 \(id 7\), range 0, .*{told}"):
-        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], include_headers=False))
+        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], ARROW))
 
 
 def test_damaged_octets_fail_the_task():
     damaged = bytearray(batch(0, 10))
     damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
     with pytest.raises(RecordBatchError):
-        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], include_headers=False))
+        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], ARROW))
 
 
 @pytest.mark.parametrize(
@@ -164,8 +186,48 @@ def test_lost_offsets_are_named_exactly(bounds, lost):
     )
     with pytest.raises(DataLossError) as raised:
         read(FailingServer(error), [span(5, 30)])
-    assert raised.value.intervals == (Interval(7, *lost),)
+    assert raised.value.losses == (Loss(7, *lost),)
     assert "stream 7 (s7)" in str(raised.value)
+
+
+class TrimmedServer(FakeServer):
+    """Trimmed up to an offset, before or after the first answer."""
+
+    def __init__(self, trimmed_to, *, after=0, **options):
+        super().__init__(**options)
+        self.trimmed_to = trimmed_to
+        self.answers_before = after
+
+    def fetch(self, items, **options):
+        first = self.trimmed_to if len(self.asked) >= self.answers_before else 0
+        gone = OffsetOutOfRangeError(
+            StatusCode.OFFSET_OUT_OF_RANGE,
+            "gone",
+            OffsetOutOfRangeError.encode_bounds(first, 10**6),
+        )
+        for outcome in super().fetch(items, **options):
+            if items[outcome.item_index].fetch_offset < first:
+                index, offset = outcome.item_index, items[outcome.item_index].fetch_offset
+                yield FetchOutcome(index, outcome.stream_id, memoryview(b""), offset, gone)
+            else:
+                yield outcome
+
+
+@given(st.integers(0, 30), st.integers(1, 60), st.integers(0, 100), st.integers(0, 3))
+def test_what_is_trimmed_while_it_is_read_is_skipped_exactly(start, count, trimmed_to, after):
+    spans = [span(start, start + count), span(start + count, start + count + 5, range_index=1)]
+    server = TrimmedServer(trimmed_to, after=after, batches_per_answer=1)
+    found = [row["offset"] for row in rows(read(server, spans, is_loss_fatal=False))]
+    assert found == sorted(set(found))
+    kept = [each for each in range(start, start + count + 5) if each >= trimmed_to]
+    assert found[len(found) - len(kept) :] == kept
+    if after == 0:
+        assert found == kept
+
+
+def test_what_is_skipped_is_logged(caplog):
+    read(TrimmedServer(17), [span(5, 30)], is_loss_fatal=False)
+    assert "stream 7 (s7): [5, 17)" in caplog.text
 
 
 def test_other_errors_tell_the_span():
@@ -195,7 +257,7 @@ def test_silence_is_counted_from_the_last_records_on():
 
     spans = [span(0, 100)]
     chunks = fetch_chunks(server, spans, clock=clock, sleep=pass_50_seconds_and_store_more)
-    found = decode_chunks(chunks, spans, include_headers=False)
+    found = decode_chunks(chunks, spans, ARROW)
     assert sum(each.num_rows for each in found) == 100
 
 
@@ -216,7 +278,7 @@ def test_a_partition_holds_what_a_task_needs_and_nothing_else():
 
 def test_an_empty_partition_asks_nobody():
     partition = SpanPartition(SERVERS, ())
-    assert list(fetch_task.read_partition(partition, include_headers=True)) == []
+    assert list(fetch_task.read_partition(partition, ARROW)) == []
 
 
 def chunks_of(sizes):
@@ -287,9 +349,7 @@ def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
 
     monkeypatch.setattr(fetch_task, "client_for", lambda *_: FakeServer(records_per_batch=10_000))
     monkeypatch.setattr(fetch_task, "Prefetcher", Watched)
-    reading = fetch_task.read_partition(
-        SpanPartition(SERVERS, (replace(span(0, 10**6)),)), include_headers=False
-    )
+    reading = fetch_task.read_partition(SpanPartition(SERVERS, (replace(span(0, 10**6)),)), ARROW)
     assert next(reading).num_rows == 10_000
     reading.close()
     prefetchers[0]._thread.join(10)

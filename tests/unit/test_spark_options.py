@@ -3,50 +3,41 @@ from __future__ import annotations
 import json
 
 import pytest
+from source_options import GOOD, faults, only_fault, source
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options import (
-    EARLIEST,
-    LATEST,
     SINK_OPTIONS,
     SOURCE_OPTIONS,
+    AtOffset,
+    Earliest,
     Endpoint,
+    Latest,
+    OnDataLoss,
+    Positions,
     Servers,
+    StreamList,
+    StreamPattern,
     StreamRef,
+    TriggerLimits,
     parse_sink_options,
     parse_source_options,
     parse_stream_ref,
 )
 
-GOOD = {"endpoint": "pd:12378", "streams": "orders,17"}
-
-
-def source(streaming=True, **options):
-    return parse_source_options({**GOOD, **options}, streaming=streaming)
-
-
-def faults(options, streaming=True):
-    with pytest.raises(ConfigurationError) as caught:
-        parse_source_options(options, streaming=streaming)
-    return str(caught.value).splitlines()[1:]
-
-
-def only_fault(streaming=True, **options):
-    (line,) = faults({**GOOD, **options}, streaming)
-    return line
-
 
 def test_defaults_of_a_streaming_source():
     options = source()
     assert options.servers == Servers(Endpoint("pd", 12378))
-    assert options.streams == (StreamRef("orders"), StreamRef("17"))
-    assert options.starting_offsets == (LATEST, LATEST)
-    assert options.records_per_trigger_max is None
+    assert options.selection == StreamList((StreamRef("orders"), StreamRef("17")))
+    assert options.starting == Positions(Latest())
+    assert options.ending is None
+    assert options.limits == TriggerLimits()
     assert options.include_headers is False
 
 
 def test_a_batch_source_starts_at_the_earliest_offset_by_default():
-    assert source(streaming=False).starting_offsets == (EARLIEST, EARLIEST)
+    assert source(streaming=False).starting == Positions(Earliest())
 
 
 def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
@@ -61,9 +52,9 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
         streaming=True,
     )
     assert options.servers.endpoint == Endpoint("pd", 1)
-    assert [str(stream) for stream in options.streams] == ["a", "b"]
-    assert options.starting_offsets == (EARLIEST, EARLIEST)
-    assert options.records_per_trigger_max == 7
+    assert [str(stream) for stream in options.selection.refs] == ["a", "b"]
+    assert options.starting == Positions(Earliest())
+    assert options.limits == TriggerLimits(records_max=7)
     assert options.include_headers is True
 
 
@@ -80,11 +71,9 @@ def test_all_faults_are_reported_at_once():
             "maxRecordsPerTrigger": "0",
             "includeHeaders": "yes",
             "startingOffset": "x",
-            "path": "orders",
         }
     )
     assert [line.split()[1] for line in lines] == [
-        "path",
         "'startingOffset'",
         "endpoint",
         "streams",
@@ -110,6 +99,7 @@ def test_the_count_of_faults_is_right():
     [
         ("startingoffset", "startingOffsets"),
         ("maxOffsetsPerTrigger", "maxRecordsPerTrigger"),
+        ("SUBSCRIBE", "streams"),
         ("stream", "streams"),
         ("includeHeader", "includeHeaders"),
     ],
@@ -128,10 +118,38 @@ def test_an_unknown_option_like_none_lists_those_that_exist():
         assert spec.name in line
 
 
-def test_a_path_is_refused_on_both_sides():
-    assert "call load(), start() or save() without a path" in only_fault(path="orders")
+def test_a_path_is_a_list_of_streams_and_nothing_for_a_sink():
+    options = parse_source_options({"endpoint": "pd:1", "path": "a, 7"}, streaming=True)
+    assert options.selection == StreamList((StreamRef("a"), StreamRef("7")), "path")
+    (line,) = faults({"endpoint": "pd:1", "path": "a,"})
+    assert line.startswith("  - path has no name at position 2")
     with pytest.raises(ConfigurationError, match="path has no meaning here"):
         parse_sink_options({"endpoint": "pd:1", "path": "orders"})
+
+
+def test_a_pattern_matches_whole_names():
+    pattern = parse_source_options({"endpoint": "pd:1", "streamsPattern": "a|b.*"}, streaming=None)
+    assert pattern.selection == StreamPattern("a|b.*")
+    names = ["a", "ab", "b", "bc", "xb", None]
+    assert [name for name in names if pattern.selection.matches(name)] == ["a", "b", "bc"]
+    (line,) = faults({"endpoint": "pd:1", "streamsPattern": "a("})
+    assert "streamsPattern is 'a(', which is wrong: missing )" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "streams is missing; expected exactly one of streams, streamsPattern, path"),
+        ({"path": "a", "streams": "b"}, "streams is given beside path"),
+        (
+            {"path": "a", "streams": "b", "streamsPattern": "c"},
+            "streams is given beside streamsPattern and path",
+        ),
+    ],
+)
+def test_streams_are_selected_in_one_way(given, told):
+    (line,) = faults({"endpoint": "pd:1", **given})
+    assert told in line
 
 
 @pytest.mark.parametrize(
@@ -237,81 +255,6 @@ def test_bad_lists_of_streams(text, wrong):
     assert wrong in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "offsets"),
-    [
-        ("earliest", (-2, -2)),
-        ("latest", (-1, -1)),
-        ('{"orders": 5, "17": -2}', (5, -2)),
-        ('{"17": 0, "orders": -1}', (-1, 0)),
-        (f'{{"17": {2**63 - 1}, "orders": 1}}', (1, 2**63 - 1)),
-    ],
-)
-def test_starting_offsets_stand_in_the_order_of_the_streams(text, offsets):
-    assert source(startingOffsets=text).starting_offsets == offsets
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "tomorrow",
-        "-1",
-        "[1]",
-        '"earliest"',
-        "null",
-        "{",
-        "[" * 100_000,
-        '{"a":' * 100_000,
-        "9" * 10_000,
-    ],
-)
-def test_starting_offsets_that_are_no_object(text):
-    line = only_fault(startingOffsets=text)
-    assert "expected earliest, latest or JSON" in line
-    assert len(line) < 300
-
-
-@pytest.mark.parametrize("value", ["-3", "1.0", "-1.0", "true", "null", '"5"', "NaN", "[]", "{}"])
-def test_starting_offsets_that_are_no_offset(value):
-    line = only_fault(startingOffsets=f'{{"orders": {value}, "17": 0}}')
-    assert "has for 'orders' the value" in line
-    assert "-2 (earliest) or -1 (latest)" in line
-
-
-def test_a_starting_offset_over_int64_is_refused():
-    assert "has for '17'" in only_fault(startingOffsets=f'{{"orders": 1, "17": {2**63}}}')
-
-
-def test_starting_offsets_name_exactly_the_streams():
-    lines = faults({**GOOD, "startingOffsets": '{"order": 1, "other": 2, "other": 3}'})
-    assert any("names 'other' more than once" in line for line in lines)
-    assert any("leaves out 'orders'" in line for line in lines)
-    assert any("leaves out '17'" in line for line in lines)
-    assert any("names 'order'" in line and "did you mean 'orders'?" in line for line in lines)
-    assert len(lines) == 5
-
-
-def test_starting_offsets_are_not_compared_with_faulty_streams():
-    lines = faults({**GOOD, "streams": "a,,b", "startingOffsets": '{"zzz": 1}'})
-    assert len(lines) == 1
-
-
-@pytest.mark.parametrize("text", ["latest", '{"orders": -1, "17": 0}'])
-def test_a_batch_does_not_start_at_the_latest_offset(text):
-    assert "would read nothing" in only_fault(streaming=False, startingOffsets=text)
-
-
-@pytest.mark.parametrize(
-    "text", ["0", "-1", "1.5", "1e3", "+1", "1_000", "\u0663", str(2**63), "x"]
-)
-def test_bad_record_limits(text):
-    assert "maxRecordsPerTrigger is" in only_fault(maxRecordsPerTrigger=text)
-
-
-def test_a_batch_has_no_record_limit():
-    assert "no triggers" in only_fault(streaming=False, maxRecordsPerTrigger="5")
-
-
 def test_how_to_talk_to_the_servers():
     servers = source(networkCompression="ZSTD", isolationClass="nightly.backfill").servers
     assert servers == Servers(Endpoint("pd", 12378), True, "nightly.backfill")
@@ -319,6 +262,13 @@ def test_how_to_talk_to_the_servers():
     sink = parse_sink_options({"endpoint": "pd:1", "networkCompression": "zstd"})
     assert sink.servers == Servers(Endpoint("pd", 1), is_compressed=True)
     assert str(servers) == "pd:12378"
+
+
+def test_what_is_done_about_data_loss():
+    assert source().on_data_loss is OnDataLoss.FAIL
+    assert source(failOnDataLoss="False").on_data_loss is OnDataLoss.SKIP
+    assert source(failOnDataLoss="report").on_data_loss is OnDataLoss.REPORT
+    assert "expected true or false or report" in only_fault(failOnDataLoss="maybe")
 
 
 def test_bad_ways_to_talk_to_the_servers():
@@ -330,7 +280,10 @@ def test_bad_ways_to_talk_to_the_servers():
 def test_an_empty_optional_value_is_a_fault():
     for name in (
         "startingOffsets",
+        "endingOffsets",
         "maxRecordsPerTrigger",
+        "maxBytesPerTrigger",
+        "minRecordsPerTrigger",
         "includeHeaders",
         "networkCompression",
         "isolationClass",
@@ -377,10 +330,19 @@ def test_every_option_of_the_source_table_is_known():
     options = {
         **GOOD,
         "startingOffsets": json.dumps({"orders": 1, "17": 2}),
+        "endingOffsets": "latest",
         "maxRecordsPerTrigger": "1",
+        "maxBytesPerTrigger": "1m",
+        "minRecordsPerTrigger": "1",
+        "maxTriggerDelay": "1m",
+        "minPartitions": "2",
+        "maxRecordsPerPartition": "5",
+        "maxBytesPerPartition": "5",
+        "failOnDataLoss": "report",
         "includeHeaders": "false",
         "networkCompression": "none",
         "isolationClass": "backfill",
     }
-    assert set(options) == {spec.name for spec in SOURCE_OPTIONS}
-    assert source_of(options).starting_offsets == (1, 2)
+    others = {"streamsPattern", "path"}
+    assert set(options) == {spec.name for spec in SOURCE_OPTIONS} - others
+    assert source_of(options).starting.by_stream == {"orders": AtOffset(1), "17": AtOffset(2)}

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 
-import pytest
-
+from sbp_spark.data_loss import DataLossError, Loss, log_losses
 from sbp_spark.offsets import Interval
-from sbp_spark.planning import DataLossError, StreamSpan, cover, plan_partitions
+from sbp_spark.planning import StreamSpan, cover, plan_partitions
 
 
 @dataclass(frozen=True)
@@ -22,16 +21,15 @@ NAMES = {1: "orders", 2: "clicks"}
 
 
 def cut(intervals, ranges):
-    spans = cover([Interval(*interval) for interval in intervals], ranges, names=NAMES)
+    spans, losses = cover([Interval(*each) for each in intervals], ranges, names=NAMES)
+    assert losses == ()
     return [
         (span.stream_id, span.range_index, span.start_offset, span.end_offset) for span in spans
     ]
 
 
 def lost(intervals, ranges):
-    with pytest.raises(DataLossError) as caught:
-        cut(intervals, ranges)
-    return caught.value
+    return cover([Interval(*each) for each in intervals], ranges, names=NAMES).losses
 
 
 def span(stream_id, start, end, server="a:1", range_index=0):
@@ -49,7 +47,7 @@ def test_an_interval_is_cut_where_ranges_meet():
 
 def test_spans_carry_name_and_servers():
     placed = Placed(1, 4, 0, None, ("b:1", "c:1"))
-    (only,) = cover([Interval(1, 2, 3)], [placed], names=NAMES)
+    (only,) = cover([Interval(1, 2, 3)], [placed], names=NAMES).spans
     assert only == StreamSpan(1, "orders", 4, 2, 3, ("b:1", "c:1"))
     assert (only.primary, only.record_count) == ("b:1", 1)
 
@@ -79,32 +77,51 @@ def test_a_range_told_twice_counts_once():
     assert cut([(1, 3, 9)], ranges) == [(1, 0, 3, 9)]
 
 
-def test_every_lost_part_of_every_stream_is_named():
+def test_every_lost_part_of_every_stream_is_named_and_the_rest_is_covered():
     ranges = [Placed(1, 1, 10, 20), Placed(1, 2, 30, 40), Placed(1, 3, 40, 50)]
-    error = lost([(1, 5, 60), (2, 0, 3)], ranges)
-    assert error.intervals == ((1, 5, 10), (1, 20, 30), (1, 50, 60), (2, 0, 3))
-    assert str(error).startswith("28 offsets are lost")
-    assert "stream 1 (orders): [5, 10); stream 1 (orders): [20, 30)" in str(error)
-    assert "stream 2 (clicks): [0, 3)" in str(error)
+    wanted = [Interval(1, 5, 60), Interval(2, 0, 3)]
+    spans, losses = cover(wanted, ranges, names=NAMES)
+    assert losses == (Loss(1, 5, 10), Loss(1, 20, 30), Loss(1, 50, 60), Loss(2, 0, 3))
+    assert [(each.start_offset, each.end_offset) for each in spans] == [
+        (10, 20),
+        (30, 40),
+        (40, 50),
+    ]
+    message = str(DataLossError(losses, NAMES))
+    assert message.startswith("28 offsets are lost")
+    assert "stream 1 (orders): [5, 10); stream 1 (orders): [20, 30)" in message
+    assert "stream 2 (clicks): [0, 3)" in message
 
 
 def test_a_range_beside_the_interval_does_not_split_a_loss():
     ranges = [Placed(1, 0, 0, 10), Placed(1, 1, 12, 12), Placed(1, 2, 20, None)]
-    assert lost([(1, 10, 15)], ranges).intervals == ((1, 10, 15),)
+    assert lost([(1, 10, 15)], ranges) == (Loss(1, 10, 15),)
 
 
 def test_ranges_of_other_streams_do_not_count():
-    assert lost([(1, 0, 5)], [Placed(2, 0, 0, None)]).intervals == ((1, 0, 5),)
+    assert lost([(1, 0, 5)], [Placed(2, 0, 0, None)]) == (Loss(1, 0, 5),)
 
 
 def test_a_loss_survives_pickling_and_stays_short():
-    error = lost([(stream_id, 0, 1) for stream_id in range(3, 1000)], [])
+    losses = lost([(stream_id, 0, 1) for stream_id in range(3, 1000)], [])
+    error = DataLossError(losses, {})
     copy = pickle.loads(pickle.dumps(error))
-    assert copy.intervals == error.intervals
+    assert copy.losses == error.losses
     assert str(copy) == str(error)
     assert "stream 3 (unnamed): [0, 1)" in str(error)
     assert "and 977 more intervals" in str(error)
     assert len(str(error)) < 2000
+
+
+def test_a_loss_without_a_known_end(caplog):
+    log_losses([Loss(1, 5, None), Loss(2, 3, 7)], NAMES)
+    assert "at least 4 offsets are lost" in caplog.text
+    assert "stream 1 (orders): all from 5 on; stream 2 (clicks): [3, 7)" in caplog.text
+    caplog.clear()
+    log_losses([Loss(each, 0, 1) for each in range(100)], {})
+    assert caplog.text.count("[0, 1)") == 100
+    log_losses([], NAMES)
+    assert len(caplog.records) == 1
 
 
 def test_a_long_span_is_split_evenly():
@@ -156,3 +173,30 @@ def test_empty_spans_vanish():
     assert plan([span(1, 5, 5)]) == ()
     assert plan([]) == ()
     assert plan([span(1, 5, 5), span(2, 0, 1)]) == ((span(2, 0, 1),),)
+
+
+def test_octets_bound_a_partition():
+    sizes = {1: 100, 2: 1}
+    parts = plan_partitions(
+        [span(1, 0, 30), span(2, 0, 30)],
+        records_per_partition_max=1000,
+        spans_per_partition_max=10,
+        bytes_per_partition_max=1000,
+        record_bytes=sizes,
+    )
+    octets = [sum(each.record_count * sizes[each.stream_id] for each in part) for part in parts]
+    assert max(octets) <= 1000
+    assert len(parts) == 4
+
+
+def test_as_many_partitions_as_are_asked_for():
+    spans = [span(1, 0, 100), span(2, 0, 2, "b:1")]
+    for count in (1, 2, 5, 17, 102):
+        parts = plan_partitions(
+            spans, records_per_partition_max=1000, spans_per_partition_max=10, partitions_min=count
+        )
+        assert count <= len(parts) <= 1.5 * count + 2
+    too_many = plan_partitions(
+        spans, records_per_partition_max=1000, spans_per_partition_max=10, partitions_min=500
+    )
+    assert len(too_many) == 102

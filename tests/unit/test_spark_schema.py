@@ -36,27 +36,58 @@ def test_the_source_has_headers_on_demand():
 
 
 def test_arrow_columns_are_those_of_a_record_batch():
-    schema = source_arrow_schema(include_headers=True)
+    schema = source_arrow_schema(source_schema(include_headers=True))
     assert schema.names == [*COLUMNS, "headers"]
     for field in ROWS_SCHEMA:
         assert schema.field(field.name).equals(field)
 
 
-@pytest.mark.parametrize("include_headers", [False, True])
-def test_the_given_schema_must_be_the_source_s(include_headers):
-    check_source_schema(
-        source_schema(include_headers=include_headers), include_headers=include_headers
-    )
-    other = source_schema(include_headers=not include_headers)
-    with pytest.raises(ConfigurationError, match=r"leave \.schema\(\.\.\.\) out"):
-        check_source_schema(other, include_headers=include_headers)
+def check(given, *, include_headers=False):
+    check_source_schema(given, include_headers=include_headers)
 
 
-def test_a_not_null_column_is_another_schema():
-    fields = list(source_schema(include_headers=False).fields)
-    fields[3] = StructField("offset", LongType(), nullable=False)
-    with pytest.raises(ConfigurationError, match="offset bigint not null"):
-        check_source_schema(StructType(fields), include_headers=False)
+def test_any_of_the_columns_may_be_asked_for_in_any_order():
+    for include_headers in (False, True):
+        check(source_schema(include_headers=include_headers), include_headers=include_headers)
+    check(columns(value=BinaryType(), offset=LongType()))
+    check(columns(headers=HEADERS))
+
+
+NOT_NULL = StructType([StructField("offset", LongType(), nullable=False)])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (columns(offset=LongType(), price=LongType()), "column price does not exist"),
+        (columns(Value=BinaryType()), "column Value does not exist; did you mean value"),
+        (columns(value=StringType()), "column value string; expected value binary: cast"),
+        (NOT_NULL, "column offset bigint not null; expected offset bigint"),
+        (StructType([]), "there is no column"),
+        (StructType(columns(key=BinaryType()).fields * 2), "column key stands there twice"),
+        (
+            columns(headers=MapType(StringType(), BinaryType(), False)),
+            "column headers map<string,binary>; expected headers map<string,binary>",
+        ),
+    ],
+)
+def test_columns_that_are_not_there(given, told):
+    with pytest.raises(ConfigurationError, match=told) as raised:
+        check(given)
+    for name in (*COLUMNS, "headers map<string,binary>"):
+        assert name in str(raised.value)
+
+
+def test_headers_that_are_asked_for_are_in_the_schema():
+    with pytest.raises(ConfigurationError, match="includeHeaders asks for it"):
+        check(columns(value=BinaryType()), include_headers=True)
+    check(columns(headers=HEADERS), include_headers=True)
+
+
+def test_all_faults_of_a_schema_are_named():
+    with pytest.raises(ConfigurationError) as raised:
+        check(columns(a=LongType(), b=LongType(), value=LongType()), include_headers=True)
+    assert str(raised.value).count("\n  - ") == 4
 
 
 @pytest.mark.parametrize(

@@ -4,60 +4,24 @@ import json
 import pickle
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
+from pyspark.sql.types import IntegerType, StructField, StructType
 
-from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
-from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
-from sbp_spark import source_streams, stream_reader
+from sbp_core.errors import ConfigurationError
 from sbp_spark.offsets import StreamChangedError
-from sbp_spark.planning import DataLossError
 from sbp_spark.schema import source_schema
 from sbp_spark.stream_reader import SbpStreamReader
-
-ALL = ReadAllAvailable()
-
-
-class FakeCluster:
-    """Streams by name: [id, created, start, next]."""
-
-    def __init__(self, **streams):
-        self.streams = streams
-
-    def describe_streams(self, refs):
-        return [StreamInfo(self.streams[r][0], r, 1, 0, self.streams[r][1]) for r in refs]
-
-    def stream_bounds(self, stream_ids):
-        bounds = {entry[0]: entry[2:] for entry in self.streams.values()}
-        if missing := [each for each in stream_ids if each not in bounds]:
-            raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
-        return [StreamBounds(each, *bounds[each]) for each in stream_ids]
-
-    def list_ranges(self, stream_ids):
-        starts = {entry[0]: entry[2] for entry in self.streams.values()}
-        return {each: (RangeInfo(each, 0, starts[each], None, 0, ("h:1",)),) for each in stream_ids}
 
 
 @pytest.fixture
 def cluster(monkeypatch):
-    fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
-    for module in (source_streams, stream_reader):
-        monkeypatch.setattr(module, "client_for", lambda *_: fake)
-    return fake
-
-
-def reader(streams="a,b", **options):
-    given = {"endpoint": "h:1", "streams": streams} | options
-    return SbpStreamReader(given, source_schema(include_headers=False))
-
-
-def nexts(offset):
-    return {int(key): entry["next"] for key, entry in offset["streams"].items()}
-
-
-def spans(partitions):
-    return sorted(
-        (s.stream_id, s.start_offset, s.end_offset) for each in partitions for s in each.spans
-    )
+    return use_fake_cluster(monkeypatch)
 
 
 def test_the_start_is_resolved_once_and_travels_in_the_first_end(cluster):
@@ -101,6 +65,47 @@ def test_starting_offsets_must_lie_inside(cluster, offset, is_inside):
             query.latestOffset(query.initialOffset(), ALL)
 
 
+def test_relative_starts_do_not_go_before_the_first_record(cluster):
+    assert read_up(reader(startingOffsets="-25"))[0] == [(1, 25, 50), (2, 10, 30)]
+
+
+def test_positions_by_name_or_id(cluster):
+    options = {"startingOffsets": '{"1": 5, "b": -2}', "endingOffsets": '{"a": 9, "2": 12}'}
+    assert read_up(reader(**options))[0] == [(1, 5, 9), (2, 10, 12)]
+    wrong = reader(startingOffsets='{"1": 5, "a": 5, "bb": 0}')
+    with pytest.raises(ConfigurationError) as raised:
+        wrong.latestOffset(wrong.initialOffset(), ALL)
+    for told in ("stream 1 twice", "names bb, which is not read", "mean b?", "leaves out b"):
+        assert told in str(raised.value)
+
+
+def test_an_end_is_waited_for_and_then_nothing_is_new(cluster):
+    query = reader("a", startingOffsets="earliest", endingOffsets='{"a": 55}')
+    read, end = read_up(query)
+    assert read == [(1, 0, 50)]
+    cluster.streams["a"][3] = 99
+    read, end = read_up(query, end)
+    assert read == [(1, 50, 55)]
+    assert read_up(reader("a", endingOffsets='{"a": 60}'), end)[0] == [(1, 55, 60)]
+
+
+@pytest.mark.parametrize(("ending", "stop"), [("latest", 50), ("-20", 30)])
+def test_an_end_at_the_tail_stays_where_it_was_first_seen(cluster, ending, stop):
+    options = {"startingOffsets": "earliest", "endingOffsets": ending}
+    query = reader("a", maxRecordsPerTrigger="7", **options)
+    end = query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
+    cluster.streams["a"][3] = 99
+    read, end = read_up(reader("a", **options), end)
+    assert read == [(1, 7, stop)]
+    assert read_up(reader("a", startingOffsets="earliest"), end)[0] == [(1, stop, 99)]
+
+
+def test_an_end_before_the_start_is_named(cluster):
+    query = reader(startingOffsets='{"a": -2, "b": -1}', endingOffsets='{"a": 5, "b": 20}')
+    with pytest.raises(ConfigurationError, match="b starts at 30 and ends at 20"):
+        query.latestOffset(query.initialOffset(), ALL)
+
+
 def test_the_limit_is_shared_and_kept(cluster):
     query = reader(startingOffsets="earliest", maxRecordsPerTrigger="30")
     limit = query.getDefaultReadLimit()
@@ -124,20 +129,60 @@ def test_available_now_stops_at_the_tail_of_its_beginning(cluster):
     assert query.latestOffset(end, ALL) == end
 
 
+def test_available_now_goes_on_to_its_target_after_a_restart(cluster):
+    options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "30"}
+    query = reader(**options)
+    query.prepareForTriggerAvailableNow()
+    begin = query.initialOffset()
+    limit = query.getDefaultReadLimit()
+    end = json.loads(json.dumps(query.latestOffset(begin, limit)))
+    assert {entry["target"] for entry in end["streams"].values()} == {50, 30}
+    cluster.change(a=[1, 100, 0, 99], b=[2, 200, 10, 25])
+    restarted = reader(**options)
+    restarted.prepareForTriggerAvailableNow()
+    read, last = read_up(restarted, end)
+    assert max(stop for _, _, stop in read) == 50
+    assert nexts(last) == {1: 50, 2: 25}
+    assert "target" not in json.dumps(last["streams"]["1"])
+    again = reader(**options)
+    again.prepareForTriggerAvailableNow()
+    assert nexts(read_up(again, last)[1]) == {1: 99, 2: 25}
+
+
+def test_once_ignores_the_limits(cluster):
+    query = reader(startingOffsets="earliest", maxRecordsPerTrigger="3", minRecordsPerTrigger="2")
+    begin = query.initialOffset()
+    assert nexts(query.latestOffset(begin, ALL)) == {1: 50, 2: 30}
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, ReadAllAvailable()),
+        ({"maxRecordsPerTrigger": "5", "maxBytesPerTrigger": "7"}, ReadMaxRows(5)),
+        ({"maxBytesPerTrigger": "7", "minRecordsPerTrigger": "2"}, ReadMaxBytes(7)),
+        ({"minRecordsPerTrigger": "2"}, ReadMinRows(2)),
+    ],
+)
+def test_no_limit_passes_for_everything(cluster, options, limit):
+    assert reader(**options).getDefaultReadLimit() == limit
+
+
+def test_a_micro_batch_waits_for_enough_records(cluster):
+    query = reader("a", startingOffsets="latest", minRecordsPerTrigger="3")
+    limit = query.getDefaultReadLimit()
+    end = query.latestOffset(query.initialOffset(), limit)
+    cluster.streams["a"][3] = 52
+    assert query.latestOffset(end, limit) == end
+    cluster.streams["a"][3] = 53
+    assert nexts(query.latestOffset(end, limit)) == {1: 53}
+
+
 def test_available_now_with_latest_reads_nothing(cluster):
     query = reader(startingOffsets="latest")
     query.prepareForTriggerAvailableNow()
     cluster.streams["a"][3] = 99
     assert nexts(query.latestOffset(query.initialOffset(), ALL)) == {1: 50, 2: 30}
-
-
-def test_a_smaller_tail_moves_nothing_back(cluster):
-    query = reader(startingOffsets="earliest")
-    end = query.latestOffset(query.initialOffset(), ALL)
-    cluster.streams["a"][3] = 20
-    assert query.latestOffset(end, ALL) == end
-    cluster.streams["a"][3] = 55
-    assert nexts(query.latestOffset(end, ALL)) == {1: 55, 2: 30}
 
 
 def test_a_stream_that_joins_is_read_from_its_beginning(cluster):
@@ -172,18 +217,89 @@ def test_a_stream_that_was_created_anew_is_an_error(cluster, place, value):
 def test_a_stream_that_is_deleted_while_it_is_read(cluster):
     query = reader("a,b")
     end = query.latestOffset(query.initialOffset(), ALL)
-    del cluster.streams["b"]
-    with pytest.raises(StreamChangedError, match="was deleted while the query was reading it"):
+    cluster.change(b=None)
+    with pytest.raises(StreamChangedError, match="has read stream 2"):
         query.latestOffset(end, ALL)
 
 
-def test_trimmed_offsets_are_data_loss(cluster):
-    query = reader(startingOffsets="earliest")
+def test_a_stream_that_is_created_anew_while_it_is_read(cluster):
+    query = reader("a,b")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    cluster.change(b=[3, 300, 0, 5])
+    with pytest.raises(
+        StreamChangedError, match=r"has read stream 2 \(b\) up to offset 30, .*\(new to it: 3\)"
+    ):
+        query.latestOffset(end, ALL)
+
+
+def pattern_reader(pattern, **options):
+    given = {"endpoint": "h:1", "streamsPattern": pattern} | options
+    return SbpStreamReader(given, source_schema(include_headers=False))
+
+
+def test_a_pattern_finds_streams_that_come_later_and_reads_them_from_their_first_record(cluster):
+    query = pattern_reader("[a-c].*", startingOffsets="latest")
+    read, end = read_up(query)
+    assert read == []
+    cluster.change(c1=[7, 700, 0, 4], d=[8, 800, 0, 9])
+    read, end = read_up(query, end)
+    assert read == [(7, 0, 4)]
+    cluster.change(c2=[9, 900, 0, 1])
+    assert read_up(pattern_reader("[a-c].*", startingOffsets="latest"), end)[0] == [(9, 0, 1)]
+
+
+def test_what_comes_after_a_pattern_that_matched_nothing_is_read_from_its_first_record(cluster):
+    query = pattern_reader("new-.*", startingOffsets="latest")
     begin = query.initialOffset()
     end = query.latestOffset(begin, ALL)
-    cluster.streams["a"][2] = 20
-    with pytest.raises(DataLossError, match=r"stream 1 \(a\): \[0, 20\)"):
-        query.partitions(begin, end)
+    assert end != begin
+    assert query.latestOffset(end, ALL) == end
+    cluster.change(**{"new-1": [7, 700, 0, 4]})
+    assert read_up(pattern_reader("new-.*", startingOffsets="latest"), end)[0] == [(7, 0, 4)]
+
+
+def test_json_names_exactly_what_a_pattern_matches_at_the_start_only(cluster):
+    options = {"startingOffsets": '{"a": 49}', "endingOffsets": '{"a": 60}'}
+    query = pattern_reader(".*", **options)
+    with pytest.raises(ConfigurationError, match="leaves out b"):
+        query.latestOffset(query.initialOffset(), ALL)
+    query = pattern_reader("a.*", **options)
+    read, end = read_up(query)
+    cluster.change(a1=[7, 700, 0, 99])
+    assert read == [(1, 49, 50)]
+    assert read_up(query, end)[0] == [(7, 0, 99)]
+
+
+def test_streams_are_listed_only_when_something_has_changed(cluster):
+    query = pattern_reader(".*")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    query.latestOffset(end, ALL)
+    seen = cluster.listings
+    for _ in range(5):
+        assert query.latestOffset(end, ALL) == end
+    assert cluster.listings == seen
+    cluster.change(c=[7, 700, 0, 4])
+    query.latestOffset(end, ALL)
+    assert cluster.listings == seen + 1
+    cluster.revision = None
+    query.latestOffset(end, ALL)
+    query.latestOffset(end, ALL)
+    assert cluster.listings == seen + 3
+
+
+def test_a_deletion_between_two_looks_is_looked_at_again(cluster):
+    query = pattern_reader(".*")
+    query.latestOffset(query.initialOffset(), ALL)
+    query._watch.streams()
+    del cluster.streams["b"]  # after the revision was asked for
+    assert query._watch.look().tails == {1: 50}
+
+
+def test_partitions_are_as_many_as_are_asked_for(cluster):
+    query = reader("a", startingOffsets="earliest", minPartitions="3", maxRecordsPerPartition="20")
+    begin = query.initialOffset()
+    planned = query.partitions(begin, query.latestOffset(begin, ALL))
+    assert spans(planned) == [(1, 0, 16), (1, 16, 33), (1, 33, 50)]
 
 
 def test_the_latest_offset_is_reported_without_asking(cluster):
@@ -199,8 +315,7 @@ def test_faults_show_at_the_first_use_and_the_reader_can_be_sent(cluster):
     for use in (faulty.initialOffset, faulty.getDefaultReadLimit):
         with pytest.raises(ConfigurationError, match="maxRecordsPerTrigger"):
             use()
-    other = SbpStreamReader(
-        {"endpoint": "h:1", "streams": "a"}, source_schema(include_headers=True)
-    )
+    columns = StructType([StructField("price", IntegerType())])
+    other = SbpStreamReader({"endpoint": "h:1", "streams": "a"}, columns)
     with pytest.raises(ConfigurationError, match=r"\.schema"):
         other.prepareForTriggerAvailableNow()

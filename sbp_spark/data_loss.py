@@ -1,0 +1,73 @@
+"""Records that were to be read and are gone: how that is said, in an error or in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core.errors import SbpError
+
+LOG: Final = logging.getLogger("sbp_spark")
+DOUBT_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
+"""Pauses between looks at metadata that show a loss: they may lag."""
+_LISTED_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The offsets [start_offset, end_offset) of a stream; None: as far as it went, nobody knows."""
+
+    stream_id: int
+    start_offset: int
+    end_offset: int | None
+
+    def describe(self, names: Mapping[int, str]) -> str:
+        """Return how messages name it."""
+        where = f"stream {self.stream_id} ({names.get(self.stream_id) or 'unnamed'})"
+        if self.end_offset is None:
+            return f"{where}: all from {self.start_offset} on"
+        return f"{where}: [{self.start_offset}, {self.end_offset})"
+
+
+class DataLossError(SbpError):
+    """Offsets that were to be read are stored nowhere any more.
+
+    `losses` lists all of them exactly; `names` has stream names by id, where known.
+    """
+
+    def __init__(self, losses: tuple[Loss, ...], names: Mapping[int, str]) -> None:
+        super().__init__(losses, names)
+        self.losses = losses
+        self.names = names
+
+    def __str__(self) -> str:
+        return (
+            f"{describe_losses(self.losses, self.names, listed_max=_LISTED_MAX)}. They were to be"
+            " read, but were trimmed before, or their range is gone. Lengthen the retention or read"
+            " more often; to go on behind the loss, set failOnDataLoss to false, or to report"
+        )
+
+
+def describe_losses(
+    losses: Iterable[Loss], names: Mapping[int, str], *, listed_max: int | None = None
+) -> str:
+    """Return how many offsets are lost, and which; None lists all of them."""
+    every = list(losses)
+    ends = [each.end_offset for each in every]
+    count = sum(end - each.start_offset for each, end in zip(every, ends, strict=True) if end)
+    least = "at least " if None in ends else ""
+    listed = "; ".join(each.describe(names) for each in every[:listed_max])
+    more = 0 if listed_max is None else max(0, len(every) - listed_max)
+    return (
+        f"{least}{count} offsets are lost, no range holds them: {listed}"
+        f"{f' and {more} more intervals' if more else ''}"
+    )
+
+
+def log_losses(losses: Iterable[Loss], names: Mapping[int, str]) -> None:
+    """Write every interval to the log, if there is any."""
+    every = list(losses)
+    if every:
+        LOG.warning("data loss: %s; reading goes on behind them", describe_losses(every, names))

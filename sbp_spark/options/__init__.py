@@ -1,0 +1,52 @@
+"""Options of the source and of the sink: strings in, frozen values out, all faults at once."""
+
+from __future__ import annotations
+
+from sbp_spark.options.data_loss import OnDataLoss
+from sbp_spark.options.partitions import PartitionLimits
+from sbp_spark.options.positions import (
+    AtOffset,
+    BeforeTail,
+    Earliest,
+    Latest,
+    Position,
+    Positions,
+)
+from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.sink import SinkOptions, parse_sink_options
+from sbp_spark.options.source import SourceOptions, parse_source_options
+from sbp_spark.options.streams import (
+    Selection,
+    StreamList,
+    StreamPattern,
+    StreamRef,
+    parse_stream_ref,
+)
+from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
+from sbp_spark.options.triggers import TriggerLimits
+
+__all__ = [
+    "SINK_OPTIONS",
+    "SOURCE_OPTIONS",
+    "AtOffset",
+    "BeforeTail",
+    "Earliest",
+    "Endpoint",
+    "Latest",
+    "OnDataLoss",
+    "OptionSpec",
+    "PartitionLimits",
+    "Position",
+    "Positions",
+    "Selection",
+    "Servers",
+    "SinkOptions",
+    "SourceOptions",
+    "StreamList",
+    "StreamPattern",
+    "StreamRef",
+    "TriggerLimits",
+    "parse_sink_options",
+    "parse_source_options",
+    "parse_stream_ref",
+]

@@ -1,0 +1,73 @@
+"""Options of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sbp_spark.options.data_loss import OnDataLoss, read_on_data_loss
+from sbp_spark.options.partitions import PartitionLimits, read_partition_limits
+from sbp_spark.options.positions import (
+    Earliest,
+    Latest,
+    Positions,
+    check_order,
+    read_ending,
+    read_starting,
+)
+from sbp_spark.options.reading import OptionReader
+from sbp_spark.options.servers import (
+    Servers,
+    read_compression,
+    read_endpoint,
+    read_isolation_class,
+)
+from sbp_spark.options.streams import Selection, read_selection
+from sbp_spark.options.table import SOURCE_OPTIONS
+from sbp_spark.options.triggers import TriggerLimits, read_limits
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Options of a source.
+
+    `ending` is None where nothing is said: to the tail in a batch, for ever in a stream.
+    """
+
+    servers: Servers
+    selection: Selection
+    starting: Positions
+    ending: Positions | None
+    limits: TriggerLimits
+    partitions: PartitionLimits
+    include_headers: bool
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
+
+
+def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """Return the source's options; `streaming` tells readStream from read.
+
+    None: it is not known yet, so only what is wrong in both is told. Raises ConfigurationError
+    with one line per fault.
+    """
+    reader = OptionReader(options, SOURCE_OPTIONS, frozenset())
+    is_batch = streaming is False
+    endpoint = read_endpoint(reader)
+    selection = read_selection(reader)
+    given = read_starting(reader, is_batch=is_batch)
+    starting = given or Positions(Earliest() if is_batch else Latest())
+    ending = read_ending(reader)
+    if ending is not None and (given is not None or streaming is not None):
+        check_order(reader, starting, ending)
+    limits = read_limits(reader, is_batch=is_batch)
+    partitions = read_partition_limits(reader)
+    include_headers = reader.flag("includeHeaders", default=False)
+    on_data_loss = read_on_data_loss(reader)
+    is_compressed = read_compression(reader)
+    isolation_class = read_isolation_class(reader)
+    reader.check_faults("source")
+    assert endpoint is not None
+    servers = Servers(endpoint, is_compressed, isolation_class)
+    return SourceOptions(
+        servers, selection, starting, ending, limits, partitions, include_headers, on_data_loss
+    )

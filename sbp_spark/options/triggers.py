@@ -1,0 +1,58 @@
+"""How much a micro-batch takes, and how long it waits for more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_spark.options.reading import OptionReader
+
+_DELAY_MS_DEFAULT: Final = 15 * 60 * 1000
+_NAMES: Final = (
+    "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
+    "minRecordsPerTrigger",
+    "maxTriggerDelay",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """Bounds of one micro-batch over all streams; None is no bound.
+
+    With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
+    """
+
+    records_max: int | None = None
+    bytes_max: int | None = None
+    records_min: int | None = None
+    delay_ms_max: int = _DELAY_MS_DEFAULT
+
+
+def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
+    """Return the limits of a trigger; each of them is a fault in a batch."""
+    records_max = reader.maybe_count("maxRecordsPerTrigger")
+    bytes_max = reader.maybe_size_bytes("maxBytesPerTrigger")
+    records_min = reader.maybe_count("minRecordsPerTrigger")
+    delay_ms = reader.maybe_duration_ms("maxTriggerDelay")
+    if records_max is not None and records_min is not None and records_min > records_max:
+        reader.add_fault(
+            "minRecordsPerTrigger",
+            f"is {records_min}, above maxRecordsPerTrigger, {records_max}",
+            "no minimum above the maximum",
+            "lower the one, or raise the other",
+        )
+    if delay_ms is not None and not reader.is_given("minRecordsPerTrigger"):
+        reader.add_fault(
+            "maxTriggerDelay",
+            "delays nothing",
+            "it beside minRecordsPerTrigger",
+            "add that, or remove it",
+        )
+    for name in _NAMES if is_batch else ():
+        if reader.is_given(name):
+            wrong = "is given in a batch read, which has no triggers"
+            reader.add_fault(name, wrong, "it in readStream only", "remove it")
+    return TriggerLimits(
+        records_max, bytes_max, records_min, _DELAY_MS_DEFAULT if delay_ms is None else delay_ms
+    )

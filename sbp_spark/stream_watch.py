@@ -1,0 +1,111 @@
+"""Looking at the streams of a running query, again and again, for as little as it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sbp_core.client import Client, StreamBounds, StreamInfo
+from sbp_core.errors import NotFoundError
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.data_loss import DOUBT_WAITS_S
+from sbp_spark.offsets import StreamPosition
+from sbp_spark.options import Selection, SourceOptions, StreamPattern
+from sbp_spark.source_streams import select_streams, wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The streams of a query as they were at one moment, by id."""
+
+    streams: Mapping[int, StreamInfo] = field(default_factory=dict)
+    bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
+
+    @property
+    def tails(self) -> dict[int, int]:
+        """The next offset to be written of each stream."""
+        return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}
+
+    def positions(self) -> dict[int, StreamPosition]:
+        """Return where a query would be that has read everything."""
+        return {
+            stream_id: StreamPosition(stream_id, self.streams[stream_id].created_at_ms, tail)
+            for stream_id, tail in self.tails.items()
+        }
+
+
+def is_plausible(snapshot: Snapshot, known: Mapping[int, int]) -> bool:
+    """Whether all streams are there, as far as they were read."""
+    return all(snapshot.tails.get(each, -1) >= offset for each, offset in known.items())
+
+
+class StreamWatch:
+    """The streams that a query selects, with those that were created since it began.
+
+    They are listed again only when the placement driver's metadata have another revision than
+    they had the last time, or when it counts none.
+    """
+
+    def __init__(
+        self, options: SourceOptions, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._options = options
+        self._sleep = sleep
+        self._streams: dict[int, StreamInfo] | None = None
+        self._revision: int | None = None
+
+    @property
+    def client(self) -> Client:
+        """A client that waits out a restart of the servers."""
+        return client_for(self._options.servers, Patience.RUNNING)
+
+    def streams(self) -> Mapping[int, StreamInfo]:
+        """Return the streams by id, as they are now; one that is no more is left out.
+
+        Raises SbpError, the first time also when a stream that is named does not exist.
+        """
+        if self._streams is None:
+            self._streams = select_streams(self._options)
+            return self._streams
+        revision = self.client.maybe_revision()
+        if revision is None or revision != self._revision:
+            self._streams = self._select_again(self._options.selection)
+            self._revision = revision
+        return self._streams
+
+    def look(self, known: Mapping[int, int] | None = None) -> Snapshot:
+        """Return the streams and their bounds as they are now.
+
+        `known` is how far streams were read, by id. A look that lacks one of them, or shows an end
+        below that, may come of metadata that lag: it is not believed before it was repeated for
+        a while. Raises SbpError.
+        """
+        for wait_s in DOUBT_WAITS_S:
+            try:
+                snapshot = self._look_once()
+            except NotFoundError:  # deleted between the questions
+                snapshot = None
+            if snapshot is not None and is_plausible(snapshot, known or {}):
+                return snapshot
+            self._revision = None
+            self._sleep(wait_s)
+        return self._look_once()
+
+    def _look_once(self) -> Snapshot:
+        streams = self.streams()
+        bounds = self.client.stream_bounds(list(streams))
+        return Snapshot(streams, {bound.stream_id: bound for bound in bounds})
+
+    def _select_again(self, selection: Selection) -> dict[int, StreamInfo]:
+        if isinstance(selection, StreamPattern):
+            found = self.client.list_streams()
+            return {info.stream_id: info for info in found if selection.matches(info.name)}
+        try:
+            infos = self.client.describe_streams(wanted(selection.refs))
+        except NotFoundError:
+            asked = set(wanted(selection.refs))
+            infos = [
+                each for each in self.client.list_streams() if asked & {each.stream_id, each.name}
+            ]
+        return {info.stream_id: info for info in infos}

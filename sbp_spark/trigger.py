@@ -1,0 +1,68 @@
+"""How far one micro-batch goes of what lies ahead: the limits, whose turn it is, the pace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sbp_spark.admission import admit
+from sbp_spark.micro_batch import Way
+from sbp_spark.options import TriggerLimits
+from sbp_spark.record_sizes import RecordSizes
+
+
+class Trigger:
+    """Decides how far each micro-batch of a running query goes.
+
+    It remembers whose turn it is and when the last micro-batch was; a restart forgets both.
+    """
+
+    def __init__(
+        self,
+        limits: TriggerLimits,
+        sizes: RecordSizes,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._sizes = sizes
+        self._clock = clock
+        self._turn = 0
+        self._maybe_last_s: float | None = None
+
+    def ends(self, way: Way, *, is_waiting_allowed: bool) -> dict[int, int]:
+        """Return the end of a micro-batch in each stream, its start where nothing is admitted.
+
+        A stream that is new to the query is not waited for: its start has to be kept.
+        """
+        is_due = self._is_due(way.record_count)
+        if is_waiting_allowed and not is_due and not way.bases:
+            return dict(way.starts)
+        limits = self._limits
+        sizes = None
+        if limits.bytes_max is not None:
+            sizes = self._sizes.estimate(way.starts, way.tails)
+        self._turn += 1
+        return admit(
+            way.starts,
+            way.tails,
+            records_max=limits.records_max,
+            bytes_max=limits.bytes_max,
+            record_bytes=sizes,
+            turn=self._turn,
+        )
+
+    def _is_due(self, record_count: int) -> bool:
+        """Whether there are records enough, or the last micro-batch is long ago."""
+        records_min = self._limits.records_min
+        if records_min is None:
+            return True
+        now_s = self._clock()
+        is_long_ago = (
+            self._maybe_last_s is None
+            or (now_s - self._maybe_last_s) * 1000 >= self._limits.delay_ms_max
+        )
+        if record_count >= records_min or is_long_ago:
+            self._maybe_last_s = now_s
+            return True
+        return False

@@ -1,0 +1,86 @@
+"""A streaming source in front of made-up streams, and what a query does with it."""
+
+from __future__ import annotations
+
+import json
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
+from sbp_core.errors import NotFoundError, StatusCode
+from sbp_spark import read_plan, source_streams, stream_watch
+from sbp_spark.schema import source_schema
+from sbp_spark.stream_reader import SbpStreamReader
+
+ALL = ReadAllAvailable()
+
+
+class FakeCluster:
+    """Streams by name: [id, created, start, next]."""
+
+    def __init__(self, **streams):
+        self.streams = streams
+        self.revision = 1
+        self.listings = 0
+
+    def maybe_revision(self):
+        return self.revision
+
+    def list_streams(self):
+        self.listings += 1
+        return [StreamInfo(at[0], name, 1, 0, at[1]) for name, at in self.streams.items()]
+
+    def describe_streams(self, refs):
+        if missing := [each for each in refs if each not in self.streams]:
+            raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
+        return [StreamInfo(self.streams[r][0], r, 1, 0, self.streams[r][1]) for r in refs]
+
+    def change(self, **streams):
+        """Create, or delete those that are None."""
+        self.revision += 1
+        self.streams |= streams
+        self.streams = {name: at for name, at in self.streams.items() if at is not None}
+
+    def stream_bounds(self, stream_ids):
+        bounds = {entry[0]: entry[2:] for entry in self.streams.values()}
+        if missing := [each for each in stream_ids if each not in bounds]:
+            raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
+        return [StreamBounds(each, *bounds[each]) for each in stream_ids]
+
+    def list_ranges(self, stream_ids):
+        starts = {entry[0]: entry[2] for entry in self.streams.values()}
+        return {each: (RangeInfo(each, 0, starts[each], None, 0, ("h:1",)),) for each in stream_ids}
+
+
+def use_fake_cluster(monkeypatch):
+    """Two streams, that the source takes for those of a cluster; nobody waits."""
+    fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
+    for module in (source_streams, stream_watch):
+        monkeypatch.setattr(module, "client_for", lambda *_: fake)
+    for module in (read_plan, stream_watch):
+        monkeypatch.setattr(module, "DOUBT_WAITS_S", (0, 0, 0, 0))
+    return fake
+
+
+def reader(streams="a,b", **options):
+    given = {"endpoint": "h:1", "streams": streams} | options
+    return SbpStreamReader(given, source_schema(include_headers=False))
+
+
+def nexts(offset):
+    return {int(key): entry["next"] for key, entry in offset["streams"].items()}
+
+
+def spans(partitions):
+    return sorted(
+        (s.stream_id, s.start_offset, s.end_offset) for each in partitions for s in each.spans
+    )
+
+
+def read_up(query, begin=None):
+    """Read until nothing is new; what was read, and where it ended."""
+    offset, read = begin or query.initialOffset(), []
+    while (end := query.latestOffset(offset, ALL)) != offset:
+        read += spans(query.partitions(offset, end))
+        offset = json.loads(json.dumps(end))
+    return read, offset

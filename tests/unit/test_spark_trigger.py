@@ -1,0 +1,125 @@
+"""How far a micro-batch goes: limits together, the pace, and how long records are taken to be."""
+
+from __future__ import annotations
+
+import pytest
+from manual_clock import ManualClock
+from spark_streams import rows_of
+
+from sbp_core.client import FetchOutcome
+from sbp_core.errors import StatusCode, StorageError
+from sbp_core.records import encode_rows
+from sbp_spark.micro_batch import Way
+from sbp_spark.options import TriggerLimits
+from sbp_spark.record_sizes import RECORD_BYTES_UNKNOWN, RecordSizes
+from sbp_spark.stream_watch import Snapshot
+from sbp_spark.trigger import Trigger
+
+
+class FakeServer:
+    """Streams whose record batches have 10 records with values of `sizes[stream]` octets."""
+
+    def __init__(self, **sizes):
+        self.sizes = {int(name[1:]): size for name, size in sizes.items()}
+        self.asked = []
+
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1):
+        for index, item in enumerate(items):
+            self.asked.append((item.stream_id, item.fetch_offset))
+            error, payload = None, b""
+            if self.sizes[item.stream_id] is None:
+                error = StorageError(StatusCode.RS_INTERNAL, "no disk")
+            else:
+                rows = rows_of([b"x" * self.sizes[item.stream_id]] * 10)
+                payload = encode_rows(rows, stream_id=item.stream_id, timestamp_ms=0)
+            yield FetchOutcome(index, item.stream_id, memoryview(payload), 0, error)
+
+
+def way(bases=(), starts=None, **tails):
+    ends = {int(name[1:]): tail for name, tail in tails.items()}
+    starts = starts or dict.fromkeys(ends, 0)
+    return Way(Snapshot(), dict.fromkeys(bases, 0), starts, ends, {})
+
+
+def trigger(clock=None, server=None, **limits):
+    clock = clock or ManualClock()
+    return Trigger(
+        TriggerLimits(**limits), RecordSizes(server or FakeServer()), clock=clock.monotonic
+    )
+
+
+def test_sizes_are_those_of_the_batch_that_is_read_next():
+    server = FakeServer(s1=10_000, s2=100)
+    sizes = RecordSizes(server).estimate({1: 5, 2: 7}, {1: 100, 2: 100})
+    assert server.asked == [(1, 5), (2, 7)]
+    assert 10_000 <= sizes[1] < 10_100
+    assert 100 <= sizes[2] < 250
+
+
+def test_a_stream_is_sampled_again_when_it_has_moved_and_only_then():
+    server = FakeServer(s1=1000, s2=1000)
+    sizes = RecordSizes(server)
+    for _ in range(3):
+        sizes.estimate({1: 5, 2: 7}, {1: 100, 2: 7})
+    assert server.asked == [(1, 5)]
+    server.sizes[1] = 5000
+    assert sizes.estimate({1: 6, 2: 7}, {1: 100, 2: 7})[1] > 5000
+    assert server.asked == [(1, 5), (1, 6)]
+
+
+def test_many_streams_are_sampled_in_turn():
+    server = FakeServer(**{f"s{n}": 10 for n in range(20)})
+    sizes = RecordSizes(server)
+    for at in range(4):
+        sizes.estimate(dict.fromkeys(range(20), at), dict.fromkeys(range(20), 100))
+    again = [stream_id for stream_id, _ in server.asked[20:]]
+    assert again == [*range(20), *range(4)]
+
+
+def test_what_cannot_be_sampled_counts_as_the_longest_known():
+    server = FakeServer(s1=None, s2=2000)
+    sizes = RecordSizes(server)
+    assert sizes.estimate({1: 0}, {1: 9}) == {1: RECORD_BYTES_UNKNOWN}
+    found = sizes.estimate({1: 0, 2: 0}, {1: 9, 2: 9})
+    assert found[1] == found[2] > 2000
+
+
+def test_octets_limit_a_micro_batch():
+    server = FakeServer(s1=1000, s2=1000)
+    limited = trigger(server=server, bytes_max=50_000)
+    ends = limited.ends(way(s1=1000, s2=1000), is_waiting_allowed=True)
+    assert 30 <= sum(ends.values()) <= 50
+    both = trigger(server=server, bytes_max=50_000, records_max=7)
+    assert sum(both.ends(way(s1=1000, s2=1000), is_waiting_allowed=True).values()) == 7
+
+
+def test_sizes_are_asked_for_only_where_they_count():
+    server = FakeServer(s1=1000)
+    trigger(server=server, records_max=7).ends(way(s1=1000), is_waiting_allowed=True)
+    assert server.asked == []
+
+
+def test_a_micro_batch_waits_for_enough_records_but_not_too_long():
+    clock = ManualClock()
+    paced = trigger(clock, records_min=10, delay_ms_max=60_000)
+
+    def read(**tails):
+        return sum(paced.ends(way(**tails), is_waiting_allowed=True).values())
+
+    assert read(s1=1) == 1
+    assert read(s1=5, s2=4) == 0
+    assert read(s1=5, s2=5) == 10
+    clock.advance(59_900)
+    assert read(s1=9) == 0
+    clock.advance(100)
+    assert read(s1=9) == 9
+    assert read(s1=9) == 0
+
+
+@pytest.mark.parametrize("reason", ["available now", "a new stream"])
+def test_what_is_not_waited_for(reason):
+    paced = trigger(records_min=10, records_max=20)
+    paced.ends(way(s1=1), is_waiting_allowed=True)
+    bases = (1,) if reason == "a new stream" else ()
+    ends = paced.ends(way(bases, s1=1), is_waiting_allowed=reason != "available now")
+    assert ends == {1: 1}
