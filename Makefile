@@ -45,6 +45,7 @@ types: $(READY) ## check the types
 bench: $(READY) ## measure
 	@$(SPARK) $(BIN)/python -m benchmarks
 	@$(BIN)/python -m benchmarks.servers
+	@$(BIN)/python -m benchmarks.overload
 
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 	@$(BIN)/python schemas/generate.py

@@ -72,6 +72,8 @@ class JumpingQueue:
 class Connection:
     """Takes everything at once."""
 
+    may_write = True
+
     async def drain(self):
         pass
 
