@@ -160,7 +160,7 @@ READ_CLASSES_MAX: Final = 32
 TAIL_WINDOW_BYTES: Final = 2 * GROUP_COMMIT_BYTES_MAX
 """Reads so close to the end of the log are tail reads: the two largest group commits, which were
 just written and lie in the page cache. Who lags by more catches up."""
-RECENT_BODIES_BYTES_MAX: Final = 64 * MIB
+RECENT_BODIES_BYTES_MAX: Final = 48 * MIB
 """What a range server keeps in memory of the batches that were appended last."""
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
