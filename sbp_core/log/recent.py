@@ -21,7 +21,8 @@ _BATCH_COST_BYTES: Final = 512
 class RecentBodies:
     """At most RECENT_BODIES_BYTES_MAX octets of bodies; the oldest go first.
 
-    One thread may keep while others look.
+    With the buffers around them they take twice that at most. One thread may keep while others
+    look.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class RecentBodies:
     def keep(self, entry: Entry) -> None:
         """Keep the body of a BATCH entry that was written; nobody changes it any more."""
         place = ((entry.stream_id, entry.range_index), entry.base_offset)
-        self._bodies[place] = memoryview(entry.body)
+        self._bodies[place] = _standing_alone(memoryview(entry.body))
         self._order.append(place)
         self._bytes += len(entry.body) + _BATCH_COST_BYTES
         while self._bytes > self._bytes_max:
@@ -49,3 +50,9 @@ class RecentBodies:
                 return None
             bodies.append(body)
         return tuple(bodies)
+
+
+def _standing_alone(body: memoryview) -> memoryview:
+    """Return the body without the buffer that it came in, if that is much larger."""
+    buffer_bytes = memoryview(body.obj).nbytes
+    return body if buffer_bytes <= 2 * len(body) else memoryview(bytes(body))

@@ -10,7 +10,7 @@ KEY = (1, 0)
 
 def appended(monkeypatch, bytes_max, bodies):
     monkeypatch.setattr(limits, "RECENT_BODIES_BYTES_MAX", bytes_max)
-    log = open_log(FaultyDisk())
+    log = open_log(FaultyDisk(), segment_bytes=1_000_000)
     log.append([created()])
     for offset, body in enumerate(bodies):
         log.append([batch(offset, body=body)])
@@ -47,3 +47,13 @@ def test_what_was_not_appended_since_the_start_is_not_there():
         log.append([created(), batch(0)])
     with open_log(disk) as log:
         assert log.recent.maybe_bodies(KEY, list(log.batches_from(KEY, 0))) is None
+
+
+def test_a_body_does_not_keep_the_large_buffer_that_it_came_in(monkeypatch):
+    buffer = bytearray(100_000)
+    bodies = [memoryview(buffer)[:1000], memoryview(buffer)[:60_000]]
+    log, slots = appended(monkeypatch, 200_000, bodies)
+    small, large = log.recent.maybe_bodies(KEY, slots)
+    assert (small, large) == tuple(bodies)
+    assert len(small.obj) == 1000
+    assert large.obj is buffer
