@@ -146,6 +146,9 @@ SEGMENT_BYTES_MIN: Final = 17 * MIB
 SEGMENT_BYTES_MAX: Final = 4096 * MIB
 ENTRY_BYTES_MAX: Final = FRAME_BYTES_MAX
 GROUP_COMMIT_BYTES_MAX: Final = 32 * MIB
+OVERLAPPING_GROUP_BYTES_MIN: Final = 2 * MIB
+"""With so much waiting a group is written while the one before it is synced. Less had better wait
+for that, and share a larger group: a sync costs more than what it takes to write that."""
 FSYNC_INTERVAL_MS: Final = 1_000
 """How long acknowledged batches may stay unsynced where `fsync` is "interval"."""
 FSYNC_INTERVAL_MS_MAX: Final = 60_000

@@ -62,13 +62,8 @@ class ActiveSegment:
         """Whether nothing but an empty group stands behind what is proven to be synced."""
         return self._proven_upto >= self.end - COMMIT_BYTES
 
-    def write(
-        self, entries: Sequence[Entry], time_ms: int, *, is_durable: bool
-    ) -> tuple[Location, ...]:
-        """Append a group, and sync it if it is to be durable; return where its entries are.
-
-        Raises OSError.
-        """
+    def write(self, entries: Sequence[Entry], time_ms: int) -> tuple[Location, ...]:
+        """Append a group; return where its entries are. Raises OSError."""
         start = self.end
         commit = Commit(self.synced_upto, time_ms)
         buffers: list[Octets] = encode_entry(commit.to_entry(), start)
@@ -80,20 +75,21 @@ class ActiveSegment:
             end += entry.length
         failpoint("log.before_write")
         self._file.pwritev(buffers, start - self.base)
-        if is_durable:
-            failpoint("log.before_sync")
-            self._file.fdatasync()
-            failpoint("log.after_sync")
-            self.synced_upto = end
         self._proven_upto = commit.durable_upto
         self.end = end
         return tuple(locations)
 
     def sync(self) -> None:
-        """Make all groups durable. Raises OSError."""
-        if self.synced_upto < self.end:
+        """Make all groups durable that are written by now. Raises OSError.
+
+        May run in another thread than `write` at the same time.
+        """
+        end = self.end
+        if self.synced_upto < end:
+            failpoint("log.before_sync")
             self._file.fdatasync()
-            self.synced_upto = self.end
+            failpoint("log.after_sync")
+            self.synced_upto = end
 
     def view(self, disk: Disk) -> SegmentView:
         """Open it for reading. Raises OSError."""

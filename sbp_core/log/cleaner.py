@@ -4,7 +4,7 @@ Full segments only, one at a time. The first ones of the log are removed once no
 live; one further back of which little is live is rewritten without the rest.
 
 Nobody waits for the cleaner. It runs in a thread of its own, and what it has prepared becomes
-visible by one assignment in the writer's thread. What was live once it looked may be dead by now,
+visible by one assignment between two groups. What was live once it looked may be dead by now,
 never the other way round. Who reads a segment that is removed or replaced goes on in the old file.
 
 A crash at any moment leaves the log as it was or as it was to become: segments are removed only
@@ -16,10 +16,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogWriteError
@@ -37,9 +35,6 @@ from sbp_core.log.start import write_start
 
 _LOG: Final = logging.getLogger(__name__)
 _OFFSET_MAX: Final = 2**63 - 1
-
-InWriter = Callable[[Callable[[], None]], None]
-"""Runs a function in the log's writer thread, returns when it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +56,8 @@ class Cleaned:
 class Cleaner:
     """Cleans one log. It belongs to one thread; `stop` may be called from any."""
 
-    def __init__(self, log: Log, in_writer: InWriter) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._in_writer = in_writer
         self._is_stopping = threading.Event()
         self._doomed: deque[Segment] = deque()
         self._reported: set[Segment] = set()
@@ -99,7 +93,7 @@ class Cleaner:
                 held |= weighed.stream_ids
             extent = self._log.extent
         if is_all_known:
-            self._in_writer(partial(self._log.note_streams, first, held))
+            self._log.note_streams(first, held)
         return cleaned
 
     def _maybe_weigh(self, extent: Extent, at: int) -> Held | None:
@@ -131,7 +125,7 @@ class Cleaner:
             dead.append(segment)
         if dead:
             write_start(self._log.disk, self._log.directory, dead[-1].end)
-            self._in_writer(partial(self._log.replace_sealed, dict.fromkeys(dead)))
+            self._log.replace_sealed(dict.fromkeys(dead))
             self._doomed += dead
         return self._remove_doomed()
 
@@ -171,7 +165,7 @@ class Cleaner:
                 log.disk.replace(fresh, path)
             failpoint("cleaner.after_replace")
             log.lookup.write_index(rewritten.segment, ranges, rewritten.rows)
-            self._in_writer(partial(log.replace_sealed, {segment: rewritten.segment}))
+            log.replace_sealed({segment: rewritten.segment})
         log.lookup.drop(segment)
         self._sync_names()
         return Cleaned(rewritten_count=1, freed_bytes=segment.size - rewritten.segment.size)

@@ -20,6 +20,7 @@ import numpy as np
 
 from sbp_core.errors import LogError
 from sbp_core.failpoints import failpoint
+from sbp_core.limits import MIB
 from sbp_core.wire.checksum import Octets
 
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -27,6 +28,10 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 
 _BUFFERS_PER_CALL_MAX: Final = 1024
 """IOV_MAX of Linux: more buffers in one pwritev are refused with EINVAL."""
+_BYTES_PER_CALL_MAX: Final = 2 * MIB - 1
+"""Linux looks for stretches of free memory as long as what is written. Those of 2 MiB and more are
+what the host of a virtual machine takes back when they are free; to get them again costs it several
+times what it costs to copy the octets. Shorter ones are mostly at hand."""
 
 
 class DiskFile(Protocol):
@@ -157,8 +162,7 @@ class OsFile:
 
     def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
         """Write all of `buffers` from `position`, in as many calls as it takes."""
-        for first in range(0, len(buffers), _BUFFERS_PER_CALL_MAX):
-            part = buffers[first : first + _BUFFERS_PER_CALL_MAX]
+        for part in _calls(buffers):
             length = sum(map(len, part))
             written = os.pwritev(self._descriptor, part, position)
             if written < length:
@@ -197,6 +201,22 @@ class OsFile:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._close()
+
+
+def _calls(buffers: Sequence[Octets]) -> Iterator[Sequence[Octets]]:
+    """Split what is to be written into calls; a buffer is cut only if it is too long for one."""
+    part: list[Octets] = []
+    left = _BYTES_PER_CALL_MAX
+    for buffer in buffers:
+        for start in range(0, len(buffer), _BYTES_PER_CALL_MAX):
+            piece = memoryview(buffer)[start : start + _BYTES_PER_CALL_MAX]
+            if len(piece) > left or len(part) == _BUFFERS_PER_CALL_MAX:
+                yield part
+                part, left = [], _BYTES_PER_CALL_MAX
+            part.append(piece)
+            left -= len(piece)
+    if part:
+        yield part
 
 
 class OsDirectoryLock:

@@ -1,16 +1,17 @@
 """The log: append groups of entries durably, find batches by stream, range and offset.
 
-Threads: what changes the log belongs to one thread, the writer: `append`, `sync`, `close`,
-`replace_sealed` and `note_streams`, and so does `ranges`. All else may run in any number of other
-threads at the same time: what they share with the writer is one immutable value, the extent of what
-can be read, which the writer replaces with every new segment, and rows and ranges that the writer
-adds when their group is synced, or written if it is not to be synced at once. So nothing is ever
-found that its writer was not yet told of.
+Threads: two may append at a time. Groups are written one after the other and synced one after the
+other, in the same order, but one group may be written while that before it is synced. `open`,
+`close` and `ranges` belong to who appends; all else may run in any number of other threads: what
+they share with the writers is one immutable value, the extent of what can be read, which is
+replaced with every new segment, and rows and ranges that are added when their group is synced, or
+written if it is not to be synced at once. So nothing is ever found that is not acknowledged soon.
 """
 
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,6 +52,17 @@ class Appended:
     ranges: tuple[LoggedRange, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A group that was written, and what it makes of ranges."""
+
+    entries: Sequence[Entry]
+    is_durable: bool
+    time_ms: int
+    locations: tuple[Location, ...]
+    changed: Mapping[RangeKey, LoggedRange]
+
+
 class Log:
     """An open log; see `Log.open`. A context manager that closes it."""
 
@@ -74,6 +86,9 @@ class Log:
         self.lookup = BatchLookup(disk, directory)
         self._state = LogState.OPEN
         self._failure = ""
+        self._writing = threading.Lock()
+        self._syncing = threading.Lock()
+        """Whoever takes both takes `_writing` first."""
         report = recovered.report
         base = report.segment_bases[-1]
         with translate_os_error(LogError, "opening", segment_path(directory, base)):
@@ -169,25 +184,25 @@ class Log:
         After any failure of a write or a sync the log is dead: this call and all later ones raise
         LogWriteError. Its outcome is UNKNOWN if the group may have been written.
         """
-        self._check_open()
-        length = check_group(entries)
-        if self._active.size + length > self._segment_bytes and not self._is_active_empty:
-            self._roll()
-        changed = self._states.after(entries)
-        locations, time_ms = self._write_group(entries, Outcome.UNKNOWN, is_durable=is_durable)
-        self._states.update(changed)
-        self._is_active_empty = self._is_active_empty and not entries
-        for entry, location in zip(entries, locations, strict=True):
-            if entry.kind is EntryKind.BATCH:
-                self.recent.keep(entry)
-                self._extent.rows.append(entry, location, time_ms)
-        return Appended(time_ms, locations, tuple(changed.values()))
+        has_decisions = any(entry.kind is not EntryKind.BATCH for entry in entries)
+        with self._writing:
+            group = self._write(entries, is_durable=is_durable)
+            if has_decisions:  # nobody may act on them, nor write what follows from them, before
+                with self._syncing:
+                    appended = self._finish(group)
+                    self._states.update(group.changed)
+                    return appended
+            self._states.update(group.changed)
+            self._syncing.acquire()  # before the next group can be written: syncs are in order
+        try:
+            return self._finish(group)
+        finally:
+            self._syncing.release()
 
     def sync(self) -> None:
         """Make everything durable that was appended. Raises LogWriteError: then the log is dead."""
-        self._check_open()
-        with self._dies_of_failure(f"syncing {self._active.path}", Outcome.NOT_APPLIED):
-            self._active.sync()
+        with self._syncing:
+            self._sync(Outcome.NOT_APPLIED)
 
     def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         """Yield the batches of a range from the one that holds `offset` to the last.
@@ -234,17 +249,19 @@ class Log:
 
     def replace_sealed(self, changes: Mapping[Segment, Segment | None]) -> None:
         """Let full segments be found no more, or others in their places."""
-        sealed = (changes.get(segment, segment) for segment in self._extent.sealed)
-        kept = tuple(segment for segment in sealed if segment is not None)
-        self._extent = replace(self._extent, sealed=kept)
+        with self._writing:
+            sealed = (changes.get(segment, segment) for segment in self._extent.sealed)
+            kept = tuple(segment for segment in sealed if segment is not None)
+            self._extent = replace(self._extent, sealed=kept)
 
     def note_streams(self, extent: Extent, stream_ids: Iterable[int]) -> None:
         """Learn of which streams the full segments of `extent` hold batches.
 
         The next snapshot leaves out the deleted ones that nothing is held of.
         """
-        if extent.active is self._extent.active:  # else there is one more full segment by now
-            self._maybe_streams_held = set(stream_ids)
+        with self._writing:
+            if extent.active is self._extent.active:  # else there is one more full segment by now
+                self._maybe_streams_held = set(stream_ids)
 
     def close(self) -> None:
         """Close the log and give the directory back. Idempotent.
@@ -281,13 +298,40 @@ class Log:
         """Whether the active segment ends with anything but an empty group."""
         return not self._is_active_empty and not self._active.is_proven
 
+    def _write(self, entries: Sequence[Entry], *, is_durable: bool) -> _Group:
+        """Write a group at the end, of the next segment if it does not fit into this one."""
+        self._check_open()
+        length = check_group(entries)
+        if self._active.size + length > self._segment_bytes and not self._is_active_empty:
+            self._roll()
+        changed = self._states.after(entries)
+        locations, time_ms = self._write_group(entries, Outcome.UNKNOWN)
+        self._is_active_empty = self._is_active_empty and not entries
+        return _Group(entries, is_durable, time_ms, locations, changed)
+
+    def _finish(self, group: _Group) -> Appended:
+        """Sync a group if it is to be durable, then let it be found."""
+        if group.is_durable:
+            self._sync(Outcome.UNKNOWN)
+        for entry, location in zip(group.entries, group.locations, strict=True):
+            if entry.kind is EntryKind.BATCH:
+                self.recent.keep(entry)
+                self._extent.rows.append(entry, location, group.time_ms)
+        return Appended(group.time_ms, group.locations, tuple(group.changed.values()))
+
     def _write_group(
-        self, entries: Sequence[Entry], outcome: Outcome, *, is_durable: bool = True
+        self, entries: Sequence[Entry], outcome: Outcome
     ) -> tuple[tuple[Location, ...], int]:
-        """Write a group at the end, and sync it; return where its entries are, and its time."""
+        """Write a group at the end; return where its entries are, and its time."""
         time_ms = self._now_ms()
         with self._dies_of_failure(f"writing {self._active.path}", outcome):
-            return self._active.write(entries, time_ms, is_durable=is_durable), time_ms
+            return self._active.write(entries, time_ms), time_ms
+
+    def _sync(self, outcome: Outcome) -> None:
+        """Make durable what is written; `outcome` is that of who asks."""
+        self._check_open(outcome)
+        with self._dies_of_failure(f"syncing {self._active.path}", outcome):
+            self._active.sync()
 
     def _slots_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         while True:
@@ -304,6 +348,7 @@ class Log:
     def _write_snapshot(self) -> None:
         """Begin the active segment, which is empty, with the states of all ranges."""
         self._write_group(encode_snapshot(self._states), Outcome.NOT_APPLIED)
+        self.sync()
         self._is_active_empty = True
 
     def _roll(self) -> None:
@@ -311,7 +356,7 @@ class Log:
         self.sync()
         before, full = self._extent, self._active.to_full()
         path = segment_path(self.directory, full.end)
-        with self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
+        with self._syncing, self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
             active = ActiveSegment.create(self.disk, self.directory, full.end)
             self._active.close()
             self._active = active
@@ -327,12 +372,12 @@ class Log:
         if self._state is LogState.CLOSED:
             raise LogError("the log is closed")
 
-    def _check_open(self) -> None:
+    def _check_open(self, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
         self._check_readable()
         if self._state is LogState.FAILED:
             raise _write_error(
                 f"the log takes no more appends: {self._failure}. Fix the disk and restart",
-                Outcome.NOT_APPLIED,
+                outcome,
             )
 
     @contextmanager

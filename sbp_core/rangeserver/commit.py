@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, SbpError, StatusCode, ThrottledError
@@ -22,7 +21,6 @@ from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.log import Appended, Log
 from sbp_core.log.range_states import LoggedRange
 
-T = TypeVar("T")
 OnCommit = Callable[[Sequence[LoggedRange]], None]
 
 _LOG: Final = logging.getLogger(__name__)
@@ -36,23 +34,23 @@ class _Submission:
     done: asyncio.Future[int] = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Submissions that are written together, and synced before they are acknowledged or not."""
+@dataclass(slots=True)
+class _Job:
+    """Work for a thread. `then` is called when it is done, as are the jobs before it."""
 
-    submissions: tuple[_Submission, ...] = ()
-    is_durable: bool = True
-
-
-_NO_GROUP: Final = _Group()
+    work: Callable[[], None]
+    then: Callable[[], None]
+    submissions: Sequence[_Submission] = ()
+    is_done: bool = False
 
 
 class GroupCommitter:
-    """Writes entries to the log in the order of their submission, on a thread of its own.
+    """Writes entries to the log in the order of their submission, on threads of its own.
 
-    After a failed write or sync nothing is acknowledged any more: `failed` ends and every
-    submission fails. `sync_interval_ms` is how long an acknowledged batch may stay unsynced, 0 for
-    not at all.
+    One group is written and synced at a time. Only if much waits meanwhile is the next one written
+    while that is synced. After a failed write or sync nothing is acknowledged any more: `failed`
+    ends and every submission fails. `sync_interval_ms` is how long an acknowledged batch may stay
+    unsynced, 0 for not at all.
     """
 
     def __init__(self, log: Log, sync_interval_ms: int = 0) -> None:
@@ -61,13 +59,17 @@ class GroupCommitter:
         self._sync_timer: asyncio.TimerHandle | None = None
         self._is_sync_due = False
         self._queue: deque[_Submission] = deque()
+        self._queued_bytes = 0
         self._pending_bytes = 0
         self._memory_bytes = 0
-        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-writer")
+        self._jobs: deque[_Job] = deque()
+        """What the threads are at, in the order in which it is acknowledged."""
+        self._threads: Final = ThreadPoolExecutor(2, thread_name_prefix="sbp-log-writer")
         self._loop = asyncio.get_running_loop()
         self._on_commit: OnCommit | None = None
+        self._is_begin_due = False
         self._idle = asyncio.Event()
-        """Whether the thread has nothing to do; nor will it have at the end of the loop's turn."""
+        """Whether the threads have nothing to do; nor will they at the end of the loop's turn."""
         self._idle.set()
         self.failed: asyncio.Future[SbpError] = self._loop.create_future()
 
@@ -102,71 +104,89 @@ class GroupCommitter:
             return done
         length = sum([entry.length for entry in entries])
         self._queue.append(_Submission(tuple(entries), length, memory_bytes, done))
+        self._queued_bytes += length
         self._pending_bytes += length
         self._memory_bytes += memory_bytes
         self._begin_soon()
         return done
 
-    def run_between_groups(self, change: Callable[[], None]) -> None:
-        """Run `change` where the log is written; return when it is done. For other threads."""
-        self._thread.submit(change).result()
-
     async def stop(self) -> None:
         """Commit what is queued, then end."""
         await self._idle.wait()
-        self._thread.shutdown()
+        self._threads.shutdown()
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether a thread is to begin with what is queued: one, or another for a lot."""
+        if not self._jobs:
+            return bool(self._queue) or self._is_sync_due
+        is_lot = self._queued_bytes >= limits.OVERLAPPING_GROUP_BYTES_MIN
+        return is_lot and len(self._jobs) == 1 and self._sync_interval_ms == 0
 
     def _begin_soon(self) -> None:
-        """Let the thread work once all that arrived in this turn of the loop is queued."""
-        if self._on_commit is not None and self._idle.is_set():
+        """Let a thread work once all that arrived in this turn of the loop is queued."""
+        if self._on_commit is not None and not self._is_begin_due and self._is_wanted:
+            self._is_begin_due = True
             self._idle.clear()
             self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Give the thread what is to be done next, if there is anything."""
-        if self.failed.done() or not (self._queue or self._is_sync_due):
+        """Give the threads what is to be done next, if there is anything."""
+        self._is_begin_due = False
+        if not self.failed.done() and self._is_wanted:
+            if self._is_sync_due:
+                self._run(_Job(self._log.sync, self._on_synced))
+            else:
+                self._commit(self._take_group())
+        elif not self._jobs:
             self._idle.set()
-        elif self._is_sync_due:
-            self._run(self._log.sync, self._on_synced)
-        else:
-            self._commit(self._take_group())
 
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
         is_durable = self._sync_interval_ms == 0 or any(
             entry.kind is not EntryKind.BATCH for entry in entries
         )
-        group = _Group(tuple(submissions), is_durable)
-        append = partial(self._log.append, entries, is_durable=is_durable)
-        self._run(append, partial(self._on_written, group), group)
+        appended: list[Appended] = []
 
-    def _run(
-        self, work: Callable[[], T], then: Callable[[T], None], group: _Group = _NO_GROUP
-    ) -> None:
-        """Do `work` on the thread, then call `then` with its result here, and begin anew."""
+        def append() -> None:
+            appended.append(self._log.append(entries, is_durable=is_durable))
+
+        def acknowledge() -> None:
+            self._acknowledge(submissions, appended[0], is_durable=is_durable)
+
+        self._run(_Job(append, acknowledge, submissions))
+
+    def _run(self, job: _Job) -> None:
+        """Do the work on a thread; when it is done, go on here."""
 
         def on_thread() -> None:
             try:
-                result = work()
+                job.work()
             except SbpError as error:
-                self._loop.call_soon_threadsafe(self._fail, group, error)
+                self._loop.call_soon_threadsafe(self._fail, error)
             except Exception as error:  # noqa: BLE001 - whoever waits must be told of all failures
                 _LOG.exception("the log failed unexpectedly")
                 failure = LogWriteError(f"the log failed unexpectedly: {error}")
-                self._loop.call_soon_threadsafe(self._fail, group, failure)
+                self._loop.call_soon_threadsafe(self._fail, failure)
             else:
-                self._loop.call_soon_threadsafe(go_on, result)
+                self._loop.call_soon_threadsafe(self._on_done, job)
 
-        def go_on(result: T) -> None:
-            try:
-                then(result)
-            finally:
-                self._begin()
+        self._jobs.append(job)
+        self._threads.submit(on_thread)
 
-        self._thread.submit(on_thread)
+    def _on_done(self, job: _Job) -> None:
+        """Finish the jobs that are done in their order; begin anew."""
+        job.is_done = True
+        try:
+            while self._jobs and self._jobs[0].is_done:
+                self._jobs.popleft().then()
+        finally:
+            self._begin()
 
-    def _on_written(self, group: _Group, appended: Appended) -> None:
-        if group.is_durable:
+    def _acknowledge(
+        self, submissions: Sequence[_Submission], appended: Appended, *, is_durable: bool
+    ) -> None:
+        if is_durable:
             self._on_synced()
         elif self._sync_timer is None:
             self._sync_timer = self._loop.call_later(
@@ -174,7 +194,7 @@ class GroupCommitter:
             )
         assert self._on_commit is not None
         self._on_commit(appended.ranges)
-        for submission in group.submissions:
+        for submission in submissions:
             self._pending_bytes -= submission.length
             self._memory_bytes -= submission.memory_bytes
             if not submission.done.done():
@@ -184,7 +204,7 @@ class GroupCommitter:
         self._is_sync_due = True
         self._begin_soon()
 
-    def _on_synced(self, _: None = None) -> None:
+    def _on_synced(self) -> None:
         if self._sync_timer is not None:
             self._sync_timer.cancel()
         self._sync_timer = None
@@ -196,14 +216,20 @@ class GroupCommitter:
         while self._queue and length + self._queue[0].length <= limits.GROUP_COMMIT_BYTES_MAX:
             group.append(self._queue.popleft())
             length += group[-1].length
+        self._queued_bytes -= length
         return group
 
-    def _fail(self, group: _Group, error: SbpError) -> None:
+    def _fail(self, error: SbpError) -> None:
+        """Fail all that is not acknowledged yet; whatever is still at work changes nothing."""
+        if self.failed.done():
+            return
         self.failed.set_result(error)
-        for submission in (*group.submissions, *self._queue):
+        at_work = [submission for job in self._jobs for submission in job.submissions]
+        for submission in (*at_work, *self._queue):
             if not submission.done.done():
                 submission.done.set_exception(_dead(error))
         self._queue.clear()
+        self._jobs.clear()
         self._idle.set()
 
 

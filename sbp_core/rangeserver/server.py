@@ -144,7 +144,7 @@ class RangeServer:
             host,
             self._log,
             membership,
-            Cleaner(self._log, committer.run_between_groups),
+            Cleaner(self._log),
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
         )

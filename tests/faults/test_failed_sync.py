@@ -38,5 +38,5 @@ def test_a_sync_that_fails(tmp_path, small_memory, full_disk, history, rng, is_m
         list_streams(cluster.endpoint, history, stream_ids)
     operations = history.operations()
     assert_sound(operations)
-    assert re.search(r"writing .*\.log failed: .*\((EIO|ENOSPC)\)", cluster.log)
+    assert re.search(r"(writing|syncing) .*\.log failed: .*\((EIO|ENOSPC)\)", cluster.log)
     assert len(chosen(operations, "append", "unknown")) > 0

@@ -49,7 +49,7 @@ class CleanedLogLives(RuleBasedStateMachine):
                 break
             except LogWriteError:
                 self.disk.kill_process()
-        self.cleaner = Cleaner(self.log, lambda change: change())
+        self.cleaner = Cleaner(self.log)
 
     @property
     def is_usable(self) -> bool:

@@ -44,7 +44,7 @@ class LookupsByTime(RuleBasedStateMachine):
             now_ms=lambda: self.now_ms,
             segment_bytes=self.segment_bytes,
         )
-        self.cleaner = Cleaner(self.log, lambda change: change())
+        self.cleaner = Cleaner(self.log)
 
     def tail(self, key: tuple[int, int]) -> int:
         return self.batches[key][-1][1] if self.batches[key] else 0

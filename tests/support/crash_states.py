@@ -147,7 +147,7 @@ class LifeOfALog:
         self._note_sync()
 
     def _clean(self) -> None:
-        Cleaner(self._log, lambda change: change()).clean()
+        Cleaner(self._log).clean()
 
     def _close(self) -> None:
         self._log.close()

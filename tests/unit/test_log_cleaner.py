@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import queue
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,7 +44,7 @@ def deletion(stream_id: int) -> Entry:
 
 
 def cleaner(log: Log) -> Cleaner:
-    return Cleaner(log, lambda change: change())
+    return Cleaner(log)
 
 
 def filled(disk: Disk, directory: Path = DIRECTORY) -> Log:
@@ -271,14 +269,7 @@ def test_appends_go_on_while_the_cleaner_is_at_work(tmp_path: Path) -> None:
     log = filled(disk, directory=tmp_path)
     log.append([trim(1, 25)])
     cleaned: list[Cleaned] = []
-    at_work = threading.Thread(target=lambda: cleaned.append(Cleaner(log, run).clean()))
-    turns: queue.Queue[tuple[Callable[[], None], threading.Event]] = queue.Queue()
-
-    def run(change: Callable[[], None]) -> None:
-        done = threading.Event()
-        turns.put((change, done))
-        assert done.wait(30)
-
+    at_work = threading.Thread(target=lambda: cleaned.append(Cleaner(log).clean()))
     at_work.start()
     assert disk.has_come.wait(30)
     before = len(log.extent.sealed)
@@ -287,13 +278,7 @@ def test_appends_go_on_while_the_cleaner_is_at_work(tmp_path: Path) -> None:
     assert len(log.extent.sealed) > before + 5
     assert offsets(log, (1, 0), 25) == list(range(25, 60))
     disk.gate.set()
-    while at_work.is_alive():
-        try:
-            change, done = turns.get(timeout=0.05)
-        except queue.Empty:
-            continue
-        change()
-        done.set()
+    at_work.join(30)
     assert cleaned[0].rewritten_count > 2
     check_stream_2(log)
     assert offsets(log, (1, 0), 25) == list(range(25, 60))

@@ -297,7 +297,7 @@ def cleaned_files() -> Files:
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
     last = GROUPS - 1
     log.append([Entry(EntryKind.TRIM, 1, -1, last, 0), Entry(EntryKind.TRIM, 2, -1, 3 * last, 0)])
-    cleaned = Cleaner(log, lambda change: change()).clean()
+    cleaned = Cleaner(log).clean()
     assert cleaned.removed_count > 0
     assert cleaned.rewritten_count > 0
     log.close()

@@ -19,7 +19,7 @@ def run(tmp_path, body, sync_interval_ms=0):
     async def main():
         disk = HeldDisk()
         disk.gate.set()
-        log = open_log(disk, tmp_path / "log")
+        log = open_log(disk, tmp_path / "log", segment_bytes=limits.SEGMENT_BYTES)
         disk.gate.clear()
         disk.sync_count = 0
         durable = []
@@ -155,3 +155,81 @@ def test_a_sync_that_fails_later_ends_the_committer(tmp_path):
             await committer.submit([batch(1)])
 
     run(tmp_path, body, sync_interval_ms=1)
+
+
+def large(offset):
+    return batch(offset, body=bytes(limits.OVERLAPPING_GROUP_BYTES_MIN))
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - what threads do raises no event here
+        await asyncio.sleep(0.001)
+
+
+def test_much_that_waits_is_written_while_the_disk_syncs(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        log = committer._log
+        first = committer.submit([batch(0)])
+        await until(lambda: log.end_position > committer._log._active.synced_upto)
+        end = log.end_position
+        small = committer.submit([batch(1)])
+        await asyncio.sleep(0)
+        assert len(committer._jobs) == 1, "it waits to share the next sync"
+        much = committer.submit([large(2)])
+        await until(lambda: log.end_position > end)
+        more = committer.submit([large(3)])
+        await asyncio.sleep(0)
+        assert len(committer._jobs) == 2, "and there are never more"
+        assert not any(future.done() for future in (first, small, much, more))
+        disk.gate.set()
+        await asyncio.gather(first, small, much, more)
+        assert durable == [0] * 4, "one group for each but the small one"
+        assert committer.pending_bytes == 0
+
+    run(tmp_path, body)
+
+
+def test_groups_are_acknowledged_in_their_order_whatever_the_threads_do(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        done = []
+        futures = [committer.submit([large(0)])]
+        await asyncio.sleep(0)
+        futures += [committer.submit([large(1)])]
+        await until(lambda: len(committer._jobs) == 2)
+        first, second = committer._jobs
+        for number, future in enumerate(futures):
+            future.add_done_callback(lambda _, number=number: done.append(number))
+        told = committer._on_done
+        held = []
+        committer._on_done = held.append
+        disk.gate.set()
+        await until(lambda: len(held) == 2)
+        told(second)
+        await asyncio.sleep(0)
+        assert done == []
+        told(first)
+        await asyncio.gather(*futures)
+        assert done == [0, 1]
+        committer._on_done = told
+
+    run(tmp_path, body)
+
+
+def test_a_failed_sync_fails_what_was_written_meanwhile(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        futures = [committer.submit([large(0)])]
+        await asyncio.sleep(0)
+        futures += [committer.submit([large(1)])]
+        await until(lambda: len(committer._jobs) == 2)
+        queued = committer.submit([batch(2)])
+        disk.error = OSError(5, "Input/output error")
+        disk.gate.set()
+        for future in (*futures, queued):
+            with pytest.raises(LogWriteError, match="nothing more is acknowledged"):
+                await future
+        assert committer.failed.done()
+
+    run(tmp_path, body)
