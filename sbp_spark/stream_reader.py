@@ -91,7 +91,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = SourceOffset.from_json(start)
             self._look(begin)
             begin, gone = self._losses.settle_gone(begin, self._snapshot)
-            way = way_ahead(self._options(), begin, self._snapshot)
+            way = way_ahead(self._streams().client, self._options(), begin, self._snapshot)
             self._losses.settle_trimmed(way.losses)
             if self._is_available_now:
                 if self._maybe_targets is None:

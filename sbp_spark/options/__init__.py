@@ -5,9 +5,13 @@ from __future__ import annotations
 from sbp_spark.options.data_loss import OnDataLoss
 from sbp_spark.options.partitions import PartitionLimits
 from sbp_spark.options.positions import (
+    Ago,
+    AtCursor,
     AtOffset,
+    AtTime,
     BeforeTail,
     Earliest,
+    InsidePosition,
     Latest,
     Position,
     Positions,
@@ -28,10 +32,14 @@ from sbp_spark.options.triggers import TriggerLimits
 __all__ = [
     "SINK_OPTIONS",
     "SOURCE_OPTIONS",
+    "Ago",
+    "AtCursor",
     "AtOffset",
+    "AtTime",
     "BeforeTail",
     "Earliest",
     "Endpoint",
+    "InsidePosition",
     "Latest",
     "OnDataLoss",
     "OptionSpec",

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sbp_spark.options.bounds import check_order, read_ending, read_starting
 from sbp_spark.options.data_loss import OnDataLoss, read_on_data_loss
 from sbp_spark.options.partitions import PartitionLimits, read_partition_limits
-from sbp_spark.options.positions import (
-    Earliest,
-    Latest,
-    Positions,
-    check_order,
-    read_ending,
-    read_starting,
-)
+from sbp_spark.options.positions import Earliest, Latest, Positions
 from sbp_spark.options.reading import OptionReader
 from sbp_spark.options.servers import (
     Servers,

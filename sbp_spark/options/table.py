@@ -55,12 +55,50 @@ SOURCE_OPTIONS: Final = (
         " checkpoint. A batch cannot start at the latest offset.",
     ),
     OptionSpec(
+        "startingTimestamp",
+        "none",
+        "Instead of `startingOffsets`: start at the first record, in the order of offsets, that was"
+        " appended at this time or later, so none of them is missed. ISO 8601, such as"
+        " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970; or `-10m`,"
+        " so long before now (ms, s, m, h, d). Records are appended at the time that their range"
+        " server's clock shows, in ms; `now` is what the driver's clock shows when a new query"
+        " plans its first micro-batch, or when a batch is planned.",
+    ),
+    OptionSpec(
+        "startingOffsetsByTimestamp",
+        "none",
+        "The same as a JSON object with a time for every stream, by name or id:"
+        ' `{"orders": "2026-01-31", "17": 1769817600000, "clicks": "-10m"}`.',
+    ),
+    OptionSpec(
+        "startingOffsetsByTimestampStrategy",
+        "error (latest for times like -10m)",
+        "What a starting time means for a stream that has no record of that time or later: `error`,"
+        " or `latest`, the tail as it is then; what comes later is read, whatever its time is.",
+    ),
+    OptionSpec(
         "endingOffsets",
         "none (streaming), latest (batch)",
         "Where reading ends in each stream, exclusive; spelled as startingOffsets, without"
         " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
         " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
         " mean the tail as the query first saw it, kept in the checkpoint.",
+    ),
+    OptionSpec(
+        "endingTimestamp",
+        "none",
+        "Instead of `endingOffsets`: end at the first record, in the order of offsets, that was"
+        " appended at this time or later, exclusive. Times are spelled as in `startingTimestamp`."
+        " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
+        " there is one, whatever time it is: what is appended next may still be from before. That"
+        " end, and what `-10m` meant at the start, is kept in the checkpoint. What lies behind the"
+        " end is not read, even if a server's clock, set back or behind that of the server before,"
+        " gave it an earlier time.",
+    ),
+    OptionSpec(
+        "endingOffsetsByTimestamp",
+        "none",
+        "The same as a JSON object with a time for every stream, by name or id.",
     ),
     OptionSpec(
         "maxRecordsPerTrigger",
