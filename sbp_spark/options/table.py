@@ -50,9 +50,12 @@ SOURCE_OPTIONS: Final = (
         "startingOffsets",
         "latest (streaming), earliest (batch)",
         "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"
-        " before the tail, but not before the first), or a JSON object with an offset for every"
-        " stream, by name or id (-2 earliest, -1 latest). A restarted query goes on from its"
-        " checkpoint. A batch cannot start at the latest offset.",
+        " before the tail, but not before the first), `group:NAME` (where a consumer group reads"
+        " next), or a JSON object with an offset for every stream, by name or id (-2 earliest, -1"
+        ' latest, or "group:NAME"). A restarted query goes on from its checkpoint. A batch cannot'
+        " start at the latest offset. What a group has never read is read from the first record,"
+        " also by a group that is new; records behind its cursor that were trimmed meanwhile are"
+        " lost, see `failOnDataLoss`.",
     ),
     OptionSpec(
         "startingTimestamp",
