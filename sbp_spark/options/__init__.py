@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sbp_spark.options.data_loss import OnDataLoss
+from sbp_spark.options.groups import CommitOptions
 from sbp_spark.options.partitions import PartitionLimits
 from sbp_spark.options.positions import (
     Ago,
@@ -37,6 +38,7 @@ __all__ = [
     "AtOffset",
     "AtTime",
     "BeforeTail",
+    "CommitOptions",
     "Earliest",
     "Endpoint",
     "InsidePosition",

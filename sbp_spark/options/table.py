@@ -138,6 +138,25 @@ SOURCE_OPTIONS: Final = (
         " task reads it is in the log of that task only.",
     ),
     OptionSpec(
+        "group",
+        "none",
+        "Name of a consumer group whose cursors follow the query, for `sbp lag` and for"
+        " `startingOffsets` of other queries: the placement driver is told of a micro-batch when"
+        " the next one is looked for. It is told of the last one when the query is started again,"
+        " if that did not come any more. The query itself goes on from its checkpoint, and never"
+        " fails or waits for more than a second because the cursors cannot be set: that is written"
+        " to the log (`sbp_spark`), and tried again. Streaming only.",
+    ),
+    OptionSpec(
+        "trimOnCommit",
+        "false",
+        "Whether records are trimmed, for good, once they are not needed any more: those of"
+        " micro-batches that Spark has committed, when it has begun the next one, so the last"
+        " micro-batch can always be repeated. All that lies before them goes, too, also what lay"
+        " before the query's start. Let no other query read these streams: a queue has one"
+        " consumer. Failures are treated as those of `group`. Streaming only.",
+    ),
+    OptionSpec(
         "minPartitions",
         "1",
         "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records.",

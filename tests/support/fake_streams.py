@@ -19,7 +19,8 @@ class FakeCluster:
     """Streams by name: [id, created, start, next].
 
     `times` are those of the records of streams, by id, from offset 0 on; `lookups` is what was
-    asked for. `cursors` are those of groups, by stream id.
+    asked for. `cursors` are those of groups, by stream id. `fails` is raised instead of setting
+    cursors or trimming.
     """
 
     def __init__(self, **streams):
@@ -29,6 +30,9 @@ class FakeCluster:
         self.times = {}
         self.lookups = []
         self.cursors = {}
+        self.commits = []
+        self.trims = []
+        self.fails = None
 
     def maybe_revision(self):
         return self.revision
@@ -74,6 +78,19 @@ class FakeCluster:
     def describe_cursors(self, group, stream_ids):
         found = self.cursors.get(group, {})
         return [CursorInfo(each, found[each], 1) for each in stream_ids if each in found]
+
+    def commit_cursors(self, group, offsets):
+        if self.fails:
+            raise self.fails
+        self.commits.append(offsets)
+        self.cursors.setdefault(group, {}).update(offsets)
+
+    def trim_streams(self, offsets):
+        if self.fails:
+            raise self.fails
+        self.trims.append(offsets)
+        for entry in self.streams.values():
+            entry[2] = max(entry[2], offsets.get(entry[0], 0))
 
     def list_ranges(self, stream_ids):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}

@@ -339,6 +339,8 @@ def test_every_option_of_the_source_table_is_known():
         "maxRecordsPerPartition": "5",
         "maxBytesPerPartition": "5",
         "failOnDataLoss": "report",
+        "group": "nightly",
+        "trimOnCommit": "true",
         "includeHeaders": "false",
         "networkCompression": "none",
         "isolationClass": "backfill",
