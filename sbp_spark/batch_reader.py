@@ -37,9 +37,10 @@ class SbpBatchReader(DataSourceReader):
             streams = select_streams(options)
             client = client_for(options.servers, Patience.RUNNING)
             bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
-            starts = starting_offsets(options, bounds, streams)
-            ends = ending_offsets(options, bounds, streams)
-            check_ends(starts, ends, streams)
+            starts = starting_offsets(client, options, bounds, streams)
+            ends = ending_offsets(client, options, bounds, streams)
+            if options.ending is not None:
+                check_ends(options.ending.option, starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
             planned = plan_read(client, options, intervals, streams).partitions
         # Spark makes a partition of its own where there is none.

@@ -1,6 +1,7 @@
 """Where the next micro-batch starts and may end, from what a query has read and what is there.
 
-Everything here is a function of the checkpoint's offset, the options and one look at the streams.
+It follows from the checkpoint's offset, the options, one look at the streams, and what servers know
+of times and consumer groups.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from sbp_core.client import Client
 from sbp_spark.data_loss import Loss
+from sbp_spark.endings import NO_ENDING, Ending, find_endings
 from sbp_spark.offsets import SourceOffset, StreamPosition
 from sbp_spark.options import SourceOptions
-from sbp_spark.positions import check_ends, is_moving, locate, positions_of
+from sbp_spark.positions import check_ends
 from sbp_spark.source_streams import starting_offsets
 from sbp_spark.stream_watch import Snapshot
 
@@ -20,17 +23,16 @@ from sbp_spark.stream_watch import Snapshot
 class Way:
     """What lies ahead of a query in each stream, by id.
 
-    `bases` has the streams that are new to the query. `kept_ends` are ends that were resolved from
-    a tail and are to stay as they are; `tails` are cut to where reading ends. `losses`
-    lie before `starts`: they were to be read, and are trimmed. `targets` are where a run with
-    Trigger.AvailableNow ends.
+    `bases` has the streams that are new to the query. `tails` are cut to where reading ends, of
+    which `endings` tells what has to be kept. `losses` lie before `starts`: they were to be read,
+    and are trimmed. `targets` are where a run with Trigger.AvailableNow ends.
     """
 
     snapshot: Snapshot
     bases: Mapping[int, int]
     starts: Mapping[int, int]
     tails: Mapping[int, int]
-    kept_ends: Mapping[int, int]
+    endings: Mapping[int, Ending]
     losses: tuple[Loss, ...] = ()
     targets: Mapping[int, int] = field(default_factory=dict)
 
@@ -59,8 +61,9 @@ class Way:
                 self.snapshot.streams[stream_id].created_at_ms,
                 next_offset,
                 base_offset=self.bases.get(stream_id),
-                end_offset=self.kept_ends.get(stream_id),
+                end_offset=self.endings.get(stream_id, NO_ENDING).kept_offset,
                 target_offset=self._maybe_target(stream_id, next_offset),
+                end_time_ms=self.endings.get(stream_id, NO_ENDING).time_ms,
             )
             for stream_id, next_offset in next_offsets.items()
         ]
@@ -85,16 +88,18 @@ def frozen_targets(begin: SourceOffset, way: Way) -> dict[int, int]:
     return left or dict(way.tails)
 
 
-def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -> Way:
+def way_ahead(
+    client: Client, options: SourceOptions, begin: SourceOffset, snapshot: Snapshot
+) -> Way:
     """Return what lies ahead of `begin`, all of whose streams are there.
 
     A fresh query starts where its options say. A stream that joins a running query's checkpoint
-    is read from its first record, whatever they say. Raises ConfigurationError for positions that
-    cannot be.
+    is read from its first record, whatever they say. Raises SbpError, ConfigurationError for
+    positions that cannot be.
     """
     is_fresh = begin.is_initial
     if is_fresh:
-        bases = starting_offsets(options, snapshot.bounds, snapshot.streams)
+        bases = starting_offsets(client, options, snapshot.bounds, snapshot.streams)
     else:
         bases = {
             stream_id: bound.start_offset
@@ -107,9 +112,12 @@ def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -
         if stream_id in snapshot.bounds
     }
     wanted = bases | resumed
-    ends, kept_ends = _ends(options, begin, snapshot)
-    if is_fresh:
-        check_ends(wanted, ends, snapshot.streams)
+    endings = find_endings(client, options.ending, begin, snapshot)
+    ends = {
+        stream_id: each.offset for stream_id, each in endings.items() if each.offset is not None
+    }
+    if is_fresh and options.ending is not None:
+        check_ends(options.ending.option, wanted, ends, snapshot.streams)
     tails = {
         stream_id: min(tail, ends.get(stream_id, tail))
         for stream_id, tail in snapshot.tails.items()
@@ -123,24 +131,4 @@ def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -
         for stream_id, start in wanted.items()
         if start < starts[stream_id]
     )
-    return Way(snapshot, bases, starts, tails, kept_ends, losses)
-
-
-def _ends(
-    options: SourceOptions, begin: SourceOffset, snapshot: Snapshot
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Return where reading ends, and which of these ends were resolved from a tail."""
-    if options.ending is None:
-        return {}, {}
-    asked = positions_of(options.ending, snapshot.streams.values())
-    ends: dict[int, int] = {}
-    kept: dict[int, int] = {}
-    for stream_id, position in asked.items():
-        known = begin.streams.get(stream_id)
-        end = locate(position, snapshot.bounds[stream_id])
-        if is_moving(position):
-            if known is not None and known.end_offset is not None:
-                end = known.end_offset
-            kept[stream_id] = end
-        ends[stream_id] = end
-    return ends, kept
+    return Way(snapshot, bases, starts, tails, endings, losses)

@@ -49,7 +49,8 @@ class StreamPosition:
     `stream_id` and `created_at_ms` (Unix time) together identify the stream: one that is deleted
     and created anew differs in one of them. `base_offset` is the resolved start, known only in
     the first end offset in which the stream appears. `end_offset` is where reading ends, if that
-    was resolved from the tail: it is kept as long as the query asks for such an end.
+    was resolved from the tail or from a time: it is kept as long as the query asks for such an
+    end. `end_time_ms` (Unix time) is that time; without `end_offset` it has not come yet.
     `target_offset` is how far a run with Trigger.AvailableNow goes that is not there yet.
     """
 
@@ -59,6 +60,7 @@ class StreamPosition:
     base_offset: int | None = None
     end_offset: int | None = None
     target_offset: int | None = None
+    end_time_ms: int | None = None
 
     def to_json(self) -> dict[str, int]:
         """Return the JSON form, keys in canonical order."""
@@ -68,6 +70,7 @@ class StreamPosition:
             "end": self.end_offset,
             "next": self.next_offset,
             "target": self.target_offset,
+            "until": self.end_time_ms,
         }
         return {key: value for key, value in fields.items() if value is not None}
 
@@ -241,10 +244,10 @@ def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:
 def _parse_position(key: object, value: object) -> StreamPosition:
     stream_id = _parse_stream_id(key)
     where = f"stream {stream_id}"
-    required, optional = {"created", "next"}, {"base", "end", "target"}
+    required, optional = {"created", "next"}, {"base", "end", "target", "until"}
     if not isinstance(value, Mapping) or not required <= value.keys() <= required | optional:
         raise _foreign(
-            value, f"an object with created, next and perhaps base, end, target for {where}"
+            value, f"an object with created, next and perhaps base, end, target, until for {where}"
         )
     for name in value:
         low = CREATED_UNKNOWN if name == "created" else 0
@@ -260,6 +263,7 @@ def _parse_position(key: object, value: object) -> StreamPosition:
         value.get("base"),
         value.get("end"),
         value.get("target"),
+        value.get("until"),
     )
     if position.base_offset is not None and position.base_offset > position.next_offset:
         raise _foreign(position.base_offset, f"base of {where} not to be above its next")

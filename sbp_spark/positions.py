@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from sbp_core.client import StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options import AtOffset, BeforeTail, Earliest, Latest, Position, Positions
+from sbp_spark.options import (
+    AtOffset,
+    BeforeTail,
+    Earliest,
+    InsidePosition,
+    Latest,
+    Position,
+    Positions,
+)
 
 _LISTED_MAX: Final = 20
 
@@ -26,7 +34,7 @@ def positions_of(positions: Positions, infos: Collection[StreamInfo]) -> dict[in
     return {ids[name]: at for name, at in positions.by_stream.items() if name in ids}
 
 
-def check_positions(option: str, positions: Positions, infos: Collection[StreamInfo]) -> None:
+def check_positions(positions: Positions, infos: Collection[StreamInfo]) -> None:
     """Raise ConfigurationError unless JSON names exactly these streams, by name or id, once."""
     if positions.everywhere is not None:
         return
@@ -46,12 +54,12 @@ def check_positions(option: str, positions: Positions, infos: Collection[StreamI
     faults += [f"leaves out {display_name(info)}" for info in infos if info.stream_id not in found]
     if faults:
         raise ConfigurationError(
-            f"option {option} {_listed(faults)}; expected exactly the streams that are read, by"
-            " name or id"
+            f"option {positions.option} {listed(faults)}; expected exactly the streams that are"
+            " read, by name or id"
         )
 
 
-def locate(position: Position, bound: StreamBounds) -> int:
+def locate(position: InsidePosition, bound: StreamBounds) -> int:
     """Return the offset of a position in a stream."""
     match position:
         case Earliest():
@@ -75,25 +83,31 @@ def check_inside(
     bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
     *,
-    is_trimmed_allowed: bool = False,
+    trimmed_allowed: Collection[int] = (),
 ) -> None:
-    """Raise ConfigurationError naming every offset that lies outside its stream."""
+    """Raise ConfigurationError naming every offset that lies outside its stream.
+
+    Streams of `trimmed_allowed` may have trimmed theirs.
+    """
     faults = [
         f"{display_name(streams[stream_id])} at {offset}, but it holds"
         f" [{bounds[stream_id].start_offset}, {bounds[stream_id].next_offset})"
         for stream_id, offset in offsets.items()
         if offset > bounds[stream_id].next_offset
-        or (offset < bounds[stream_id].start_offset and not is_trimmed_allowed)
+        or (offset < bounds[stream_id].start_offset and stream_id not in trimmed_allowed)
     ]
     if faults:
         raise ConfigurationError(
-            f"option {option} lies outside of: {_listed(faults)}; expected an offset from the"
+            f"option {option} lies outside of: {listed(faults)}; expected an offset from the"
             " first one to the next one to be written, or a word such as latest"
         )
 
 
 def check_ends(
-    starts: Mapping[int, int], ends: Mapping[int, int], streams: Mapping[int, StreamInfo]
+    option: str,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+    streams: Mapping[int, StreamInfo],
 ) -> None:
     """Raise ConfigurationError naming every stream that would end before it starts."""
     faults = [
@@ -103,8 +117,8 @@ def check_ends(
     ]
     if faults:
         raise ConfigurationError(
-            f"option endingOffsets lies before the start: {_listed(faults)}; expected no end before"
-            " its start: end later, or start earlier"
+            f"option {option} lies before the start: {listed(faults)}; expected no end before its"
+            " start: end later, or start earlier"
         )
 
 
@@ -114,6 +128,7 @@ def _ids(infos: Collection[StreamInfo]) -> dict[str, int]:
     return ids | {info.name: info.stream_id for info in infos if info.name is not None}
 
 
-def _listed(faults: list[str]) -> str:
+def listed(faults: Sequence[str]) -> str:
+    """Return faults as one line; of many only the first."""
     more = f"; and {len(faults) - _LISTED_MAX} more" if len(faults) > _LISTED_MAX else ""
     return "; ".join(faults[:_LISTED_MAX]) + more

@@ -15,7 +15,9 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.lookups import find_offsets
 from sbp_spark.options import (
+    AtCursor,
     OnDataLoss,
     Servers,
     SourceOptions,
@@ -26,7 +28,6 @@ from sbp_spark.options import (
 from sbp_spark.positions import (
     check_inside,
     check_positions,
-    locate,
     positions_of,
 )
 
@@ -110,34 +111,43 @@ def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:
 
 def check_option_positions(options: SourceOptions, infos: Collection[StreamInfo]) -> None:
     """Raise ConfigurationError where JSON in the options does not name exactly the streams."""
-    check_positions("startingOffsets", options.starting, infos)
+    check_positions(options.starting, infos)
     if options.ending is not None:
-        check_positions("endingOffsets", options.ending, infos)
+        check_positions(options.ending, infos)
 
 
 def starting_offsets(
+    client: Client,
     options: SourceOptions,
     bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
 ) -> dict[int, int]:
-    """Return the first offset to read of each stream. Raises ConfigurationError."""
+    """Return the first offset to read of each stream.
+
+    One that was trimmed is returned if that is not to fail, or is for others to judge: a cursor is
+    where records were to be read. Raises SbpError.
+    """
     check_option_positions(options, streams.values())
-    asked = positions_of(options.starting, streams.values())
-    starts = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
+    starts = find_offsets(client, options.starting, bounds, streams)
     is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
-    check_inside("startingOffsets", starts, bounds, streams, is_trimmed_allowed=is_loss_allowed)
+    trimmed_allowed = [
+        stream_id
+        for stream_id, position in positions_of(options.starting, streams.values()).items()
+        if is_loss_allowed or isinstance(position, AtCursor)
+    ]
+    check_inside(options.starting.option, starts, bounds, streams, trimmed_allowed=trimmed_allowed)
     return starts
 
 
 def ending_offsets(
+    client: Client,
     options: SourceOptions,
     bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
 ) -> dict[int, int]:
-    """Return where a batch ends in each stream. Raises ConfigurationError."""
+    """Return where a batch ends in each stream. Raises SbpError."""
     if options.ending is None:
         return {stream_id: bound.next_offset for stream_id, bound in bounds.items()}
-    asked = positions_of(options.ending, streams.values())
-    ends = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
-    check_inside("endingOffsets", ends, bounds, streams)
+    ends = find_offsets(client, options.ending, bounds, streams)
+    check_inside(options.ending.option, ends, bounds, streams)
     return ends

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from sbp_spark.commits import Commits
 from sbp_spark.fetch_task import read_partition
 from sbp_spark.loss_policy import LossPolicy
 from sbp_spark.micro_batch import Way, frozen_targets, way_ahead
@@ -55,6 +56,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._maybe_targets: dict[int, int] | None = None
         self._maybe_trigger: Trigger | None = None
         self._maybe_losses: LossPolicy | None = None
+        self._maybe_commits: Commits | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the constant that stands for the start of a fresh query."""
@@ -91,7 +93,8 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = SourceOffset.from_json(start)
             self._look(begin)
             begin, gone = self._losses.settle_gone(begin, self._snapshot)
-            way = way_ahead(self._options(), begin, self._snapshot)
+            self._commits.on_processed(begin)
+            way = way_ahead(self._streams().client, self._options(), begin, self._snapshot)
             self._losses.settle_trimmed(way.losses)
             if self._is_available_now:
                 if self._maybe_targets is None:
@@ -128,6 +131,11 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._losses.note(planned.losses)
             return planned.partitions
 
+    def commit(self, end: dict[str, Any]) -> None:
+        """Take note that Spark has logged the batch behind `end`; comes one batch late."""
+        with plain_errors():
+            self._commits.on_commit(SourceOffset.from_json(end), self._snapshot)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
         return read_partition(partition, source_arrow_schema(self._given_schema))
@@ -152,6 +160,12 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if not is_frozen:
             self._snapshot = self._streams().look(known)
+
+    @property
+    def _commits(self) -> Commits:
+        if self._maybe_commits is None:
+            self._maybe_commits = Commits(self._streams().client, self._options().commits)
+        return self._maybe_commits
 
     @property
     def _losses(self) -> LossPolicy:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from sbp_spark.options.data_loss import OnDataLoss
+from sbp_spark.options.groups import CommitOptions
 from sbp_spark.options.partitions import PartitionLimits
 from sbp_spark.options.positions import (
+    Ago,
+    AtCursor,
     AtOffset,
+    AtTime,
     BeforeTail,
     Earliest,
+    InsidePosition,
     Latest,
     Position,
     Positions,
@@ -28,10 +33,15 @@ from sbp_spark.options.triggers import TriggerLimits
 __all__ = [
     "SINK_OPTIONS",
     "SOURCE_OPTIONS",
+    "Ago",
+    "AtCursor",
     "AtOffset",
+    "AtTime",
     "BeforeTail",
+    "CommitOptions",
     "Earliest",
     "Endpoint",
+    "InsidePosition",
     "Latest",
     "OnDataLoss",
     "OptionSpec",

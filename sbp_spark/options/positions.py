@@ -1,22 +1,25 @@
-"""Where reading starts and ends: positions as the user says them, before any stream is looked at.
+"""Positions in streams as the user says them, before any stream is looked at.
 
-A further kind of position is one more class here, one more branch in `sbp_spark.positions.locate`.
+A further kind of position is one more class here, and one more branch where it becomes an offset:
+in `sbp_spark.positions.locate`, or in `sbp_spark.lookups` if a server has to be asked.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from sbp_core.errors import ConfigurationError
+from sbp_spark.options.groups import maybe_group
 from sbp_spark.options.reading import INT64_MAX, OptionReader, shown
 from sbp_spark.options.streams import parse_stream_ref
 
 _EARLIEST_IN_JSON: Final = -2
 _LATEST_IN_JSON: Final = -1
+_GROUP_PREFIX: Final = "group:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,96 +46,101 @@ class BeforeTail:
     record_count: int
 
 
-Position: TypeAlias = Earliest | Latest | AtOffset | BeforeTail
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record that was appended at a time (Unix time) or later, or else the tail.
+
+    `must_exist`: if there is no such record, that is an error.
+    """
+
+    time_ms: int
+    must_exist: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ago:
+    """The same for the time that is so long before now."""
+
+    duration_ms: int
+    must_exist: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AtCursor:
+    """Where a consumer group reads next; the first record if it has never read the stream."""
+
+    group: str
+
+
+InsidePosition: TypeAlias = Earliest | Latest | AtOffset | BeforeTail
+"""What the bounds of a stream are enough for."""
+Position: TypeAlias = InsidePosition | AtTime | Ago | AtCursor
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """A position for each stream: one `everywhere`, or `by_stream` (name or id), None the other."""
+    """A position for each stream: one `everywhere`, or `by_stream` (name or id), None the other.
+
+    `option` is the one that names them.
+    """
 
     everywhere: Position | None
     by_stream: Mapping[str, Position] = field(default_factory=dict)
+    option: str = field(default="startingOffsets", compare=False)
 
     def all(self) -> list[Position]:
         """Return every position that is named."""
         return [*self.by_stream.values()] if self.everywhere is None else [self.everywhere]
 
 
-def read_starting(reader: OptionReader, *, is_batch: bool) -> Positions | None:
-    """Return where a new query starts, None if nothing is said of it or after a fault."""
-    name = "startingOffsets"
-    found = _read_positions(reader, name, "earliest, latest")
-    if is_batch and found is not None and Latest() in found.all():
-        wrong = "is latest (-1) in a batch read, which would read nothing"
-        remedy = "start earlier, or use readStream"
-        reader.add_fault(name, wrong, "earliest (-2) or offsets", remedy)
-    return found
+class ValueSyntax(NamedTuple):
+    """How the values of a JSON object are read, and what is said of those that mean nothing."""
+
+    maybe_position: Callable[[object], Position | None]
+    example: str
+    remedy: str
 
 
-def read_ending(reader: OptionReader) -> Positions | None:
-    """Return where reading ends, None if nothing is said of it or after a fault."""
-    name = "endingOffsets"
-    found = _read_positions(reader, name, "latest")
-    if found is not None and Earliest() in found.all():
-        wrong = "is earliest (-2), so nothing would be read"
-        reader.add_fault(name, wrong, "latest (-1) or offsets", "end later, or leave it out")
-    return found
+def read_offsets(reader: OptionReader, name: str, *, is_start: bool) -> Positions | None:
+    """Return the positions that startingOffsets or endingOffsets names, None if it is absent.
 
-
-def check_order(reader: OptionReader, starting: Positions, ending: Positions) -> None:
-    """Note every end that lies before its start, wherever the streams begin and end."""
-    pairs = [("every stream", starting.everywhere, ending.everywhere)]
-    named = starting.by_stream.keys() | ending.by_stream.keys()
-    pairs += [
-        (
-            shown(name),
-            starting.by_stream.get(name, starting.everywhere),
-            ending.by_stream.get(name, ending.everywhere),
-        )
-        for name in sorted(named)
-    ]
-    for where, start, end in pairs:
-        match start, end:
-            case AtOffset(first), AtOffset(stop) if stop < first:
-                what = f"ends {where} at {stop}, but startingOffsets starts it at {first}"
-            case BeforeTail(first), BeforeTail(stop) if stop > first:
-                what = f"ends {where} {stop} records before its tail, but it starts {first} before"
-            case Latest(), BeforeTail(stop):
-                what = f"ends {where} {stop} records before its tail, but it starts at the latest"
-            case _:
-                continue
-        reader.add_fault(
-            "endingOffsets", what, "no end before its start", "end later, or start earlier"
-        )
-
-
-def _read_positions(reader: OptionReader, name: str, words: str) -> Positions | None:
-    """Return the positions of an option, None if it is absent; `words` are those that it takes."""
+    None also after a fault.
+    """
     text = reader.maybe_text(name)
     if text is None:
         return None
-    if text.lower() == "earliest":
-        return Positions(Earliest())
-    if text.lower() == "latest":
-        return Positions(Latest())
-    if re.fullmatch(r"-[0-9]{1,19}", text) and 0 < -int(text) <= INT64_MAX:
-        return Positions(BeforeTail(-int(text)))
+    position = _maybe_word(text, is_start=is_start)
+    if position is not None:
+        return Positions(position, option=name)
+    syntax = ValueSyntax(
+        lambda value: _maybe_offset(value, is_start=is_start),
+        '{"stream": 42}',
+        "give a whole number: an offset, -2 (earliest) or -1 (latest)"
+        + (', or "group:NAME"' if is_start else ""),
+    )
+    found = maybe_object(reader, name, text, syntax)
+    if found is None:
+        words = "earliest, latest, group:NAME" if is_start else "latest"
+        expected = f"{words}, -1000 (records before the tail) or JSON like {syntax.example}"
+        reader.add_fault(name, f"is {shown(text)}", expected, "correct it")
+    return found
+
+
+def maybe_object(
+    reader: OptionReader, name: str, text: str, syntax: ValueSyntax
+) -> Positions | None:
+    """Return the positions of a JSON object with a value for each stream, None if it is none.
+
+    What is wrong inside of it is noted as a fault.
+    """
     try:
         # An object becomes a tuple of pairs, so that a repeated key is seen.
         pairs = json.loads(text, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
-        pairs = None
-    if not isinstance(pairs, tuple):
-        expected = f'{words}, -1000 (records before the tail) or JSON like {{"stream": 42}}'
-        reader.add_fault(name, f"is {shown(text)}", expected, "correct it")
         return None
-    return Positions(None, _read_pairs(reader, name, pairs))
-
-
-def _read_pairs(
-    reader: OptionReader, name: str, pairs: tuple[tuple[str, object], ...]
-) -> dict[str, Position]:
-    expected = 'JSON like {"stream": 42}'
+    if not isinstance(pairs, tuple):
+        return None
+    expected = f"JSON like {syntax.example}"
     found: dict[str, Position] = {}
     seen: set[str] = set()
     for stream, value in pairs:
@@ -145,18 +153,35 @@ def _read_pairs(
             parse_stream_ref(stream)
         except ConfigurationError as error:
             reader.add_fault(name, f"names no stream: {error}", expected, "correct it")
-        position = _maybe_position(value)
+        position = syntax.maybe_position(value)
         if position is None:
             wrong = f"has for {shown(stream)} the value {shown(str(value))}"
-            remedy = "give a whole number: an offset, -2 (earliest) or -1 (latest)"
-            reader.add_fault(name, wrong, expected, remedy)
+            reader.add_fault(name, wrong, expected, syntax.remedy)
         else:
             found[stream] = position
-    return found
+    return Positions(None, found, name)
 
 
-def _maybe_position(value: object) -> Position | None:
+def _maybe_word(text: str, *, is_start: bool) -> Position | None:
+    """Return the position of all streams, None if the text means none."""
+    if text.lower() == "earliest":
+        return Earliest()
+    if text.lower() == "latest":
+        return Latest()
+    if re.fullmatch(r"-[0-9]{1,19}", text) and 0 < -int(text) <= INT64_MAX:
+        return BeforeTail(-int(text))
+    return _maybe_cursor(text) if is_start else None
+
+
+def _maybe_cursor(text: str) -> AtCursor | None:
+    group = maybe_group(text.removeprefix(_GROUP_PREFIX))
+    return AtCursor(group) if text.startswith(_GROUP_PREFIX) and group is not None else None
+
+
+def _maybe_offset(value: object, *, is_start: bool) -> Position | None:
     """Return what a value of the JSON object means, None if it means nothing."""
+    if isinstance(value, str) and is_start:
+        return _maybe_cursor(value)
     if type(value) is not int or not _EARLIEST_IN_JSON <= value <= INT64_MAX:
         return None
     if value == _EARLIEST_IN_JSON:

@@ -22,7 +22,7 @@ _BYTE_UNITS: Final = {
     for unit in (letter, f"{letter}b", f"{letter}ib")
     if unit != "ib"
 }
-_TIME_UNITS: Final = {
+TIME_UNITS: Final = {
     "": 1,
     "ms": 1,
     "s": 1000,
@@ -38,6 +38,13 @@ def shown(text: str) -> str:
     if len(text) > _SHOWN_LENGTH_MAX:
         return repr(text[:_SHOWN_LENGTH_MAX]) + "..."
     return repr(text)
+
+
+def maybe_scaled(text: str, units: Mapping[str, int]) -> int | None:
+    """Return a number above 0 times its unit, None if the text is none."""
+    found = re.fullmatch(r"([0-9]{1,19}) ?([A-Za-z]*)", text)
+    value = int(found[1]) * units.get(found[2].lower(), 0) if found else 0
+    return value if 0 < value <= INT64_MAX else None
 
 
 class OptionReader:
@@ -112,18 +119,16 @@ class OptionReader:
 
     def maybe_duration_ms(self, name: str) -> int | None:
         """Return a time in ms above 0, such as 15m, None if it is absent or wrong."""
-        return self._maybe_scaled(name, _TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h")
+        return self._maybe_scaled(name, TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h")
 
     def _maybe_scaled(self, name: str, units: Mapping[str, int], expected: str) -> int | None:
         text = self.maybe_text(name)
         if text is None:
             return None
-        found = re.fullmatch(r"([0-9]{1,19}) ?([A-Za-z]*)", text)
-        value = int(found[1]) * units.get(found[2].lower(), 0) if found else 0
-        if 0 < value <= INT64_MAX:
-            return value
-        self.add_fault(name, f"is {shown(text)}", expected, "correct it, or leave it out")
-        return None
+        value = maybe_scaled(text, units)
+        if value is None:
+            self.add_fault(name, f"is {shown(text)}", expected, "correct it, or leave it out")
+        return value
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return true or false."""

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sbp_spark.options.bounds import check_order, read_ending, read_starting
 from sbp_spark.options.data_loss import OnDataLoss, read_on_data_loss
+from sbp_spark.options.groups import CommitOptions, read_commit_options
 from sbp_spark.options.partitions import PartitionLimits, read_partition_limits
-from sbp_spark.options.positions import (
-    Earliest,
-    Latest,
-    Positions,
-    check_order,
-    read_ending,
-    read_starting,
-)
+from sbp_spark.options.positions import Earliest, Latest, Positions
 from sbp_spark.options.reading import OptionReader
 from sbp_spark.options.servers import (
     Servers,
@@ -42,6 +37,7 @@ class SourceOptions:
     partitions: PartitionLimits
     include_headers: bool
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    commits: CommitOptions = field(default_factory=CommitOptions)
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
@@ -63,11 +59,20 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     partitions = read_partition_limits(reader)
     include_headers = reader.flag("includeHeaders", default=False)
     on_data_loss = read_on_data_loss(reader)
+    commits = read_commit_options(reader, is_batch=is_batch)
     is_compressed = read_compression(reader)
     isolation_class = read_isolation_class(reader)
     reader.check_faults("source")
     assert endpoint is not None
     servers = Servers(endpoint, is_compressed, isolation_class)
     return SourceOptions(
-        servers, selection, starting, ending, limits, partitions, include_headers, on_data_loss
+        servers,
+        selection,
+        starting,
+        ending,
+        limits,
+        partitions,
+        include_headers,
+        on_data_loss,
+        commits,
     )

@@ -50,9 +50,34 @@ SOURCE_OPTIONS: Final = (
         "startingOffsets",
         "latest (streaming), earliest (batch)",
         "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"
-        " before the tail, but not before the first), or a JSON object with an offset for every"
-        " stream, by name or id (-2 earliest, -1 latest). A restarted query goes on from its"
-        " checkpoint. A batch cannot start at the latest offset.",
+        " before the tail, but not before the first), `group:NAME` (where a consumer group reads"
+        " next), or a JSON object with an offset for every stream, by name or id (-2 earliest, -1"
+        ' latest, or "group:NAME"). A restarted query goes on from its checkpoint. A batch cannot'
+        " start at the latest offset. What a group has never read is read from the first record,"
+        " also by a group that is new; records behind its cursor that were trimmed meanwhile are"
+        " lost, see `failOnDataLoss`.",
+    ),
+    OptionSpec(
+        "startingTimestamp",
+        "none",
+        "Instead of `startingOffsets`: start at the first record, in the order of offsets, that was"
+        " appended at this time or later, so none of them is missed. ISO 8601, such as"
+        " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970; or `-10m`,"
+        " so long before now (ms, s, m, h, d). Records are appended at the time that their range"
+        " server's clock shows, in ms; `now` is what the driver's clock shows when a new query"
+        " plans its first micro-batch, or when a batch is planned.",
+    ),
+    OptionSpec(
+        "startingOffsetsByTimestamp",
+        "none",
+        "The same as a JSON object with a time for every stream, by name or id:"
+        ' `{"orders": "2026-01-31", "17": 1769817600000, "clicks": "-10m"}`.',
+    ),
+    OptionSpec(
+        "startingOffsetsByTimestampStrategy",
+        "error (latest for times like -10m)",
+        "What a starting time means for a stream that has no record of that time or later: `error`,"
+        " or `latest`, the tail as it is then; what comes later is read, whatever its time is.",
     ),
     OptionSpec(
         "endingOffsets",
@@ -61,6 +86,22 @@ SOURCE_OPTIONS: Final = (
         " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
         " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
         " mean the tail as the query first saw it, kept in the checkpoint.",
+    ),
+    OptionSpec(
+        "endingTimestamp",
+        "none",
+        "Instead of `endingOffsets`: end at the first record, in the order of offsets, that was"
+        " appended at this time or later, exclusive. Times are spelled as in `startingTimestamp`."
+        " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
+        " there is one, whatever time it is: what is appended next may still be from before. That"
+        " end, and what `-10m` meant at the start, is kept in the checkpoint. What lies behind the"
+        " end is not read, even if a server's clock, set back or behind that of the server before,"
+        " gave it an earlier time.",
+    ),
+    OptionSpec(
+        "endingOffsetsByTimestamp",
+        "none",
+        "The same as a JSON object with a time for every stream, by name or id.",
     ),
     OptionSpec(
         "maxRecordsPerTrigger",
@@ -95,6 +136,25 @@ SOURCE_OPTIONS: Final = (
         " (`sbp_spark`) and goes on behind them; `report` also keeps them in the offsets, under"
         " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
         " task reads it is in the log of that task only.",
+    ),
+    OptionSpec(
+        "group",
+        "none",
+        "Name of a consumer group whose cursors follow the query, for `sbp lag` and for"
+        " `startingOffsets` of other queries: the placement driver is told of a micro-batch when"
+        " the next one is looked for. It is told of the last one when the query is started again,"
+        " if that did not come any more. The query itself goes on from its checkpoint, and never"
+        " fails or waits for more than a second because the cursors cannot be set: that is written"
+        " to the log (`sbp_spark`), and tried again. Streaming only.",
+    ),
+    OptionSpec(
+        "trimOnCommit",
+        "false",
+        "Whether records are trimmed, for good, once they are not needed any more: those of"
+        " micro-batches that Spark has committed, when it has begun the next one, so the last"
+        " micro-batch can always be repeated. All that lies before them goes, too, also what lay"
+        " before the query's start. Let no other query read these streams: a queue has one"
+        " consumer. Failures are treated as those of `group`. Streaming only.",
     ),
     OptionSpec(
         "minPartitions",

@@ -87,7 +87,7 @@ def test_json_names_exactly_the_streams_by_name_or_id(streams, data):
     }
     is_exact = all(len(found) == 1 for found in meant.values()) and "stranger" not in named
     try:
-        check_positions("startingOffsets", positions, streams)
+        check_positions(positions, streams)
     except ConfigurationError:
         assert not is_exact
     else:

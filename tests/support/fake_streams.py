@@ -6,7 +6,7 @@ import json
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
+from sbp_core.client import CursorInfo, RangeInfo, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError, StatusCode
 from sbp_spark import read_plan, source_streams, stream_watch
 from sbp_spark.schema import source_schema
@@ -16,12 +16,23 @@ ALL = ReadAllAvailable()
 
 
 class FakeCluster:
-    """Streams by name: [id, created, start, next]."""
+    """Streams by name: [id, created, start, next].
+
+    `times` are those of the records of streams, by id, from offset 0 on; `lookups` is what was
+    asked for. `cursors` are those of groups, by stream id. `fails` is raised instead of setting
+    cursors or trimming.
+    """
 
     def __init__(self, **streams):
         self.streams = streams
         self.revision = 1
         self.listings = 0
+        self.times = {}
+        self.lookups = []
+        self.cursors = {}
+        self.commits = []
+        self.trims = []
+        self.fails = None
 
     def maybe_revision(self):
         return self.revision
@@ -46,6 +57,40 @@ class FakeCluster:
         if missing := [each for each in stream_ids if each not in bounds]:
             raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
         return [StreamBounds(each, *bounds[each]) for each in stream_ids]
+
+    def lookup_offsets(self, timestamps):
+        self.lookups.append(timestamps)
+        bounds = {each.stream_id: each for each in self.stream_bounds(list(timestamps))}
+        return {
+            stream_id: next(
+                (
+                    offset
+                    for offset in range(
+                        bounds[stream_id].start_offset, bounds[stream_id].next_offset
+                    )
+                    if self.times[stream_id][offset] * 1000 >= timestamp_us
+                ),
+                bounds[stream_id].next_offset,
+            )
+            for stream_id, timestamp_us in timestamps.items()
+        }
+
+    def describe_cursors(self, group, stream_ids):
+        found = self.cursors.get(group, {})
+        return [CursorInfo(each, found[each], 1) for each in stream_ids if each in found]
+
+    def commit_cursors(self, group, offsets):
+        if self.fails:
+            raise self.fails
+        self.commits.append(offsets)
+        self.cursors.setdefault(group, {}).update(offsets)
+
+    def trim_streams(self, offsets):
+        if self.fails:
+            raise self.fails
+        self.trims.append(offsets)
+        for entry in self.streams.values():
+            entry[2] = max(entry[2], offsets.get(entry[0], 0))
 
     def list_ranges(self, stream_ids):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}

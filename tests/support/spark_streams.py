@@ -56,8 +56,9 @@ class Sbp:
 
     def load_stream(self, *streams: str, **options: Any) -> DataFrame:
         """Read a stream, from its beginning unless the options say otherwise."""
-        given = {"endpoint": self.endpoint, "startingOffsets": "earliest"} | options
-        reader = self.spark.readStream.format("sbp").options(**given)
+        reader = self.spark.readStream.format("sbp").options(endpoint=self.endpoint, **options)
+        if not any(name.startswith("starting") for name in options):
+            reader = reader.option("startingOffsets", "earliest")
         return reader.option("streams", ",".join(streams)).load()
 
     def save(self, frame: DataFrame, **options: Any) -> None:

@@ -339,10 +339,26 @@ def test_every_option_of_the_source_table_is_known():
         "maxRecordsPerPartition": "5",
         "maxBytesPerPartition": "5",
         "failOnDataLoss": "report",
+        "group": "nightly",
+        "trimOnCommit": "true",
         "includeHeaders": "false",
         "networkCompression": "none",
         "isolationClass": "backfill",
     }
+    by_time = {
+        **GOOD,
+        "startingTimestamp": "-10m",
+        "startingOffsetsByTimestampStrategy": "error",
+        "endingTimestamp": "2026-01-31",
+    }
+    by_times = {
+        **GOOD,
+        "startingOffsetsByTimestamp": json.dumps({"orders": 1, "17": 2}),
+        "endingOffsetsByTimestamp": json.dumps({"orders": 1, "17": 2}),
+    }
     others = {"streamsPattern", "path"}
-    assert set(options) == {spec.name for spec in SOURCE_OPTIONS} - others
+    tried = options.keys() | by_time.keys() | by_times.keys()
+    assert tried == {spec.name for spec in SOURCE_OPTIONS} - others
     assert source_of(options).starting.by_stream == {"orders": AtOffset(1), "17": AtOffset(2)}
+    source_of(by_time)
+    source_of(by_times)

@@ -6,6 +6,7 @@ import pytest
 from source_options import GOOD, faults, only_fault, source
 
 from sbp_spark.options import (
+    AtCursor,
     AtOffset,
     BeforeTail,
     Earliest,
@@ -33,6 +34,22 @@ from sbp_spark.options import (
 def test_positions(name, text, positions):
     options = source(**{"startingOffsets": "earliest", name: text})
     assert (options.starting if name == "startingOffsets" else options.ending) == positions
+
+
+def test_a_group_is_a_start_and_no_end():
+    assert source(startingOffsets="group:nightly").starting == Positions(AtCursor("nightly"))
+    by_stream = source(startingOffsets='{"orders": "group:a.B_1-", "17": -2}').starting.by_stream
+    assert by_stream == {"orders": AtCursor("a.B_1-"), "17": Earliest()}
+    for text in ("group:nightly", '{"orders": "group:nightly", "17": 5}'):
+        assert "group:nightly" in only_fault(endingOffsets=text)
+
+
+@pytest.mark.parametrize("text", ["group:", "group:a b", "nightly", "group:" + "a" * 250])
+def test_what_is_no_group(text):
+    assert "expected earliest, latest, group:NAME" in only_fault(startingOffsets=text)
+    told = only_fault(startingOffsets=f'{{"orders": "{text}", "17": 0}}')
+    assert "has for 'orders' the value" in told
+    assert 'or "group:NAME"' in told
 
 
 def test_earliest_is_a_start_and_no_end():
@@ -63,7 +80,7 @@ def test_earliest_is_a_start_and_no_end():
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
 def test_positions_that_are_no_object(name, text):
     line = only_fault(**{name: text})
-    assert "latest, -1000 (records before the tail) or JSON" in line
+    assert "-1000 (records before the tail) or JSON" in line
     assert len(line) < 300
 
 

@@ -1,0 +1,92 @@
+"""Positions that servers have to find: the first record of a time, the cursor of a group."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+from sbp_core.client import Client, StreamBounds, StreamInfo
+from sbp_core.errors import ConfigurationError
+from sbp_spark.options import Ago, AtCursor, AtTime, Position, Positions
+from sbp_spark.positions import display_name, listed, locate, positions_of
+
+
+def wall_ms() -> int:
+    """Return the time (Unix time) before which relative times are."""
+    return time.time_ns() // 1_000_000
+
+
+def time_of(position: AtTime | Ago, now_ms: int) -> int:
+    """Return a time in ms (Unix time); what would be before 1970 is 0."""
+    if isinstance(position, AtTime):
+        return position.time_ms
+    return max(0, now_ms - position.duration_ms)
+
+
+def find_times(
+    client: Client, times_ms: Mapping[int, int], bounds: Mapping[int, StreamBounds]
+) -> dict[int, int]:
+    """Return the first record, in the order of offsets, that was appended at a time or later.
+
+    Of each stream that has one within `bounds`, by id: these were looked at before, so no record
+    of the time lies in between. One call for all streams. Raises SbpError.
+    """
+    if not times_ms:
+        return {}
+    found = client.lookup_offsets({each: time_ms * 1000 for each, time_ms in times_ms.items()})
+    return {each: offset for each, offset in found.items() if offset < bounds[each].next_offset}
+
+
+def find_offsets(
+    client: Client,
+    positions: Positions,
+    bounds: Mapping[int, StreamBounds],
+    streams: Mapping[int, StreamInfo],
+) -> dict[int, int]:
+    """Return the offset of each stream's position, by id, within its bounds as they were seen.
+
+    Only an offset that is named, and a cursor, may lie outside of them. Raises ConfigurationError
+    for times that have to have a record and have none.
+    """
+    asked = positions_of(positions, streams.values())
+    now_ms = wall_ms()
+    times_ms = {
+        each: time_of(at, now_ms) for each, at in asked.items() if isinstance(at, AtTime | Ago)
+    }
+    since = find_times(client, times_ms, bounds)
+    cursors = _find_cursors(client, asked)
+    missing = [
+        f"{display_name(streams[stream_id])}, whose last record is before {times_ms[stream_id]}"
+        for stream_id, at in asked.items()
+        if isinstance(at, AtTime | Ago) and at.must_exist and stream_id not in since
+    ]
+    if missing:
+        raise ConfigurationError(
+            f"option {positions.option} is past the end of {listed(missing)} (ms since 1970);"
+            " expected a record of that time or later; start earlier, or set"
+            " startingOffsetsByTimestampStrategy to latest"
+        )
+    offsets = {}
+    for stream_id, bound in bounds.items():
+        match asked[stream_id]:
+            case AtTime() | Ago():
+                offsets[stream_id] = since.get(stream_id, bound.next_offset)
+            case AtCursor():
+                offsets[stream_id] = cursors.get(stream_id, bound.start_offset)
+            case position:
+                offsets[stream_id] = locate(position, bound)
+    return offsets
+
+
+def _find_cursors(client: Client, asked: Mapping[int, Position]) -> dict[int, int]:
+    """Return the cursors of the groups that are asked for, one call for each group."""
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for stream_id, position in asked.items():
+        if isinstance(position, AtCursor):
+            members[position.group].append(stream_id)
+    return {
+        cursor.stream_id: cursor.next_offset
+        for group, stream_ids in members.items()
+        for cursor in client.describe_cursors(group, stream_ids)
+    }

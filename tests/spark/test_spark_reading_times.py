@@ -1,0 +1,89 @@
+"""Reads that start or end at a time, in Spark and against a real server."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.errors import PySparkException
+from spark_streams import append_values, numbered
+
+FUTURE = "2999-01-01"
+
+
+def append_in_groups(client, stream, *bounds):
+    """Append records group by group, each at a time of its own; returns these, in ms."""
+    (info,) = client.describe_streams([stream])
+    times = []
+    for first, stop in bounds:
+        while times and time.time_ns() // 1_000_000 <= times[-1]:
+            time.sleep(0.001)
+        append_values(client, stream, numbered(first, stop))
+        times.append(client.append_times({info.stream_id: first})[info.stream_id])
+    return times
+
+
+def iso(time_ms):
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def test_a_batch_between_two_times(sbp, new_streams, client):
+    (stream,) = new_streams(1)
+    _, second, third = append_in_groups(client, stream, (0, 5), (5, 9), (9, 12))
+
+    def read(**options):
+        rows = sbp.load(stream, **options).orderBy("offset").select("offset").collect()
+        return [row.offset for row in rows]
+
+    assert read(startingTimestamp=iso(second)) == list(range(5, 12))
+    assert read(startingTimestamp=str(second), endingTimestamp=str(third)) == list(range(5, 9))
+    assert read(endingTimestamp=str(second + 1)) == list(range(9))
+    assert read(endingTimestamp=FUTURE, startingTimestamp="-1h") == list(range(12))
+    by_stream = {
+        "startingOffsetsByTimestamp": json.dumps({stream: third}),
+        "endingOffsetsByTimestamp": json.dumps({stream: FUTURE}),
+    }
+    assert read(**by_stream) == [9, 10, 11]
+    late = {"startingTimestamp": FUTURE}
+    with pytest.raises(PySparkException, match="option startingTimestamp is past the end"):
+        read(**late)
+    assert read(**late, startingOffsetsByTimestampStrategy="latest") == []
+
+
+def test_a_query_starts_at_a_time_and_ends_at_another(sbp, new_streams, client, checkpoint):
+    stream, copy = new_streams(2)
+    _, second = append_in_groups(client, stream, (0, 5), (5, 9))
+    options = {"startingTimestamp": iso(second)}
+    stop = time.time_ns() // 1_000_000 + 500
+    frame = sbp.load_stream(stream, **options, endingTimestamp=str(stop)).select("value")
+    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
+    query.processAllAvailable()
+    assert sbp.values(copy) == numbered(5, 9)
+    while time.time_ns() // 1_000_000 < stop:
+        time.sleep(0.01)
+    query.processAllAvailable()
+    assert query.isActive
+    append_values(client, stream, numbered(9, 12))
+    query.processAllAvailable()
+    query.stop()
+    assert sbp.values(copy) == numbered(5, 9)
+    (info,) = client.describe_streams([stream])
+    entry = json.loads(query.lastProgress["sources"][0]["endOffset"])["streams"]
+    assert entry[str(info.stream_id)]["end"] == 9
+    sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
+    assert sbp.values(copy) == numbered(5, 12)
+
+
+def test_a_relative_start_does_not_move_with_a_restart(sbp, new_streams, client, checkpoint):
+    """Started again, -1ms would leave out all that came before."""
+    stream, copy = new_streams(2)
+    append_in_groups(client, stream, (0, 5))
+    options = {"startingTimestamp": "-1ms"}
+    frame = sbp.load_stream(stream, **options).select("value")
+    sbp.copy(frame, copy, checkpoint)
+    before = len(sbp.values(copy))
+    append_in_groups(client, stream, (5, 8), (8, 9))
+    sbp.copy(frame, copy, checkpoint)
+    assert sbp.values(copy)[before:] == numbered(5, 9)

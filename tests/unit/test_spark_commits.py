@@ -1,0 +1,224 @@
+"""What a streaming query tells the servers once Spark has committed: cursors and trims."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+import pytest
+from fake_streams import ALL, read_up, reader, spans, use_fake_cluster
+from source_options import GOOD, faults, only_fault, source
+
+from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_spark import commits
+from sbp_spark.options import CommitOptions, parse_source_options
+
+START = {"startingOffsets": "earliest"}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    return use_fake_cluster(monkeypatch)
+
+
+def next_batch(query, start):
+    """Do what Spark does for one micro-batch that reads everything: its offset, and its spans."""
+    end = query.latestOffset(start, ALL)
+    if end == start:
+        return end, []
+    if "initial" not in start:
+        query.commit(start)
+    return json.loads(json.dumps(end)), spans(query.partitions(start, end))
+
+
+def test_options():
+    assert source().commits == CommitOptions()
+    options = source(group="nightly.1", trimOnCommit="TRUE")
+    assert options.commits == CommitOptions("nightly.1", is_trimming=True)
+    for wrong in ("", "a b", "a/b", "x" * 250):
+        assert only_fault(group=wrong).startswith("  - group is")
+    assert "trimOnCommit is 'yes'" in only_fault(trimOnCommit="yes")
+
+
+def test_a_batch_has_no_progress():
+    given = {**GOOD, "group": "nightly", "trimOnCommit": "true"}
+    first, second = faults(given, streaming=False)
+    assert "group is given in a batch read" in first
+    assert "startingOffsets" in first
+    assert "trimOnCommit is given in a batch read" in second
+    parse_source_options(given, streaming=None)
+
+
+def test_nothing_is_told_unless_it_is_asked_for(cluster):
+    query = reader(**START)
+    end, _ = next_batch(query, query.initialOffset())
+    cluster.streams["a"][3] = 60
+    end, _ = next_batch(query, end)
+    next_batch(query, end)
+    assert (cluster.commits, cluster.trims) == ([], [])
+
+
+def test_cursors_follow_the_batches_that_are_done(cluster):
+    query = reader(group="nightly", **START)
+    end, read = next_batch(query, query.initialOffset())
+    assert read
+    assert cluster.commits == []
+    end, read = next_batch(query, end)
+    assert read == []
+    assert cluster.cursors == {"nightly": {1: 50, 2: 30}}
+    cluster.streams["a"][3] = 60
+    end, _ = next_batch(query, end)
+    assert cluster.cursors["nightly"][1] == 50
+    next_batch(query, end)
+    next_batch(query, end)
+    assert cluster.commits == [{1: 50, 2: 30}, {1: 60}]
+    assert cluster.trims == []
+
+
+def test_a_restart_tells_what_was_not_told_any_more(cluster):
+    query = reader(group="nightly", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    restarted = reader(group="nightly", **START)
+    restarted.latestOffset(end, ALL)
+    assert cluster.cursors == {"nightly": {1: 50, 2: 30}}
+
+
+def test_only_what_was_committed_is_trimmed_and_a_restart_reads_the_rest(cluster):
+    query = reader(trimOnCommit="true", **START)
+    first, _ = next_batch(query, query.initialOffset())
+    next_batch(query, first)
+    assert cluster.trims == []
+    cluster.streams["a"][3] = 60
+    second, read = next_batch(query, first)
+    assert read == [(1, 50, 60)]
+    assert cluster.trims == [{1: 50, 2: 30}]
+    # The batch was logged, but not committed: it is planned again.
+    restarted = reader(trimOnCommit="true", **START)
+    assert spans(restarted.partitions(first, second)) == read
+    cluster.streams["b"][3] = 31
+    _, read = next_batch(restarted, second)
+    assert read == [(2, 30, 31)]
+    assert cluster.trims == [{1: 50, 2: 30}, {1: 60}]
+
+
+def test_nothing_is_trimmed_before_its_cursor_is_set(cluster, monkeypatch):
+    monkeypatch.setattr(commits, "PAUSE_S", 0)
+    query = reader(trimOnCommit="true", group="nightly", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    cluster.commit_cursors, works = fail_with("the disk is full"), cluster.commit_cursors
+    cluster.streams["a"][3] = 60
+    end, _ = next_batch(query, end)
+    assert cluster.trims == []
+    cluster.commit_cursors = works
+    cluster.streams["a"][3] = 70
+    next_batch(query, end)
+    assert cluster.cursors == {"nightly": {1: 60, 2: 30}}
+    assert cluster.trims == [{1: 60, 2: 30}]
+
+
+def fail_with(message):
+    def fail(*_):
+        raise InvalidRequestError(StatusCode.INVALID_REQUEST, message)
+
+    return fail
+
+
+def test_an_outage_is_logged_once_and_over_when_it_is_over(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(commits, "PAUSE_S", 0)
+    caplog.set_level(logging.INFO)
+    query = reader(group="nightly", trimOnCommit="true", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    cluster.fails = InvalidRequestError(StatusCode.INVALID_REQUEST, "the disk is full")
+    for tail in (60, 70, 80):
+        cluster.streams["a"][3] = tail
+        end, read = next_batch(query, end)
+        wait_for_the_attempt(query)
+        assert read == [(1, tail - 10, tail)]
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert told.startswith("cannot set the cursors of group nightly and trim what was read: the di")
+    assert told.endswith("; the query goes on, and tries it again")
+    cluster.fails = None
+    next_batch(query, end)
+    wait_for_the_attempt(query)
+    assert cluster.cursors == {"nightly": {1: 80, 2: 30}}
+    assert caplog.records[-1].getMessage() == "what the query has read is committed again"
+    assert len(caplog.records) == 2
+
+
+def wait_for_the_attempt(query):
+    if query._commits._thread is not None:
+        query._commits._thread.join()
+
+
+def test_a_failure_is_not_repeated_at_every_look(cluster, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(commits, "monotonic", lambda: clock[0])
+    query = reader(group="nightly", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    asked = []
+
+    def commit_cursors(group, offsets):
+        asked.append(offsets)
+        fail_with("the disk is full")()
+
+    cluster.commit_cursors = commit_cursors
+    for now_s in (100.0, 104.9, 105.0, 105.1):
+        clock[0] = now_s
+        query.latestOffset(end, ALL)
+        wait_for_the_attempt(query)
+    assert asked == [{1: 50, 2: 30}] * 2
+
+
+def test_a_server_that_does_not_answer_holds_nothing_up(cluster, monkeypatch):
+    monkeypatch.setattr(commits, "WAIT_S", 0.01)
+    query = reader(group="nightly", trimOnCommit="true", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    answers, works, asked = threading.Event(), cluster.commit_cursors, []
+
+    def commit_cursors(group, offsets):
+        asked.append(offsets)
+        answers.wait()
+        works(group, offsets)
+
+    cluster.commit_cursors = commit_cursors
+    for tail in (60, 70):
+        cluster.streams["a"][3] = tail
+        end, read = next_batch(query, end)
+        assert read == [(1, tail - 10, tail)]
+    assert asked == [{1: 50, 2: 30}]
+    answers.set()
+    wait_for_the_attempt(query)
+    next_batch(query, end)
+    wait_for_the_attempt(query)
+    assert cluster.cursors == {"nightly": {1: 70, 2: 30}}
+
+
+def test_streams_that_are_gone_or_shorter_are_left_alone(cluster):
+    options = {"group": "nightly", "trimOnCommit": "true", "failOnDataLoss": "false"}
+    query = reader(**options, **START)
+    end, _ = next_batch(query, query.initialOffset())
+    cluster.change(a=[3, 300, 0, 9], b=[2, 200, 10, 20])
+    end, read = next_batch(query, end)
+    assert read == [(3, 0, 9)]
+    assert cluster.trims == []
+    cluster.streams["a"][3] = 11
+    next_batch(query, end)
+    assert cluster.trims == [{3: 9}]
+
+
+def test_a_stream_that_was_created_anew_is_not_trimmed_for_the_one_before(cluster):
+    query = reader("a", trimOnCommit="true", failOnDataLoss="false", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    cluster.change(a=[1, 300, 0, 60])
+    _, read = next_batch(query, end)
+    assert read == [(1, 0, 60)]
+    assert cluster.trims == []
+
+
+def test_what_starts_where_its_own_group_is_goes_on_there_without_a_checkpoint(cluster):
+    options = {"startingOffsets": "group:nightly", "group": "nightly", "trimOnCommit": "true"}
+    assert read_up(reader(**options))[0] == [(1, 0, 50), (2, 10, 30)]
+    cluster.streams["a"][3] = 60
+    assert read_up(reader(**options))[0] == [(1, 50, 60)]

@@ -1,0 +1,188 @@
+"""A streaming query that starts, or ends, at a time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_streams import ALL, nexts, read_up, reader, use_fake_cluster
+
+from sbp_core.errors import ConfigurationError
+from sbp_spark import endings, lookups
+
+NOW_MS = 1_000_000
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The driver's clock, in ms."""
+    shown = [NOW_MS]
+    for module in (endings, lookups):
+        monkeypatch.setattr(module, "wall_ms", lambda: shown[0])
+    return shown
+
+
+@pytest.fixture
+def cluster(monkeypatch, clock):
+    """A record per second in each stream, the first one of both 50 s ago."""
+    fake = use_fake_cluster(monkeypatch)
+    fake.times = {each: [950_000 + 1000 * n for n in range(200)] for each in (1, 2)}
+    return fake
+
+
+def at(seconds):
+    return str(950_000 + 1000 * seconds)
+
+
+def test_a_start_by_time_is_one_call_and_travels_in_the_first_end(cluster):
+    read, end = read_up(reader(startingTimestamp=at(20)))
+    assert read == [(1, 20, 50), (2, 20, 30)]
+    assert cluster.lookups == [{1: 970_000_000, 2: 970_000_000}]
+    cluster.streams["a"][3] = 60
+    assert read_up(reader(startingTimestamp=at(20)), end)[0] == [(1, 50, 60)]
+    assert len(cluster.lookups) == 1
+
+
+def test_a_start_that_was_trimmed_is_the_first_record(cluster):
+    assert read_up(reader(startingTimestamp=at(3)))[0] == [(1, 3, 50), (2, 10, 30)]
+
+
+def test_starts_by_stream(cluster):
+    times = json.dumps({"a": int(at(40)), "2": "1970-01-01T00:16:15"})
+    assert read_up(reader(startingOffsetsByTimestamp=times))[0] == [(1, 40, 50), (2, 25, 30)]
+    assert cluster.lookups == [{1: 990_000_000, 2: 975_000_000}]
+    wrong = reader(startingOffsetsByTimestamp='{"a": 1}')
+    with pytest.raises(ConfigurationError, match="option startingOffsetsByTimestamp leaves out b"):
+        wrong.latestOffset(wrong.initialOffset(), ALL)
+
+
+def test_a_start_past_the_end_is_an_error_or_the_tail(cluster):
+    late = reader(startingTimestamp=at(30))
+    with pytest.raises(ConfigurationError) as raised:
+        late.latestOffset(late.initialOffset(), ALL)
+    told = "option startingTimestamp is past the end of b, whose last record is before 980000"
+    assert told in str(raised.value)
+    assert "startingOffsetsByTimestampStrategy" in str(raised.value)
+    lenient = {"startingTimestamp": at(30), "startingOffsetsByTimestampStrategy": "latest"}
+    read, end = read_up(reader(**lenient))
+    assert read == [(1, 30, 50)]
+    assert end["streams"]["2"] == {"base": 30, "created": 200, "next": 30}
+    cluster.streams["b"][3] = 32
+    assert read_up(reader(**lenient), end)[0] == [(2, 30, 32)]
+
+
+def test_what_comes_while_a_start_is_looked_up_is_not_skipped(cluster):
+    """The tail moved between the two questions: what came before the lookup is after the start."""
+    looked_up = cluster.lookup_offsets
+
+    def lookup_offsets(timestamps):
+        cluster.streams["a"][3] += 5
+        return looked_up(timestamps)
+
+    cluster.lookup_offsets = lookup_offsets
+    query = reader("a", startingTimestamp=at(53), startingOffsetsByTimestampStrategy="latest")
+    assert query.latestOffset(query.initialOffset(), ALL)["streams"]["1"]["base"] == 50
+
+
+def test_a_relative_start_is_resolved_once(cluster, clock):
+    query = reader(startingTimestamp="-25s")
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, ALL)
+    assert {key: entry["base"] for key, entry in end["streams"].items()} == {"1": 25, "2": 25}
+    clock[0] += 3_600_000
+    cluster.streams["a"][3] = 55
+    again = reader(startingTimestamp="-25s")
+    assert nexts(again.latestOffset(end, ALL)) == {1: 55, 2: 30}
+    assert read_up(again, end)[0] == [(1, 50, 55)]
+    assert len(cluster.lookups) == 1
+
+
+def test_a_relative_start_needs_no_record_unless_it_is_said(cluster):
+    assert read_up(reader(startingTimestamp="-5s"))[0] == [(1, 45, 50)]
+    strict = reader(startingTimestamp="-5s", startingOffsetsByTimestampStrategy="error")
+    with pytest.raises(ConfigurationError, match="past the end of b"):
+        strict.latestOffset(strict.initialOffset(), ALL)
+
+
+def test_an_end_by_time_is_waited_for_and_kept(cluster):
+    options = {"startingOffsets": "earliest", "endingTimestamp": at(40)}
+    read, end = read_up(reader(**options))
+    assert read == [(1, 0, 40), (2, 10, 30)]
+    assert end["streams"]["1"]["end"] == 40
+    assert "end" not in end["streams"]["2"]
+    assert {entry["until"] for entry in end["streams"].values()} == {990_000}
+    query = reader(**options)
+    asked = len(cluster.lookups)
+    assert query.latestOffset(end, ALL) == end
+    assert len(cluster.lookups) == asked
+    cluster.streams["b"][3] = 38
+    read, end = read_up(query, end)
+    assert read == [(2, 30, 38)]
+    cluster.streams["b"][3] = 50
+    read, end = read_up(query, end)
+    assert read == [(2, 38, 40)]
+    assert all(set(times) == {2} for times in cluster.lookups[asked:])
+    cluster.streams["b"][3] = 90
+    assert read_up(query, end)[0] == []
+
+
+def test_an_end_does_not_move_when_it_is_trimmed(cluster):
+    options = {"startingOffsets": "earliest", "endingTimestamp": at(40)}
+    query = reader("a", maxRecordsPerTrigger="15", failOnDataLoss="report", **options)
+    end = query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
+    cluster.streams["a"][2] = 45
+    read, end = read_up(query, end)
+    assert read == []
+    assert end["streams"]["1"]["next"] == 40
+    assert end["lost"] == {"1": [[15, 40]]}
+
+
+def test_another_end_by_time_is_looked_up_at_a_restart(cluster):
+    start = {"startingOffsets": "earliest"}
+    _, end = read_up(reader("a", endingTimestamp=at(20), **start))
+    read, end = read_up(reader("a", endingTimestamp=at(30), **start), end)
+    assert read == [(1, 20, 30)]
+    read, end = read_up(reader("a", endingOffsets="latest", **start), end)
+    assert read == [(1, 30, 50)]
+    cluster.streams["a"][3] = 60
+    read, end = read_up(reader("a", endingTimestamp=at(55), **start), end)
+    assert read == [(1, 50, 55)]
+    assert read_up(reader("a", **start), end)[0] == [(1, 55, 60)]
+
+
+def test_a_relative_end_is_resolved_once_for_all_streams_of_the_query(cluster, clock):
+    options = {"startingOffsets": "earliest", "endingTimestamp": "-5s"}
+    read, end = read_up(reader("a", **options))
+    assert read == [(1, 0, 45)]
+    clock[0] += 20_000
+    cluster.change(b=[2, 200, 10, 60])
+    read, end = read_up(reader("a,b", **options), end)
+    assert read == [(2, 10, 45)]
+    assert {entry["until"] for entry in end["streams"].values()} == {995_000}
+
+
+def test_a_clock_that_is_set_back_does_not_move_the_end(cluster):
+    """Another server, say, goes on with the stream, and its clock is behind."""
+    cluster.times[1][42:] = [900_000] * 8
+    assert read_up(reader("a", startingOffsets="earliest", endingTimestamp=at(40)))[0] == [
+        (1, 0, 40)
+    ]
+    assert read_up(reader("a", startingTimestamp=at(40)))[0] == [(1, 40, 50)]
+
+
+def test_available_now_ends_at_the_tail_though_the_time_has_not_come(cluster):
+    options = {"startingOffsets": "earliest", "endingTimestamp": at(55)}
+    query = reader("a", **options)
+    query.prepareForTriggerAvailableNow()
+    read, end = read_up(query)
+    assert read == [(1, 0, 50)]
+    cluster.streams["a"][3] = 60
+    later = reader("a", **options)
+    later.prepareForTriggerAvailableNow()
+    assert read_up(later, end)[0] == [(1, 50, 55)]
+
+
+def test_an_end_before_the_start_is_named(cluster):
+    query = reader("a", startingOffsets="latest", endingTimestamp=at(20))
+    with pytest.raises(ConfigurationError, match=r"endingTimestamp lies .* starts at 50 and ends"):
+        query.latestOffset(query.initialOffset(), ALL)
