@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from sbp_spark.options.catalog import (
+    CatalogOptions,
+    Table,
+    is_table_given,
+    parse_catalog_options,
+)
 from sbp_spark.options.data_loss import OnDataLoss
 from sbp_spark.options.partitions import PartitionLimits
 from sbp_spark.options.positions import (
@@ -30,6 +36,7 @@ __all__ = [
     "SOURCE_OPTIONS",
     "AtOffset",
     "BeforeTail",
+    "CatalogOptions",
     "Earliest",
     "Endpoint",
     "Latest",
@@ -45,7 +52,10 @@ __all__ = [
     "StreamList",
     "StreamPattern",
     "StreamRef",
+    "Table",
     "TriggerLimits",
+    "is_table_given",
+    "parse_catalog_options",
     "parse_sink_options",
     "parse_source_options",
     "parse_stream_ref",

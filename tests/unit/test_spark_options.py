@@ -343,6 +343,6 @@ def test_every_option_of_the_source_table_is_known():
         "networkCompression": "none",
         "isolationClass": "backfill",
     }
-    others = {"streamsPattern", "path"}
+    others = {"streamsPattern", "path", "table"}
     assert set(options) == {spec.name for spec in SOURCE_OPTIONS} - others
     assert source_of(options).starting.by_stream == {"orders": AtOffset(1), "17": AtOffset(2)}
