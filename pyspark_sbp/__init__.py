@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader
     from pyspark.sql.types import StructType
 
-    from sbp_spark.batch_reader import SbpBatchReader
     from sbp_spark.batch_writer import SbpBatchWriter
     from sbp_spark.datasource import SbpDataSource
     from sbp_spark.stream_reader import SbpStreamReader
@@ -32,7 +32,7 @@ class DefaultSource(DataSource):
         """Return the columns of the source."""
         return self._connector().schema()
 
-    def reader(self, schema: StructType) -> SbpBatchReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads a batch."""
         return self._connector().reader(schema)
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.batch_reader import SbpBatchReader
 from sbp_spark.batch_writer import SbpBatchWriter
+from sbp_spark.catalog import SCHEMAS, CatalogReader
 from sbp_spark.client_pool import check_once
-from sbp_spark.options import SinkOptions, parse_sink_options, parse_source_options
-from sbp_spark.schema import check_sink_schema, check_source_schema, source_schema
+from sbp_spark.options import (
+    SinkOptions,
+    is_table_given,
+    parse_catalog_options,
+    parse_sink_options,
+    parse_source_options,
+)
+from sbp_spark.schema import (
+    check_selection,
+    check_sink_schema,
+    check_source_schema,
+    source_schema,
+)
 from sbp_spark.source_streams import describe_refs, plain_errors, select_streams
 from sbp_spark.stream_reader import SbpStreamReader
 from sbp_spark.stream_writer import SbpStreamWriter
@@ -31,13 +43,21 @@ class SbpDataSource(DataSource):
         it loads a batch or a stream is not known yet. Raises SbpError.
         """
         with plain_errors():
+            if is_table_given(self.options):
+                catalog = parse_catalog_options(self.options)
+                describe_refs(catalog.servers, [], "table")
+                return SCHEMAS[catalog.table]
             options = parse_source_options(self.options, streaming=None)
             select_streams(options)
         return source_schema(include_headers=options.include_headers)
 
-    def reader(self, schema: StructType) -> SbpBatchReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads a batch. Raises ConfigurationError."""
         with plain_errors():
+            if is_table_given(self.options):
+                catalog = parse_catalog_options(self.options)
+                check_selection(schema, SCHEMAS[catalog.table])
+                return CatalogReader(catalog, schema)
             options = parse_source_options(self.options, streaming=False)
             check_source_schema(schema, include_headers=options.include_headers)
         return SbpBatchReader(options, schema)

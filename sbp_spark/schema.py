@@ -59,7 +59,19 @@ def check_source_schema(given: StructType, *, include_headers: bool) -> None:
 
     They may be any of its columns, in any order; `include_headers` demands that headers are there.
     """
-    columns = {field.name: field for field in (*_SOURCE_FIELDS, _HEADERS)}
+    faults = _selection_faults(given, source_schema(include_headers=True))
+    if include_headers and "headers" not in given.names:
+        faults.append("column headers is left out, but the option includeHeaders asks for it")
+    _raise_selection_faults(faults, source_schema(include_headers=True))
+
+
+def check_selection(given: StructType, there: StructType) -> None:
+    """Raise ConfigurationError, naming all faults, unless `given` are some columns of `there`."""
+    _raise_selection_faults(_selection_faults(given, there), there)
+
+
+def _selection_faults(given: StructType, there: StructType) -> list[str]:
+    columns = {field.name: field for field in there}
     faults = []
     seen: set[str] = set()
     for field in given.fields:
@@ -76,13 +88,15 @@ def check_source_schema(given: StructType, *, include_headers: bool) -> None:
         seen.add(field.name)
     if not given.fields:
         faults.append("there is no column; name one, such as offset")
-    if include_headers and "headers" not in seen:
-        faults.append("column headers is left out, but the option includeHeaders asks for it")
+    return faults
+
+
+def _raise_selection_faults(faults: list[str], there: StructType) -> None:
     if faults:
         lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(
             f"the sbp source cannot give what .schema(...) asks for:\n{lines}\nIt has"
-            f" ({_ddl(StructType([*columns.values()]))}), to be named in any order and number"
+            f" ({_ddl(there)}), to be named in any order and number"
         )
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from sbp_spark.options.catalog import (
+    CatalogOptions,
+    Table,
+    is_table_given,
+    parse_catalog_options,
+)
 from sbp_spark.options.data_loss import OnDataLoss
 from sbp_spark.options.groups import CommitOptions
 from sbp_spark.options.partitions import PartitionLimits
@@ -38,6 +44,7 @@ __all__ = [
     "AtOffset",
     "AtTime",
     "BeforeTail",
+    "CatalogOptions",
     "CommitOptions",
     "Earliest",
     "Endpoint",
@@ -55,7 +62,10 @@ __all__ = [
     "StreamList",
     "StreamPattern",
     "StreamRef",
+    "Table",
     "TriggerLimits",
+    "is_table_given",
+    "parse_catalog_options",
     "parse_sink_options",
     "parse_source_options",
     "parse_stream_ref",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
+from sbp_spark.options.catalog import is_table_given
 from sbp_spark.options.reading import OptionReader
 from sbp_spark.options.servers import Servers, read_compression, read_endpoint
 from sbp_spark.options.streams import StreamRef, parse_stream_ref
@@ -28,7 +29,10 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
 
     Raises ConfigurationError with one line per fault.
     """
-    reader = OptionReader(options, SINK_OPTIONS, _KEYS_OF_SPARK)
+    reader = OptionReader(options, SINK_OPTIONS, _KEYS_OF_SPARK | {"table"})
+    if is_table_given(options):
+        remedy = "remove it; streams are changed by the command `sbp streams`"
+        reader.add_fault("table", "is for reading only", "records to be written", remedy)
     endpoint = read_endpoint(reader)
     stream = None
     text = reader.maybe_text("stream")

@@ -47,6 +47,9 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     with one line per fault.
     """
     reader = OptionReader(options, SOURCE_OPTIONS, frozenset())
+    if reader.is_given("table"):
+        expected = "records to be read"
+        reader.add_fault("table", "is for batches only", expected, "use spark.read, or remove it")
     is_batch = streaming is False
     endpoint = read_endpoint(reader)
     selection = read_selection(reader)

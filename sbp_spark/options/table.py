@@ -47,6 +47,12 @@ SOURCE_OPTIONS: Final = (
     ),
     OptionSpec("path", "none", "Instead of `streams`, as in .load('orders,clicks')."),
     OptionSpec(
+        "table",
+        "none",
+        "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
+        " consumer groups). In a batch only, and with no option beside it but endpoint.",
+    ),
+    OptionSpec(
         "startingOffsets",
         "latest (streaming), earliest (batch)",
         "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"

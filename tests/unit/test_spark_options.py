@@ -356,7 +356,7 @@ def test_every_option_of_the_source_table_is_known():
         "startingOffsetsByTimestamp": json.dumps({"orders": 1, "17": 2}),
         "endingOffsetsByTimestamp": json.dumps({"orders": 1, "17": 2}),
     }
-    others = {"streamsPattern", "path"}
+    others = {"streamsPattern", "path", "table"}
     tried = options.keys() | by_time.keys() | by_times.keys()
     assert tried == {spec.name for spec in SOURCE_OPTIONS} - others
     assert source_of(options).starting.by_stream == {"orders": AtOffset(1), "17": AtOffset(2)}

@@ -1,0 +1,193 @@
+"""kill -9 of Spark's driver: all its micro-batches together are the log, once, in its order.
+
+A producer appends, and ranges are sealed, while the query lives and while it is dead. It goes on
+from its checkpoint for ever or to what is available, with other limits in each life.
+"""
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+from query_process import (
+    TOO_SLOW,
+    QueryProcess,
+    Written,
+    find_anomalies,
+    is_batch_open,
+    written_batches,
+)
+from spark_streams import append_values, numbered
+
+from sbp_core.client import Client, FetchItem, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.records import decode_batch, split_envelopes
+
+NAMES = ("first", "second", "third")
+LIFE_SECONDS_MAX = 3.0
+ENDLESS = {"processingTime": "0 seconds"}
+AVAILABLE_NOW = {"availableNow": True}
+
+
+@pytest.fixture
+def client():
+    """A client of a cluster of this test's own, whose sealed streams go on elsewhere."""
+    with LocalCluster(range_servers=2) as cluster, Client(cluster.endpoint) as connected:
+        connected.create_streams([StreamSpec(name) for name in NAMES])
+        connected.endpoint = cluster.endpoint
+        yield connected
+
+
+class Query:
+    """A query with one checkpoint, and its lives."""
+
+    def __init__(self, folder, endpoint, **options):
+        self.checkpoint = folder / "checkpoint"
+        self.life_count = 0
+        self._folder = folder
+        self._options = {"endpoint": endpoint, "streams": ",".join(NAMES), **options}
+
+    def begin(self, trigger, limits=None, **order):
+        self.life_count += 1
+        options = self._options | (limits or {})
+        return QueryProcess(
+            self._folder, self.life_count, options=options, trigger=trigger, **order
+        )
+
+    def finish(self, **order):
+        """Go to the tail: a run that was cut short goes on to its own end, the next one further."""
+        while (exit_code := self.begin(AVAILABLE_NOW, runs=2, **order).wait_for_end()) != 0:
+            assert exit_code == TOO_SLOW
+
+    def batches(self):
+        return written_batches(self._folder)
+
+
+@contextmanager
+def producing(client, rng):
+    """Append numbered records to all streams, and seal some of these, all the time."""
+    is_over = threading.Event()
+    failures = []
+
+    def produce():
+        number = 0
+        try:
+            while not is_over.wait(rng.uniform(0, 0.1)):
+                name, how_many = rng.choice(NAMES), rng.randint(1, 40)
+                append_values(client, name, numbered(number, number + how_many))
+                number += how_many
+                if rng.random() < 0.02:
+                    client.seal_streams([client.describe_streams([name])[0].stream_id])
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    assert failures == []
+
+
+def read_log(client, starts=None):
+    """Every record from `starts` on, read without Spark."""
+    found = []
+    for bound in client.stream_bounds([each.stream_id for each in client.list_streams()]):
+        start = offset = (starts or {}).get(bound.stream_id, bound.start_offset)
+        while offset < bound.next_offset:
+            (outcome,) = client.fetch([FetchItem(bound.stream_id, offset, None, 1 << 20)])
+            assert outcome.error is None
+            for envelope in split_envelopes(outcome.payload):
+                values = decode_batch(envelope).column("value").to_pylist()
+                found += [
+                    Written(bound.stream_id, at, value.decode())
+                    for at, value in enumerate(values, envelope.base_offset)
+                    if at >= start
+                ]
+            offset = outcome.next_offset
+    return found
+
+
+def test_killed_at_any_time(tmp_path, client, rng, rounds):
+    query = Query(tmp_path, client.endpoint, startingOffsets="earliest")
+    kills = Counter()
+    triggers = {"endless": ENDLESS, "available now": AVAILABLE_NOW}
+    with producing(client, rng):
+        while kills["in all"] < rounds(3) or len(kills) < 4:
+            assert query.life_count < 10 * rounds(3), f"not all kinds of kills: {kills}"
+            kind = list(triggers)[query.life_count % 2]
+            limits = {"maxRecordsPerTrigger": str(rng.randint(50, 500))}
+            limits["minPartitions"] = str(rng.randint(1, 4))
+            life = query.begin(triggers[kind], limits)
+            life.wait_until_it("starts" if rng.random() < 0.2 else "writes")
+            exit_code = life.live(rng.uniform(0, LIFE_SECONDS_MAX))
+            if exit_code is None:
+                life.kill()
+                kills.update(["in all", kind])
+                kills.update(["in a micro-batch"] if is_batch_open(query.checkpoint) else [])
+            else:
+                assert exit_code in {0, TOO_SLOW}
+    query.finish()
+    batches, log = query.batches(), read_log(client)
+    replay_count = sum(len(lives) - 1 for lives in batches.values())
+    print(f"lives {query.life_count}, kills {dict(kills)}; {len(log)} records in")
+    print(
+        f"{len(batches)} micro-batches, {replay_count} written again; {range_count(client)} ranges"
+    )
+    assert find_anomalies(batches, log) == set()
+
+
+def range_count(client):
+    ranges = client.list_ranges([each.stream_id for each in client.list_streams()])
+    return sum(map(len, ranges.values()))
+
+
+@pytest.mark.parametrize(
+    ("source", "kinds"),
+    [("sbp", set()), ("sbp-forgetful", {"lost"})],
+    ids=["unbroken", "broken"],
+)
+def test_killed_in_the_first_micro_batch(tmp_path, client, source, kinds):
+    """The start is where it was then, not where it is when the query lives again."""
+    append_to_all(client)
+    query = Query(tmp_path, client.endpoint, startingOffsets="-5")
+    while (exit_code := query.begin(ENDLESS, dies_in=0, source=source).wait_for_end()) > 0:
+        assert exit_code == TOO_SLOW
+    append_to_all(client)
+    query.finish(source=source)
+    first_offsets = {each.stream_id: 5 for each in client.list_streams()}
+    assert find_anomalies(query.batches(), read_log(client, first_offsets)) == kinds
+
+
+def test_a_source_that_reads_beyond_the_end(tmp_path, client, rng):
+    query = Query(tmp_path, client.endpoint, startingOffsets="earliest")
+    limits = {"maxRecordsPerTrigger": "20"}
+    append_to_all(client)
+    query.begin(AVAILABLE_NOW, limits, source="sbp-greedy").wait_for_end()
+    assert find_anomalies(query.batches(), read_log(client)) == {"doubled", "reordered"}
+
+
+def append_to_all(client):
+    for name in NAMES:
+        append_values(client, name, numbered(0, 10))
+
+
+ROWS = [Written(1, at, str(at)) for at in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "kinds"),
+    [
+        ({0: [ROWS[:2]], 1: [ROWS[2:]]}, set()),
+        ({0: [ROWS[:2]], 1: [ROWS[2:], ROWS[2:]]}, set()),
+        ({0: [ROWS[:2]], 1: [ROWS[3:]]}, {"lost"}),
+        ({0: [ROWS[:2]], 1: [ROWS[2:], ROWS[3:]]}, {"lost", "altered"}),
+        ({0: [ROWS[:2]], 1: [ROWS[1:]]}, {"doubled"}),
+        ({0: [ROWS[2:]], 1: [ROWS[:2]]}, {"reordered"}),
+        ({0: [ROWS], 1: [[Written(1, 4, "")]]}, {"invented"}),
+    ],
+)
+def test_each_anomaly_is_found(batches, kinds):
+    assert find_anomalies(batches, ROWS) == kinds

@@ -1,0 +1,107 @@
+"""The process of a streaming query: `python query_main.py JSON`; see QueryProcess.
+
+Each micro-batch becomes one file, which appears whole or not at all. Whoever replays a micro-batch
+writes a file of its own, so that the two can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from query_process import TOO_SLOW
+from spark_session import spark_session
+
+from sbp_spark.datasource import SbpDataSource
+from sbp_spark.offsets import SourceOffset
+from sbp_spark.source_streams import starting_offsets
+from sbp_spark.stream_reader import SbpStreamReader
+
+
+class ForgetfulReader(SbpStreamReader):
+    """Resolves the start of a query whenever it is asked; what ends before it is empty."""
+
+    def initialOffset(self):  # noqa: N802 - Spark's name
+        seen = self._streams().look()
+        starts = starting_offsets(self._options(), seen.bounds, seen.streams)
+        positions = seen.positions()
+        moved = {each: replace(positions[each], next_offset=starts[each]) for each in starts}
+        return SourceOffset(moved).to_json()
+
+    def partitions(self, start, end):
+        for key, entry in end["streams"].items():
+            entry["next"] = max(entry["next"], start.get("streams", {}).get(key, entry)["next"])
+        return super().partitions(start, end)
+
+
+class ForgetfulSource(SbpDataSource):
+    """Loses a first micro-batch that has to be replayed."""
+
+    @classmethod
+    def name(cls):
+        return "sbp-forgetful"
+
+    def streamReader(self, schema):  # noqa: N802
+        return ForgetfulReader(self.options, schema)
+
+
+class GreedyReader(SbpStreamReader):
+    """Reads to the tails as they are, whatever end Spark has logged."""
+
+    def partitions(self, start, end):
+        for key, entry in self._streams().look().positions().items():
+            end["streams"][str(key)]["next"] = entry.next_offset
+        return super().partitions(start, end)
+
+
+class GreedySource(SbpDataSource):
+    """Gives records twice, and other ones when a micro-batch is replayed."""
+
+    @classmethod
+    def name(cls):
+        return "sbp-greedy"
+
+    def streamReader(self, schema):  # noqa: N802
+        return GreedyReader(self.options, schema)
+
+
+def main(order) -> None:
+    folder = Path(order["folder"])
+    with spark_session(folder / "spark") as spark:
+        for broken in (ForgetfulSource, GreedySource):
+            spark.dataSource.register(broken)
+
+        def mark(what):
+            (folder / f"{what}.{order['life']}").touch()
+
+        def write(frame, number):
+            mark("writes")
+            if number == order.get("dies_in"):
+                os.killpg(0, signal.SIGKILL)
+            columns = frame.select("stream_id", "offset", frame.value.cast("string"))
+            rows = [tuple(row) for row in columns.collect()]
+            unfinished = folder / "unfinished"
+            unfinished.write_text(json.dumps(rows), encoding="utf-8")
+            unfinished.replace(folder / f"batch-{number:06d}.{order['life']:04d}.json")
+
+        source = spark.readStream.format(order.get("source", "sbp")).options(**order["options"])
+        writer = source.load().writeStream.foreachBatch(write)
+        writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+        for _ in range(order.get("runs", 1)):
+            query = writer.trigger(**order["trigger"]).start()
+            mark("starts")
+            try:
+                query.awaitTermination()
+            except StreamingQueryException as error:
+                if "Python worker failed to connect back" in str(error):
+                    sys.exit(TOO_SLOW)
+                raise
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
