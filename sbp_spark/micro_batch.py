@@ -22,7 +22,9 @@ class Way:
 
     `bases` has the streams that are new to the query. `kept_ends` are ends that were resolved from
     a tail and are to stay as they are; `tails` are cut to where reading ends. `losses`
-    lie before `starts`: they were to be read, and are trimmed. `targets` are where a run with
+    lie before `starts`: they were to be read, and are trimmed. `stalled` are streams of which more
+    could be read if no server were away, with the time since when; those whose start is not
+    known because of that have no other entry here. `targets` are where a run with
     Trigger.AvailableNow ends.
     """
 
@@ -32,6 +34,7 @@ class Way:
     tails: Mapping[int, int]
     kept_ends: Mapping[int, int]
     losses: tuple[Loss, ...] = ()
+    stalled: Mapping[int, int] = field(default_factory=dict)
     targets: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -88,19 +91,20 @@ def frozen_targets(begin: SourceOffset, way: Way) -> dict[int, int]:
 def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -> Way:
     """Return what lies ahead of `begin`, all of whose streams are there.
 
-    A fresh query starts where its options say. A stream that joins a running query's checkpoint
-    is read from its first record, whatever they say. Raises ConfigurationError for positions that
-    cannot be.
+    A fresh query starts where its options say, in a stream whose server is away as soon as it is
+    back. A stream that joins a running query's checkpoint is read from its first record, whatever
+    they say. Raises ConfigurationError for positions that cannot be.
     """
     is_fresh = begin.is_initial
-    if is_fresh:
-        bases = starting_offsets(options, snapshot.bounds, snapshot.streams)
-    else:
-        bases = {
-            stream_id: bound.start_offset
-            for stream_id, bound in snapshot.bounds.items()
-            if stream_id not in begin.streams
-        }
+    pending = snapshot.streams.keys() if is_fresh else begin.pending & snapshot.streams.keys()
+    found = {each: bound for each, bound in snapshot.bounds.items() if each in pending}
+    chosen = starting_offsets(options, found, snapshot.streams, is_late=not is_fresh)
+    joined = {
+        stream_id: bound.start_offset
+        for stream_id, bound in snapshot.bounds.items()
+        if stream_id not in begin.streams and stream_id not in found
+    }
+    bases = chosen | joined
     resumed = {
         stream_id: at.next_offset
         for stream_id, at in begin.streams.items()
@@ -108,8 +112,7 @@ def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -
     }
     wanted = bases | resumed
     ends, kept_ends = _ends(options, begin, snapshot)
-    if is_fresh:
-        check_ends(wanted, ends, snapshot.streams)
+    check_ends(chosen, ends, snapshot.streams)
     tails = {
         stream_id: min(tail, ends.get(stream_id, tail))
         for stream_id, tail in snapshot.tails.items()
@@ -123,7 +126,20 @@ def way_ahead(options: SourceOptions, begin: SourceOffset, snapshot: Snapshot) -
         for stream_id, start in wanted.items()
         if start < starts[stream_id]
     )
-    return Way(snapshot, bases, starts, tails, kept_ends, losses)
+    uptos = {
+        stream_id: snapshot.maybe_upto(stream_id, start) for stream_id, start in starts.items()
+    }
+    readable = {
+        stream_id: tail if (upto := uptos[stream_id]) is None else min(tail, upto)
+        for stream_id, tail in tails.items()
+    }
+    held_up = {each for each, upto in uptos.items() if upto is not None}
+    stalled = {
+        stream_id: since_ms
+        for stream_id, since_ms in snapshot.stalled.items()
+        if stream_id in held_up or stream_id in pending - found.keys()
+    }
+    return Way(snapshot, bases, starts, readable, kept_ends, losses, stalled)
 
 
 def _ends(
@@ -135,12 +151,16 @@ def _ends(
     asked = positions_of(options.ending, snapshot.streams.values())
     ends: dict[int, int] = {}
     kept: dict[int, int] = {}
-    for stream_id, position in asked.items():
-        known = begin.streams.get(stream_id)
-        end = locate(position, snapshot.bounds[stream_id])
+    for stream_id, bound in snapshot.bounds.items():
+        if stream_id not in asked:
+            continue
+        position, known = asked[stream_id], begin.streams.get(stream_id)
+        end = locate(position, bound)
         if is_moving(position):
             if known is not None and known.end_offset is not None:
                 end = known.end_offset
+            elif not snapshot.is_tail_known(stream_id):
+                continue
             kept[stream_id] = end
         ends[stream_id] = end
     return ends, kept

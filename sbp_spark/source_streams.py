@@ -16,6 +16,7 @@ from sbp_core.errors import (
 )
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import (
+    Earliest,
     OnDataLoss,
     Servers,
     SourceOptions,
@@ -119,11 +120,21 @@ def starting_offsets(
     options: SourceOptions,
     bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
+    *,
+    is_late: bool = False,
 ) -> dict[int, int]:
-    """Return the first offset to read of each stream. Raises ConfigurationError."""
-    check_option_positions(options, streams.values())
+    """Return the first offset to read of each stream of `bounds`, which are some of `streams`.
+
+    `is_late`: the query began without them, and others may have come and gone since. Raises
+    ConfigurationError.
+    """
+    if not is_late:
+        check_option_positions(options, streams.values())
     asked = positions_of(options.starting, streams.values())
-    starts = {stream_id: locate(asked[stream_id], bound) for stream_id, bound in bounds.items()}
+    starts = {
+        stream_id: locate(asked.get(stream_id, Earliest()), bound)
+        for stream_id, bound in bounds.items()
+    }
     is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
     check_inside("startingOffsets", starts, bounds, streams, is_trimmed_allowed=is_loss_allowed)
     return starts

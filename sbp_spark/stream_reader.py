@@ -101,13 +101,14 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_unlimited = isinstance(limit, ReadAllAvailable)
             ends = way.farthest() if is_unlimited else self._admitted(way)
             lost = self._losses.to_report([*gone, *way.losses])
-            return advance(begin, way.positions(ends), lost).to_json()
+            return advance(begin, way.positions(ends), lost, way.stalled).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return the tails as they were last seen, for Spark's progress."""
-        if not self._snapshot.bounds:
+        """Return the tails as they were last seen, for Spark's progress, and which are stalled."""
+        snapshot = self._snapshot
+        if not snapshot.streams:
             return None
-        return SourceOffset(self._snapshot.positions()).to_json()
+        return SourceOffset(snapshot.positions(), stalled=snapshot.stalled).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what to read from `start` to `end`: the same records whenever it is asked.

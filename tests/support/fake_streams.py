@@ -6,8 +6,8 @@ import json
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from sbp_core.client import RangeInfo, StreamBounds, StreamInfo
-from sbp_core.errors import NotFoundError, StatusCode
+from sbp_core.client import AwayRange, RangeInfo, Reach, StreamBounds, StreamInfo
+from sbp_core.errors import ConnectError, NotFoundError, StatusCode
 from sbp_spark import read_plan, source_streams, stream_watch
 from sbp_spark.schema import source_schema
 from sbp_spark.stream_reader import SbpStreamReader
@@ -22,6 +22,7 @@ class FakeCluster:
         self.streams = streams
         self.revision = 1
         self.listings = 0
+        self.away = set()
 
     def maybe_revision(self):
         return self.revision
@@ -46,6 +47,20 @@ class FakeCluster:
         if missing := [each for each in stream_ids if each not in bounds]:
             raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
         return [StreamBounds(each, *bounds[each]) for each in stream_ids]
+
+    def reach(self, positions, *, timeout_ms, spared):
+        """Streams in `away` have one range, whose server does not answer."""
+        found = {}
+        for bound in self.stream_bounds(list(positions)):
+            stream_id, start, tail = bound.stream_id, bound.start_offset, bound.next_offset
+            found[stream_id] = Reach(stream_id, start, tail)
+            if stream_id in self.away:
+                gone = AwayRange(start, None, "h:1", ConnectError("scripted"))
+                found[stream_id] = Reach(stream_id, start, None, (gone,))
+        return found
+
+    def probe(self, endpoints, *, timeout_ms):
+        return dict.fromkeys(endpoints, ConnectError("scripted")) if self.away else {}
 
     def list_ranges(self, stream_ids):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}
