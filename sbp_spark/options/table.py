@@ -88,6 +88,17 @@ SOURCE_OPTIONS: Final = (
         "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h.",
     ),
     OptionSpec(
+        "targetBatchDuration",
+        "none",
+        "How long a micro-batch should take, such as 10s, with all that the query does: each takes"
+        " as many records as fit, judged by how long those before it took. The first one takes"
+        " 10000 at most, none is held below 1000, and maxRecordsPerTrigger and maxBytesPerTrigger"
+        " hold, too. Time in which Spark waits for its trigger does not count; but how long a"
+        " micro-batch took that was over before the next trigger nobody can tell a source, so a"
+        " trigger interval above this duration counts as the duration. Streaming only, and not"
+        " with Trigger.Once.",
+    ),
+    OptionSpec(
         "maxRangeStall",
         "none",
         "How long a range server may be away, such as 30s, before micro-batches leave out what only"

@@ -13,6 +13,7 @@ _NAMES: Final = (
     "maxBytesPerTrigger",
     "minRecordsPerTrigger",
     "maxTriggerDelay",
+    "targetBatchDuration",
     "maxRangeStall",
 )
 
@@ -22,6 +23,7 @@ class TriggerLimits:
     """Bounds of one micro-batch over all streams; None is no bound.
 
     With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
+    It takes as many as are read and processed in `target_ms`, as far as that is known.
     Servers that have been away for `stall_ms_max` are not waited for any longer.
     """
 
@@ -29,6 +31,7 @@ class TriggerLimits:
     bytes_max: int | None = None
     records_min: int | None = None
     delay_ms_max: int = _DELAY_MS_DEFAULT
+    target_ms: int | None = None
     stall_ms_max: int | None = None
 
 
@@ -38,6 +41,7 @@ def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
     bytes_max = reader.maybe_size_bytes("maxBytesPerTrigger")
     records_min = reader.maybe_count("minRecordsPerTrigger")
     delay_ms = reader.maybe_duration_ms("maxTriggerDelay")
+    target_ms = reader.maybe_duration_ms("targetBatchDuration")
     stall_ms_max = reader.maybe_duration_ms("maxRangeStall")
     if records_max is not None and records_min is not None and records_min > records_max:
         reader.add_fault(
@@ -58,4 +62,4 @@ def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
             wrong = "is given in a batch read, which has no triggers"
             reader.add_fault(name, wrong, "it in readStream only", "remove it")
     delay_ms_max = _DELAY_MS_DEFAULT if delay_ms is None else delay_ms
-    return TriggerLimits(records_max, bytes_max, records_min, delay_ms_max, stall_ms_max)
+    return TriggerLimits(records_max, bytes_max, records_min, delay_ms_max, target_ms, stall_ms_max)
