@@ -18,12 +18,14 @@ from sbp_spark.stream_watch import Snapshot
 class Ending:
     """Where reading ends in a stream; `offset` None: nobody knows yet, the time has not come.
 
-    `kept_offset` was resolved, from the tail or from `time_ms`, and is to stay as it is.
+    `kept_offset` was resolved, from the tail or from `time_ms`, and is to stay as it is. Where
+    `is_hidden`, a server that is away may have it: reading does not go on before that is known.
     """
 
     offset: int | None = None
     kept_offset: int | None = None
     time_ms: int | None = None
+    is_hidden: bool = False
 
 
 NO_ENDING: Final = Ending()
@@ -35,11 +37,13 @@ def find_endings(
     """Return where reading ends, by stream id; a stream that is left out is read for ever.
 
     An end by time is the first record that was appended at the time or later. It is looked for as
-    long as there is none, in the streams that have new records. Raises SbpError.
+    long as there is none, in the streams that have new records and all of whose servers are there.
+    Raises SbpError.
     """
     if ending is None:
         return {}
-    asked = positions_of(ending, snapshot.streams.values())
+    named = positions_of(ending, snapshot.streams.values())
+    asked = {each: position for each, position in named.items() if each in snapshot.bounds}
     times_ms = _times(asked, begin)
     known_ends = {
         stream_id: at.end_offset
@@ -52,6 +56,7 @@ def find_endings(
             stream_id: time_ms
             for stream_id, time_ms in times_ms.items()
             if stream_id not in known_ends
+            and stream_id not in snapshot.away
             and _has_new(begin.streams.get(stream_id), snapshot.tails[stream_id])
         },
         snapshot.bounds,
@@ -60,13 +65,15 @@ def find_endings(
     for stream_id, position in asked.items():
         if isinstance(position, AtTime | Ago):
             kept = known_ends.get(stream_id, found.get(stream_id))
-            endings[stream_id] = Ending(kept, kept, times_ms[stream_id])
+            is_hidden = kept is None and stream_id in snapshot.away
+            endings[stream_id] = Ending(kept, kept, times_ms[stream_id], is_hidden)
             continue
         assert not isinstance(position, AtCursor), "no option ends at a cursor"
         end = locate(position, snapshot.bounds[stream_id])
         if is_moving(position):
             end = known_ends.get(stream_id, end)
-            endings[stream_id] = Ending(end, end)
+            if stream_id in known_ends or snapshot.is_tail_known(stream_id):
+                endings[stream_id] = Ending(end, end)
         else:
             endings[stream_id] = Ending(end)
     return endings

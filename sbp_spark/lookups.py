@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options import Ago, AtCursor, AtTime, Position, Positions
+from sbp_spark.options import Ago, AtCursor, AtTime, Earliest, Position, Positions
 from sbp_spark.positions import display_name, listed, locate, positions_of
 
 
@@ -46,10 +46,12 @@ def find_offsets(
 ) -> dict[int, int]:
     """Return the offset of each stream's position, by id, within its bounds as they were seen.
 
-    Only an offset that is named, and a cursor, may lie outside of them. Raises ConfigurationError
-    for times that have to have a record and have none.
+    Only an offset that is named, and a cursor, may lie outside of them. A stream of `bounds` that
+    the positions do not name came later: it is read from its first record. Raises
+    ConfigurationError for times that have to have a record and have none.
     """
-    asked = positions_of(positions, streams.values())
+    named = positions_of(positions, streams.values())
+    asked = {stream_id: named.get(stream_id, Earliest()) for stream_id in bounds}
     now_ms = wall_ms()
     times_ms = {
         each: time_of(at, now_ms) for each, at in asked.items() if isinstance(at, AtTime | Ago)

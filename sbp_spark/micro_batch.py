@@ -13,8 +13,8 @@ from sbp_core.client import Client
 from sbp_spark.data_loss import Loss
 from sbp_spark.endings import NO_ENDING, Ending, find_endings
 from sbp_spark.offsets import SourceOffset, StreamPosition
-from sbp_spark.options import SourceOptions
-from sbp_spark.positions import check_ends
+from sbp_spark.options import Ago, AtTime, Positions, SourceOptions
+from sbp_spark.positions import check_ends, positions_of
 from sbp_spark.source_streams import starting_offsets
 from sbp_spark.stream_watch import Snapshot
 
@@ -25,7 +25,9 @@ class Way:
 
     `bases` has the streams that are new to the query. `tails` are cut to where reading ends, of
     which `endings` tells what has to be kept. `losses` lie before `starts`: they were to be read,
-    and are trimmed. `targets` are where a run with Trigger.AvailableNow ends.
+    and are trimmed. `stalled` are streams of which more could be read if no server were away, with
+    the time since when; those whose start is not known because of that have no other entry here.
+    `targets` are where a run with Trigger.AvailableNow ends.
     """
 
     snapshot: Snapshot
@@ -34,6 +36,7 @@ class Way:
     tails: Mapping[int, int]
     endings: Mapping[int, Ending]
     losses: tuple[Loss, ...] = ()
+    stalled: Mapping[int, int] = field(default_factory=dict)
     targets: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -93,19 +96,25 @@ def way_ahead(
 ) -> Way:
     """Return what lies ahead of `begin`, all of whose streams are there.
 
-    A fresh query starts where its options say. A stream that joins a running query's checkpoint
-    is read from its first record, whatever they say. Raises SbpError, ConfigurationError for
-    positions that cannot be.
+    A fresh query starts where its options say, in a stream whose server is away as soon as it is
+    back. A stream that joins a running query's checkpoint is read from its first record, whatever
+    they say. Raises SbpError, ConfigurationError for positions that cannot be.
     """
     is_fresh = begin.is_initial
-    if is_fresh:
-        bases = starting_offsets(client, options, snapshot.bounds, snapshot.streams)
-    else:
-        bases = {
-            stream_id: bound.start_offset
-            for stream_id, bound in snapshot.bounds.items()
-            if stream_id not in begin.streams
-        }
+    pending = snapshot.streams.keys() if is_fresh else begin.pending & snapshot.streams.keys()
+    dated = _dated(options.starting, snapshot)
+    found = {
+        stream_id: bound
+        for stream_id, bound in snapshot.bounds.items()
+        if stream_id in pending and not (stream_id in dated and stream_id in snapshot.away)
+    }
+    chosen = starting_offsets(client, options, found, snapshot.streams, is_late=not is_fresh)
+    joined = {
+        stream_id: bound.start_offset
+        for stream_id, bound in snapshot.bounds.items()
+        if stream_id not in begin.streams and stream_id not in pending
+    }
+    bases = chosen | joined
     resumed = {
         stream_id: at.next_offset
         for stream_id, at in begin.streams.items()
@@ -116,8 +125,8 @@ def way_ahead(
     ends = {
         stream_id: each.offset for stream_id, each in endings.items() if each.offset is not None
     }
-    if is_fresh and options.ending is not None:
-        check_ends(options.ending.option, wanted, ends, snapshot.streams)
+    if options.ending is not None:
+        check_ends(options.ending.option, chosen, ends, snapshot.streams)
     tails = {
         stream_id: min(tail, ends.get(stream_id, tail))
         for stream_id, tail in snapshot.tails.items()
@@ -131,4 +140,33 @@ def way_ahead(
         for stream_id, start in wanted.items()
         if start < starts[stream_id]
     )
-    return Way(snapshot, bases, starts, tails, endings, losses)
+    uptos = {
+        stream_id: _maybe_upto(snapshot, endings, stream_id, start)
+        for stream_id, start in starts.items()
+    }
+    readable = {
+        stream_id: tails[stream_id] if upto is None else min(tails[stream_id], upto)
+        for stream_id, upto in uptos.items()
+    }
+    held_up = {each for each, upto in uptos.items() if upto is not None}
+    stalled = {
+        stream_id: since_ms
+        for stream_id, since_ms in snapshot.stalled.items()
+        if stream_id in held_up or stream_id in pending - found.keys()
+    }
+    return Way(snapshot, bases, starts, readable, endings, losses, stalled)
+
+
+def _maybe_upto(
+    snapshot: Snapshot, endings: Mapping[int, Ending], stream_id: int, start: int
+) -> int | None:
+    """Return how far servers that are away let a stream be read; None if they do not matter."""
+    if endings.get(stream_id, NO_ENDING).is_hidden:
+        return start
+    return snapshot.maybe_upto(stream_id, start)
+
+
+def _dated(starting: Positions, snapshot: Snapshot) -> set[int]:
+    """Return the streams that start at a time, for which all of their servers have to be asked."""
+    asked = positions_of(starting, snapshot.streams.values())
+    return {each for each, position in asked.items() if isinstance(position, AtTime | Ago)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from sbp_core.errors import SbpError
@@ -85,12 +85,19 @@ class SourceOffset:
     """The position in every stream, by stream id. Before the first micro-batch it is INITIAL.
 
     `lost` are records that are not read because they are gone, where that is to be reported: those
-    of which one knew when the offset was decided.
+    of which one knew when the offset was decided. `stalled` are streams that were left out of the
+    micro-batch because a range server was away, each with the time since when, in ms (UTC).
     """
 
     streams: Mapping[int, StreamPosition]
     is_initial: bool = False
     lost: tuple[Loss, ...] = ()
+    stalled: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Streams of the query's start whose servers have been away since: nothing is read yet."""
+        return frozenset(self.stalled.keys() - self.streams.keys())
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
@@ -99,6 +106,7 @@ class SourceOffset:
         entries = sorted((str(stream_id), at) for stream_id, at in self.streams.items())
         return {
             **({"lost": _lost_to_json(self.lost)} if self.lost else {}),
+            **({"stalled": _stalled_to_json(self.stalled)} if self.stalled else {}),
             "streams": {key: at.to_json() for key, at in entries},
             "version": FORMAT_VERSION,
         }
@@ -110,21 +118,26 @@ class SourceOffset:
         if streams is None:
             return INITIAL
         assert isinstance(value, Mapping)
-        return cls(streams, lost=tuple(_parse_lost(value["lost"])) if "lost" in value else ())
+        lost = tuple(_parse_lost(value["lost"])) if "lost" in value else ()
+        stalled = dict(_parse_stalled(value["stalled"])) if "stalled" in value else {}
+        return cls(streams, lost=lost, stalled=stalled)
 
 
 INITIAL: Final = SourceOffset({}, is_initial=True)
 
 
 def advance(
-    start: SourceOffset, ends: Iterable[StreamPosition], lost: Iterable[Loss] = ()
+    start: SourceOffset,
+    ends: Iterable[StreamPosition],
+    lost: Iterable[Loss] = (),
+    stalled: Mapping[int, int] | None = None,
 ) -> SourceOffset:
     """Return the end offset of a micro-batch from `start` to `ends`, of which some is `lost`.
 
     `ends` leaves out streams that are no longer read, and may name new ones. Its `base_offset` is
     required for a new stream and has no meaning for others. A stream that has not moved keeps its
-    entry as it is, so that nothing new gives `start`; one that has moved loses its base. Raises as
-    `intervals` does.
+    entry as it is, so that nothing new gives `start`; one that has moved loses its base. That a
+    stream is `stalled`, or is no longer, is nothing new. Raises as `intervals` does.
     """
     streams: dict[int, StreamPosition] = {}
     for end in ends:
@@ -137,8 +150,9 @@ def advance(
         moved = replace(end, created_at_ms=created_at_ms, base_offset=None)
         has_moved = replace(moved, base_offset=known.base_offset) != known
         streams[end.stream_id] = moved if has_moved else known
-    result = SourceOffset(streams, lost=tuple(sorted(lost, key=_loss_order)))
-    if replace(result, lost=start.lost) == start and not result.lost:
+    ordered = tuple(sorted(lost, key=_loss_order))
+    result = SourceOffset(streams, lost=ordered, stalled=stalled or {})
+    if replace(result, lost=start.lost, stalled=start.stalled) == start and not result.lost:
         return start
     intervals(start, result)
     return result
@@ -205,6 +219,20 @@ def _lost_to_json(lost: Iterable[Loss]) -> dict[str, list[list[int | None]]]:
     return dict(sorted(found.items()))
 
 
+def _stalled_to_json(stalled: Mapping[int, int]) -> dict[str, int]:
+    return dict(sorted((str(stream_id), since_ms) for stream_id, since_ms in stalled.items()))
+
+
+def _parse_stalled(value: object) -> Iterator[tuple[int, int]]:
+    if not isinstance(value, Mapping) or not value:
+        raise _foreign(value, "stalled to be an object that is not empty")
+    for key, since_ms in value.items():
+        stream_id = _parse_stream_id(key)
+        if type(since_ms) is not int or not 0 <= since_ms <= _INT64_MAX:
+            raise _foreign(since_ms, f"since when stream {stream_id} is stalled, in ms")
+        yield stream_id, since_ms
+
+
 def _parse_lost(value: object) -> Iterator[Loss]:
     if not isinstance(value, Mapping) or not value:
         raise _foreign(value, "lost to be an object that is not empty")
@@ -236,7 +264,9 @@ def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:
     if value.keys() == {"initial", "version"} and value["initial"] is True:
         return None
     streams = value.get("streams")
-    if value.keys() - {"lost"} != {"streams", "version"} or not isinstance(streams, Mapping):
+    if value.keys() - {"lost", "stalled"} != {"streams", "version"} or not isinstance(
+        streams, Mapping
+    ):
         raise _foreign(value, "the keys streams (an object) and version")
     return {at.stream_id: at for at in (_parse_position(*item) for item in streams.items())}
 

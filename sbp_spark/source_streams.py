@@ -121,13 +121,17 @@ def starting_offsets(
     options: SourceOptions,
     bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
+    *,
+    is_late: bool = False,
 ) -> dict[int, int]:
-    """Return the first offset to read of each stream.
+    """Return the first offset to read of each stream of `bounds`, which are some of `streams`.
 
     One that was trimmed is returned if that is not to fail, or is for others to judge: a cursor is
-    where records were to be read. Raises SbpError.
+    where records were to be read. `is_late`: the query began without these streams, and others may
+    have come and gone since. Raises SbpError.
     """
-    check_option_positions(options, streams.values())
+    if not is_late:
+        check_option_positions(options, streams.values())
     starts = find_offsets(client, options.starting, bounds, streams)
     is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
     trimmed_allowed = [

@@ -73,8 +73,8 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(limits.records_max)
         if limits.bytes_max is not None:
             return ReadMaxBytes(limits.bytes_max)
-        if limits.records_min is not None:
-            return ReadMinRows(limits.records_min)
+        if limits.records_min is not None or limits.target_ms is not None:
+            return ReadMinRows(limits.records_min or 1)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -90,6 +90,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises SbpError.
         """
         with plain_errors():
+            self._trigger.on_asked()
             begin = SourceOffset.from_json(start)
             self._look(begin)
             begin, gone = self._losses.settle_gone(begin, self._snapshot)
@@ -104,13 +105,14 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_unlimited = isinstance(limit, ReadAllAvailable)
             ends = way.farthest() if is_unlimited else self._admitted(way)
             lost = self._losses.to_report([*gone, *way.losses])
-            return advance(begin, way.positions(ends), lost).to_json()
+            return advance(begin, way.positions(ends), lost, way.stalled).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return the tails as they were last seen, for Spark's progress."""
-        if not self._snapshot.bounds:
+        """Return the tails as they were last seen, for Spark's progress, and which are stalled."""
+        snapshot = self._snapshot
+        if not snapshot.streams:
             return None
-        return SourceOffset(self._snapshot.positions()).to_json()
+        return SourceOffset(snapshot.positions(), stalled=snapshot.stalled).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what to read from `start` to `end`: the same records whenever it is asked.
@@ -179,9 +181,14 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._watch = StreamWatch(self._options())
         return self._watch
 
-    def _admitted(self, way: Way) -> dict[int, int]:
-        """Return how far the limits let a micro-batch go."""
+    @property
+    def _trigger(self) -> Trigger:
+        """What decides how far each micro-batch goes."""
         if self._maybe_trigger is None:
             sizes = RecordSizes(self._streams().client)
             self._maybe_trigger = Trigger(self._options().limits, sizes)
-        return self._maybe_trigger.ends(way, is_waiting_allowed=not self._is_available_now)
+        return self._maybe_trigger
+
+    def _admitted(self, way: Way) -> dict[int, int]:
+        """Return how far the limits let a micro-batch go."""
+        return self._trigger.ends(way, is_waiting_allowed=not self._is_available_now)

@@ -6,21 +6,29 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sbp_core.client import Client, StreamBounds, StreamInfo
+from sbp_core.client import AwayRange, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.data_loss import DOUBT_WAITS_S
 from sbp_spark.offsets import StreamPosition
 from sbp_spark.options import Selection, SourceOptions, StreamPattern
 from sbp_spark.source_streams import select_streams, wanted
+from sbp_spark.stalls import Stalls
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The streams of a query as they were at one moment, by id."""
+    """The streams of a query as they were at one moment, by id.
+
+    Where range servers were away, `away` has their ranges, in order, and `stalled` the time since
+    when, in ms (UTC). The bound of a stream whose tail is not known for that ends where reading
+    can go; one that was not read yet has none.
+    """
 
     streams: Mapping[int, StreamInfo] = field(default_factory=dict)
     bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
+    away: Mapping[int, tuple[AwayRange, ...]] = field(default_factory=dict)
+    stalled: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def tails(self) -> dict[int, int]:
@@ -33,6 +41,18 @@ class Snapshot:
             stream_id: StreamPosition(stream_id, self.streams[stream_id].created_at_ms, tail)
             for stream_id, tail in self.tails.items()
         }
+
+    def is_tail_known(self, stream_id: int) -> bool:
+        """Whether the server of the stream's open range has said where the stream ends."""
+        away = self.away.get(stream_id, ())
+        return not away or away[-1].end_offset is not None
+
+    def maybe_upto(self, stream_id: int, start_offset: int) -> int | None:
+        """Return how far one can read from `start_offset`; None if no server away is in the way."""
+        for piece in self.away.get(stream_id, ()):
+            if piece.end_offset is None or piece.end_offset > start_offset:
+                return max(piece.start_offset, start_offset)
+        return None
 
 
 def is_plausible(snapshot: Snapshot, known: Mapping[int, int]) -> bool:
@@ -52,6 +72,8 @@ class StreamWatch:
     ) -> None:
         self._options = options
         self._sleep = sleep
+        stall_ms_max = options.limits.stall_ms_max
+        self._maybe_stalls = None if stall_ms_max is None else Stalls(stall_ms_max, sleep=sleep)
         self._streams: dict[int, StreamInfo] | None = None
         self._revision: int | None = None
 
@@ -83,19 +105,27 @@ class StreamWatch:
         """
         for wait_s in DOUBT_WAITS_S:
             try:
-                snapshot = self._look_once()
+                snapshot = self._look_once(known or {})
             except NotFoundError:  # deleted between the questions
                 snapshot = None
             if snapshot is not None and is_plausible(snapshot, known or {}):
                 return snapshot
             self._revision = None
             self._sleep(wait_s)
-        return self._look_once()
+        return self._look_once(known or {})
 
-    def _look_once(self) -> Snapshot:
+    def _look_once(self, known: Mapping[int, int]) -> Snapshot:
         streams = self.streams()
-        bounds = self.client.stream_bounds(list(streams))
-        return Snapshot(streams, {bound.stream_id: bound for bound in bounds})
+        if self._maybe_stalls is None:
+            bounds = self.client.stream_bounds(list(streams))
+            return Snapshot(streams, {bound.stream_id: bound for bound in bounds})
+        found = self._maybe_stalls.reach(self.client, streams, known)
+        return Snapshot(
+            streams,
+            {each: bound for each, at in found.items() if (bound := _maybe_bound(at, known))},
+            {each: at.away for each, at in found.items() if at.away},
+            {each: self._maybe_stalls.since_ms(at) for each, at in found.items() if at.away},
+        )
 
     def _select_again(self, selection: Selection) -> dict[int, StreamInfo]:
         if isinstance(selection, StreamPattern):
@@ -109,3 +139,12 @@ class StreamWatch:
                 each for each in self.client.list_streams() if asked & {each.stream_id, each.name}
             ]
         return {info.stream_id: info for info in infos}
+
+
+def _maybe_bound(at: Reach, known: Mapping[int, int]) -> StreamBounds | None:
+    if at.next_offset is not None:
+        return StreamBounds(at.stream_id, at.start_offset, at.next_offset)
+    if at.stream_id not in known:
+        return None
+    upto = max(known[at.stream_id], at.away[-1].start_offset)
+    return StreamBounds(at.stream_id, at.start_offset, upto)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from sbp_spark.admission import admit
 from sbp_spark.micro_batch import Way
 from sbp_spark.options import TriggerLimits
+from sbp_spark.options.reading import INT64_MAX
+from sbp_spark.pace import PaceMaker
 from sbp_spark.record_sizes import RecordSizes
 
 
@@ -27,8 +29,14 @@ class Trigger:
         self._limits = limits
         self._sizes = sizes
         self._clock = clock
+        self._maybe_pace = None if limits.target_ms is None else PaceMaker(limits.target_ms)
         self._turn = 0
         self._maybe_last_s: float | None = None
+
+    def on_asked(self) -> None:
+        """Spark asks for a micro-batch: the last one is over."""
+        if self._maybe_pace is not None:
+            self._maybe_pace.on_asked()
 
     def ends(self, way: Way, *, is_waiting_allowed: bool) -> dict[int, int]:
         """Return the end of a micro-batch in each stream, its start where nothing is admitted.
@@ -42,15 +50,21 @@ class Trigger:
         sizes = None
         if limits.bytes_max is not None:
             sizes = self._sizes.estimate(way.starts, way.tails)
+        records_max = limits.records_max
+        if self._maybe_pace is not None:
+            records_max = min(records_max or INT64_MAX, self._maybe_pace.records_max)
         self._turn += 1
-        return admit(
+        ends = admit(
             way.starts,
             way.tails,
-            records_max=limits.records_max,
+            records_max=records_max,
             bytes_max=limits.bytes_max,
             record_bytes=sizes,
             turn=self._turn,
         )
+        if self._maybe_pace is not None:
+            self._maybe_pace.on_admitted(sum(ends.values()) - sum(way.starts.values()))
+        return ends
 
     def _is_due(self, record_count: int) -> bool:
         """Whether there are records enough, or the last micro-batch is long ago."""

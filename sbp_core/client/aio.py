@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
@@ -15,6 +15,7 @@ from sbp_core import limits
 from sbp_core.client import append as appending
 from sbp_core.client import calls, changes, cursors, lookup, metadata, placement
 from sbp_core.client import fetch as fetching
+from sbp_core.client import reach as reaching
 from sbp_core.client.aio_connection import AsyncConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
@@ -45,6 +46,7 @@ from sbp_core.client.types import (
     GroupInfo,
     PlacementDriverInfo,
     RangeInfo,
+    Reach,
     StreamBounds,
     StreamInfo,
     StreamSpec,
@@ -346,6 +348,24 @@ class AsyncClient:
     async def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""
         return await self._run(placement.stream_bounds(self._context, stream_ids))
+
+    async def reach(
+        self,
+        positions: Mapping[int, int | None],
+        *,
+        timeout_ms: int,
+        spared: Mapping[str, SbpError],
+    ) -> dict[int, Reach]:
+        """Return how far streams, by id, can be read from a position, None: from the first record.
+
+        Range servers that do not answer within `timeout_ms` are not waited for any longer. Those in
+        `spared` are not asked at all: the error is what is known of them.
+        """
+        return await self._run(reaching.reach(self._context, positions, timeout_ms, spared))
+
+    async def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
+        """Return the errors of those servers that do not answer a PING in time."""
+        return await self._run(reaching.probe(endpoints, timeout_ms))
 
     async def lookup_offsets(self, timestamps: Mapping[int, int]) -> dict[int, int]:
         """Return for each stream, by id, where to start for what was appended since a time.

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from random import Random, SystemRandom
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from sbp_core import limits
 from sbp_core.client import append as appending
 from sbp_core.client import calls, changes, cursors, lookup, metadata, placement
 from sbp_core.client import fetch as fetching
+from sbp_core.client import reach as reaching
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
@@ -46,6 +47,7 @@ from sbp_core.client.types import (
     GroupInfo,
     PlacementDriverInfo,
     RangeInfo,
+    Reach,
     StreamBounds,
     StreamInfo,
     StreamSpec,
@@ -317,6 +319,24 @@ class Client:
     def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""
         return self._run(placement.stream_bounds(self._context, stream_ids))
+
+    def reach(
+        self,
+        positions: Mapping[int, int | None],
+        *,
+        timeout_ms: int,
+        spared: Mapping[str, SbpError],
+    ) -> dict[int, Reach]:
+        """Return how far streams, by id, can be read from a position, None: from the first record.
+
+        Range servers that do not answer within `timeout_ms` are not waited for any longer. Those in
+        `spared` are not asked at all: the error is what is known of them.
+        """
+        return self._run(reaching.reach(self._context, positions, timeout_ms, spared))
+
+    def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
+        """Return the errors of those servers that do not answer a PING in time."""
+        return self._run(reaching.probe(endpoints, timeout_ms))
 
     def lookup_offsets(self, timestamps: Mapping[int, int]) -> dict[int, int]:
         """Return for each stream, by id, where to start for what was appended since a time.

@@ -193,16 +193,19 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
     """
     check_errors((yield from revalidate(context, stream_ids)))
     attempts = Attempts(context, (yield Now()))
-    bounds = _Bounds(context.router)
+    bounds = Bounds(context.router)
     while pending := bounds.missing(stream_ids):
         check_errors((yield from locate(context, pending)))
         questions = bounds.questions(pending)
-        replies = yield from gather([_describe_call(context, *each) for each in questions])
+        timeout_ms = context.timeout_ms
+        replies = yield from gather([describe_call(*each, timeout_ms) for each in questions])
         for (server, pieces), reply in zip(questions, replies, strict=True):
             bounds.on_reply(server, pieces, reply)
-        if bounds.failure is None:
+        if not bounds.failures:
             continue
-        endpoint, error = bounds.failure
+        for stream_id in bounds.failures:
+            context.router.forget(stream_id)
+        endpoint, error = list(bounds.failures.values())[-1]
         attempts.on_failure()
         wait_ms = attempts.maybe_wait_ms(error, (yield Now()))
         if wait_ms is None:
@@ -211,12 +214,15 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
     return [bounds.found[stream_id] for stream_id in stream_ids]
 
 
-class _Bounds:
-    """What `stream_bounds` knows so far."""
+class Bounds:
+    """What is known so far of where streams begin and end.
+
+    `failures` are those of the last questions, by stream: whom it was asked of, and the error.
+    """
 
     def __init__(self, router: Router) -> None:
         self.found: dict[int, StreamBounds] = {}
-        self.failure: tuple[str | None, SbpError] | None = None
+        self.failures: dict[int, tuple[str | None, SbpError]] = {}
         self._router = router
         self._sealed: dict[int, RangeInfo] = {}
 
@@ -226,7 +232,7 @@ class _Bounds:
 
     def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[RangeInfo]]]:
         """Return which ranges to ask which server about; settle streams without an open range."""
-        self.failure = None
+        self.failures = {}
         groups: dict[str, list[RangeInfo]] = {}
         for stream_id in stream_ids:
             ranges = self._router.maybe_ranges(stream_id) or ()
@@ -241,7 +247,7 @@ class _Bounds:
             elif last.servers:
                 groups.setdefault(last.servers[0], []).append(last)
             else:
-                self._on_error(stream_id, None, no_server(last))
+                self.failures[stream_id] = None, no_server(last)
         return [(server, piece) for server, whole in groups.items() for piece in chunks(whole)]
 
     def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
@@ -249,7 +255,7 @@ class _Bounds:
         described = _described(reply, pieces)
         for stream_id, tail in described.items():
             if isinstance(tail, SbpError):
-                self._on_error(stream_id, server, tail)
+                self.failures[stream_id] = server, tail
             elif tail.end_offset is None:
                 self._settle(stream_id, tail, tail.next_offset)
             else:
@@ -258,9 +264,10 @@ class _Bounds:
                 self._sealed[stream_id] = tail
                 self._router.forget(stream_id)
 
-    def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
-        self.failure = (endpoint, error)
-        self._router.forget(stream_id)
+    def first_offset(self, stream_id: int) -> int:
+        """Return where the placement driver lets a stream begin."""
+        ranges = self._router.maybe_ranges(stream_id)
+        return ranges[0].start_offset if ranges else 0
 
     def _settle(self, stream_id: int, tail: RangeInfo, next_offset: int) -> None:
         first = (self._router.maybe_ranges(stream_id) or (tail,))[0]
@@ -272,12 +279,13 @@ class _Bounds:
         )
 
 
-def _describe_call(context: Context, server: str, pieces: Sequence[RangeInfo]) -> Call:
+def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> Call:
+    """Return the call that asks a server about ranges (SPEC "DESCRIBE_RANGES")."""
     header = DescribeRangesRequest(
-        timeout_ms=context.timeout_ms,
+        timeout_ms=timeout_ms,
         ranges=tuple(RangeId(each.stream_id, each.range_index) for each in pieces),
     )
-    return Call(server, Opcode.DESCRIBE_RANGE, header, context.timeout_ms)
+    return Call(server, Opcode.DESCRIBE_RANGE, header, timeout_ms)
 
 
 def _described(reply: Reply, pieces: Sequence[RangeInfo]) -> dict[int, RangeInfo | SbpError]:

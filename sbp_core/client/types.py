@@ -86,6 +86,33 @@ class StreamBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class AwayRange:
+    """A range [start_offset, end_offset) whose server does not answer; None: it is open.
+
+    `server` is the endpoint that was asked, None where no server hosts the range.
+    """
+
+    start_offset: int
+    end_offset: int | None
+    server: str | None
+    error: SbpError
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What can be read of a stream: [start_offset, next_offset), without the ranges in `away`.
+
+    These are in the order of their offsets. `next_offset` is None where its server is away, and
+    `start_offset` may then lie behind what that server knows.
+    """
+
+    stream_id: int
+    start_offset: int
+    next_offset: int | None
+    away: tuple[AwayRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CursorInfo:
     """How far a consumer group has come in a stream: it reads `next_offset` next."""
 

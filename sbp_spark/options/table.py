@@ -135,6 +135,29 @@ SOURCE_OPTIONS: Final = (
         "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h.",
     ),
     OptionSpec(
+        "targetBatchDuration",
+        "none",
+        "How long a micro-batch should take, such as 10s, with all that the query does: each takes"
+        " as many records as fit, judged by how long those before it took. The first one takes"
+        " 10000 at most, none is held below 1000, and maxRecordsPerTrigger and maxBytesPerTrigger"
+        " hold, too. Time in which Spark waits for its trigger does not count; but how long a"
+        " micro-batch took that was over before the next trigger nobody can tell a source, so a"
+        " trigger interval above this duration counts as the duration. Streaming only, and not"
+        " with Trigger.Once.",
+    ),
+    OptionSpec(
+        "maxRangeStall",
+        "none",
+        "How long a range server may be away, such as 30s, before micro-batches leave out what only"
+        " it can serve. The other streams then go on, and its own ones catch up from where they"
+        " were when it is back. Each stall is in the log (`sbp_spark`), and the streams are in the"
+        " query's progress, under `stalled`, with the time in ms since when. A stream whose start"
+        " cannot be found out for that begins, by startingOffsets, when its server is back. A run"
+        " with Trigger.AvailableNow ends without what is stalled; the next one reads it. A"
+        " micro-batch that was planned is never changed: it is read, or fails. Without the option a"
+        " query waits for a minute, and fails. Streaming only.",
+    ),
+    OptionSpec(
         "failOnDataLoss",
         "true",
         "What happens when records that were to be read are gone: trimmed, or with their stream."

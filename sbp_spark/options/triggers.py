@@ -1,4 +1,4 @@
-"""How much a micro-batch takes, and how long it waits for more."""
+"""How much a micro-batch takes, and how long it waits: for more, or for a server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _NAMES: Final = (
     "maxBytesPerTrigger",
     "minRecordsPerTrigger",
     "maxTriggerDelay",
+    "targetBatchDuration",
+    "maxRangeStall",
 )
 
 
@@ -21,12 +23,16 @@ class TriggerLimits:
     """Bounds of one micro-batch over all streams; None is no bound.
 
     With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
+    It takes as many as are read and processed in `target_ms`, as far as that is known.
+    Servers that have been away for `stall_ms_max` are not waited for any longer.
     """
 
     records_max: int | None = None
     bytes_max: int | None = None
     records_min: int | None = None
     delay_ms_max: int = _DELAY_MS_DEFAULT
+    target_ms: int | None = None
+    stall_ms_max: int | None = None
 
 
 def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
@@ -35,6 +41,8 @@ def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
     bytes_max = reader.maybe_size_bytes("maxBytesPerTrigger")
     records_min = reader.maybe_count("minRecordsPerTrigger")
     delay_ms = reader.maybe_duration_ms("maxTriggerDelay")
+    target_ms = reader.maybe_duration_ms("targetBatchDuration")
+    stall_ms_max = reader.maybe_duration_ms("maxRangeStall")
     if records_max is not None and records_min is not None and records_min > records_max:
         reader.add_fault(
             "minRecordsPerTrigger",
@@ -53,6 +61,5 @@ def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
         if reader.is_given(name):
             wrong = "is given in a batch read, which has no triggers"
             reader.add_fault(name, wrong, "it in readStream only", "remove it")
-    return TriggerLimits(
-        records_max, bytes_max, records_min, _DELAY_MS_DEFAULT if delay_ms is None else delay_ms
-    )
+    delay_ms_max = _DELAY_MS_DEFAULT if delay_ms is None else delay_ms
+    return TriggerLimits(records_max, bytes_max, records_min, delay_ms_max, target_ms, stall_ms_max)

@@ -35,7 +35,8 @@ def offsets(draw, min_size=0):
     lost = draw(st.lists(st.tuples(int64, int64, st.none() | int64), max_size=4))
     losses = {Loss(i, min(a, a if b is None else b), b) for i, a, b in lost}
     ordered = sorted(losses, key=lambda loss: (str(loss.stream_id), loss.start_offset))
-    return SourceOffset(positions, lost=tuple(ordered))
+    stalled = draw(st.dictionaries(int64, int64, max_size=4))
+    return SourceOffset(positions, lost=tuple(ordered), stalled=stalled)
 
 
 def text(offset):
@@ -48,7 +49,10 @@ def test_canonical_json_round_trips(offset, random):
     assert SourceOffset.from_json(json.loads(text(offset))) == offset
     shuffled = list(offset.streams.items())
     random.shuffle(shuffled)
-    assert text(SourceOffset(dict(shuffled), lost=offset.lost)) == text(offset)
+    others = list(offset.stalled.items())
+    random.shuffle(others)
+    again = SourceOffset(dict(shuffled), lost=offset.lost, stalled=dict(others))
+    assert text(again) == text(offset)
 
 
 @given(offsets(), offsets())
@@ -71,6 +75,8 @@ json_values = st.recursive(
                     "base",
                     "end",
                     "target",
+                    "lost",
+                    "stalled",
                     "1",
                     "2",
                 ]
@@ -87,6 +93,13 @@ json_values = st.recursive(
     json_values
     | st.fixed_dictionaries({"version": st.just(1), "streams": json_values})
     | st.fixed_dictionaries(
+        {
+            "version": st.just(1),
+            "streams": st.just({}),
+            "stalled": json_values | st.dictionaries(int64.map(str), json_values),
+        }
+    )
+    | st.fixed_dictionaries(
         {"version": st.just(1), "streams": st.dictionaries(int64.map(str), json_values)}
     )
 )
@@ -96,10 +109,10 @@ def test_any_json_gives_an_offset_or_a_checkpoint_error(value):
         assert json.loads(text(offset)) == value
 
 
-@given(offsets(min_size=1))
-def test_nothing_new_gives_the_text_of_the_start(start):
+@given(offsets(min_size=1), st.dictionaries(int64, int64))
+def test_nothing_new_gives_the_text_of_the_start(start, stalled):
     ends = list(start.streams.values())
-    assert text(advance(start, reversed(ends))) == text(start)
+    assert text(advance(start, reversed(ends), stalled=stalled)) == text(start)
 
 
 @given(

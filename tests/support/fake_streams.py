@@ -6,8 +6,8 @@ import json
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from sbp_core.client import CursorInfo, RangeInfo, StreamBounds, StreamInfo
-from sbp_core.errors import NotFoundError, StatusCode
+from sbp_core.client import AwayRange, CursorInfo, RangeInfo, Reach, StreamBounds, StreamInfo
+from sbp_core.errors import ConnectError, NotFoundError, StatusCode
 from sbp_spark import read_plan, source_streams, stream_watch
 from sbp_spark.schema import source_schema
 from sbp_spark.stream_reader import SbpStreamReader
@@ -33,6 +33,7 @@ class FakeCluster:
         self.commits = []
         self.trims = []
         self.fails = None
+        self.away = set()
 
     def maybe_revision(self):
         return self.revision
@@ -91,6 +92,20 @@ class FakeCluster:
         self.trims.append(offsets)
         for entry in self.streams.values():
             entry[2] = max(entry[2], offsets.get(entry[0], 0))
+
+    def reach(self, positions, *, timeout_ms, spared):
+        """Streams in `away` have one range, whose server does not answer."""
+        found = {}
+        for bound in self.stream_bounds(list(positions)):
+            stream_id, start, tail = bound.stream_id, bound.start_offset, bound.next_offset
+            found[stream_id] = Reach(stream_id, start, tail)
+            if stream_id in self.away:
+                gone = AwayRange(start, None, "h:1", ConnectError("scripted"))
+                found[stream_id] = Reach(stream_id, start, None, (gone,))
+        return found
+
+    def probe(self, endpoints, *, timeout_ms):
+        return dict.fromkeys(endpoints, ConnectError("scripted")) if self.away else {}
 
     def list_ranges(self, stream_ids):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}

@@ -335,6 +335,8 @@ def test_every_option_of_the_source_table_is_known():
         "maxBytesPerTrigger": "1m",
         "minRecordsPerTrigger": "1",
         "maxTriggerDelay": "1m",
+        "targetBatchDuration": "10s",
+        "maxRangeStall": "1m",
         "minPartitions": "2",
         "maxRecordsPerPartition": "5",
         "maxBytesPerPartition": "5",

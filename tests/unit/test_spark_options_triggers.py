@@ -38,6 +38,8 @@ def test_sizes(text, octets):
 def test_times(text, ms):
     limits = source(minRecordsPerTrigger="9", maxTriggerDelay=text).limits
     assert limits == TriggerLimits(records_min=9, delay_ms_max=ms)
+    assert source(maxRangeStall=text).limits == TriggerLimits(stall_ms_max=ms)
+    assert source(targetBatchDuration=text).limits == TriggerLimits(target_ms=ms)
 
 
 @pytest.mark.parametrize("text", ["0", "0m", "1.5g", "-1m", "m", "5x", "5ib", "9" * 30, "1g1"])
@@ -60,6 +62,8 @@ def test_a_batch_has_no_limits():
         "maxBytesPerTrigger": "5",
         "minRecordsPerTrigger": "5",
         "maxTriggerDelay": "5",
+        "targetBatchDuration": "5s",
+        "maxRangeStall": "5s",
     }
     lines = faults({**GOOD, **given}, streaming=False)
     assert [line.split()[1] for line in lines] == list(given)

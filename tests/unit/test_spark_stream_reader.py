@@ -162,6 +162,7 @@ def test_once_ignores_the_limits(cluster):
         ({"maxRecordsPerTrigger": "5", "maxBytesPerTrigger": "7"}, ReadMaxRows(5)),
         ({"maxBytesPerTrigger": "7", "minRecordsPerTrigger": "2"}, ReadMaxBytes(7)),
         ({"minRecordsPerTrigger": "2"}, ReadMinRows(2)),
+        ({"targetBatchDuration": "10s"}, ReadMinRows(1)),
     ],
 )
 def test_no_limit_passes_for_everything(cluster, options, limit):

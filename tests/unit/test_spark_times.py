@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 
 import pytest
 from fake_streams import ALL, nexts, read_up, reader, use_fake_cluster
 
-from sbp_core.errors import ConfigurationError
+from sbp_core.client import AwayRange, Reach
+from sbp_core.errors import ConfigurationError, ConnectError
 from sbp_spark import endings, lookups
 
 NOW_MS = 1_000_000
@@ -186,3 +188,40 @@ def test_an_end_before_the_start_is_named(cluster):
     query = reader("a", startingOffsets="latest", endingTimestamp=at(20))
     with pytest.raises(ConfigurationError, match=r"endingTimestamp lies .* starts at 50 and ends"):
         query.latestOffset(query.initialOffset(), ALL)
+
+
+def away_in_the_middle(cluster, stream_id):
+    """The servers of the offsets [10, 20) of a stream do not answer."""
+
+    def reach(positions, *, timeout_ms, spared):
+        found = {}
+        for bound in cluster.stream_bounds(list(positions)):
+            gone = AwayRange(10, 20, "h:9", ConnectError("scripted"))
+            away = (gone,) if bound.stream_id == stream_id and cluster.away else ()
+            found[bound.stream_id] = Reach(*astuple(bound), away)
+        return found
+
+    return reach
+
+
+def test_a_start_by_time_waits_for_all_servers_of_the_stream(cluster):
+    cluster.away = {1}
+    cluster.reach = away_in_the_middle(cluster, 1)
+    query = reader(startingTimestamp=at(15), maxRangeStall="1ms")
+    read, end = read_up(query)
+    assert read == [(2, 15, 30)]
+    assert cluster.lookups == [{2: 965_000_000}], "one that is away is not asked for times"
+    assert list(end["stalled"]) == ["1"]
+    cluster.away = set()
+    assert read_up(query, end)[0] == [(1, 15, 50)]
+
+
+def test_an_end_by_time_that_a_server_away_may_have_is_not_passed(cluster):
+    cluster.away = {1}
+    cluster.reach = away_in_the_middle(cluster, 1)
+    query = reader(endingTimestamp=at(15), startingOffsets="earliest", maxRangeStall="1ms")
+    read, end = read_up(query)
+    assert read == [(2, 10, 15)]
+    assert end["stalled"].keys() == {"1"}
+    cluster.away = set()
+    assert read_up(query, end)[0] == [(1, 0, 15)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from manual_clock import ManualClock
 from spark_streams import rows_of
@@ -9,8 +11,10 @@ from spark_streams import rows_of
 from sbp_core.client import FetchOutcome
 from sbp_core.errors import StatusCode, StorageError
 from sbp_core.records import encode_rows
+from sbp_spark import trigger as trigger_module
 from sbp_spark.micro_batch import Way
 from sbp_spark.options import TriggerLimits
+from sbp_spark.pace import RECORDS_FIRST, STEP_MAX, PaceMaker
 from sbp_spark.record_sizes import RECORD_BYTES_UNKNOWN, RecordSizes
 from sbp_spark.stream_watch import Snapshot
 from sbp_spark.trigger import Trigger
@@ -114,6 +118,50 @@ def test_a_micro_batch_waits_for_enough_records_but_not_too_long():
     clock.advance(100)
     assert read(s1=9) == 9
     assert read(s1=9) == 0
+
+
+def paced(monkeypatch, clock, **limits):
+    maker = partial(PaceMaker, clock=clock.monotonic, wall=clock.monotonic)
+    monkeypatch.setattr(trigger_module, "PaceMaker", maker)
+    return trigger(clock, **limits)
+
+
+def test_a_micro_batch_takes_what_fits_into_its_time(monkeypatch):
+    clock = ManualClock()
+    run = paced(monkeypatch, clock, target_ms=10_000)
+    sizes = []
+    for _ in range(6):
+        run.on_asked()
+        sizes += run.ends(way(s1=10**9), is_waiting_allowed=False).values()
+        clock.advance(sizes[-1] // 100 + 123)
+    assert sizes[0] == RECORDS_FIRST
+    assert sizes[1] == RECORDS_FIRST * STEP_MAX
+    assert 950_000 < sizes[-1] < 1_100_000
+
+
+def test_the_time_does_not_lift_other_limits(monkeypatch):
+    clock = ManualClock()
+    run = paced(monkeypatch, clock, target_ms=10_000, records_max=12_345)
+    sizes = []
+    for _ in range(3):
+        run.on_asked()
+        sizes += run.ends(way(s1=10**9), is_waiting_allowed=True).values()
+        clock.advance(1_000)
+    assert sizes == [RECORDS_FIRST, 12_345, 12_345]
+
+
+def test_time_without_a_micro_batch_is_no_micro_batch(monkeypatch):
+    clock = ManualClock()
+    run = paced(monkeypatch, clock, target_ms=1_000, records_min=10)
+    run.ends(way(s1=20_000), is_waiting_allowed=True)
+    clock.advance(777)
+    for tail in (0, 5):
+        run.on_asked()
+        run.ends(way(s1=tail), is_waiting_allowed=True)
+        clock.advance(3_333)
+    run.on_asked()
+    ends = run.ends(way(s1=20_000), is_waiting_allowed=True)
+    assert ends == {1: RECORDS_FIRST * 1_000 // 777}
 
 
 @pytest.mark.parametrize("reason", ["available now", "a new stream"])
