@@ -19,6 +19,8 @@ START = {"startingOffsets": "earliest"}
 
 @pytest.fixture
 def cluster(monkeypatch):
+    """Two streams. What is told is waited for, unless a test says otherwise."""
+    monkeypatch.setattr(commits, "WAIT_S", 60)
     return use_fake_cluster(monkeypatch)
 
 
@@ -109,12 +111,13 @@ def test_nothing_is_trimmed_before_its_cursor_is_set(cluster, monkeypatch):
     cluster.commit_cursors, works = fail_with("the disk is full"), cluster.commit_cursors
     cluster.streams["a"][3] = 60
     end, _ = next_batch(query, end)
+    wait_for_the_attempt(query)
     assert cluster.trims == []
     cluster.commit_cursors = works
-    cluster.streams["a"][3] = 70
-    next_batch(query, end)
+    query.latestOffset(end, ALL)
+    wait_for_the_attempt(query)
     assert cluster.cursors == {"nightly": {1: 60, 2: 30}}
-    assert cluster.trims == [{1: 60, 2: 30}]
+    assert cluster.trims == [{1: 50, 2: 30}]
 
 
 def fail_with(message):
