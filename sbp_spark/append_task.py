@@ -19,6 +19,7 @@ from sbp_core.errors import ConfigurationError, NotFoundError, RecordBatchError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import SinkOptions, StreamRef, parse_stream_ref
+from sbp_spark.task_log import LOG
 
 WAITING_BYTES_MAX: Final = 32 * limits.MIB
 """Octets of all streams that wait for a full record batch; beyond them all are sent."""
@@ -53,7 +54,9 @@ class AppendedMessage(WriterCommitMessage):
 def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> AppendedMessage:
     """Append all rows of a task; return when all of them are acknowledged. Raises SbpError."""
     client = client_for(options.servers, Patience.RUNNING)
-    return append_rows(batches, client, options.stream)
+    written = append_rows(batches, client, options.stream)
+    LOG.debug("appended %s", written)
+    return written
 
 
 def append_rows(

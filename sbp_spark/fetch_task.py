@@ -19,6 +19,7 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Servers
 from sbp_spark.planning import StreamSpan
 from sbp_spark.prefetch import Chunk, Prefetcher, describe_span, fetch_chunks
+from sbp_spark.task_log import LOG
 
 ROWS_PER_BATCH: Final = 10_000
 BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
@@ -49,6 +50,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     assert isinstance(partition, SpanPartition)
     if not partition.spans:
         return
+    LOG.debug("reading %s", "; ".join(map(describe_span, partition.spans)))
     client = client_for(partition.servers, Patience.RUNNING)
     fetched = fetch_chunks(client, partition.spans, is_loss_fatal=partition.is_loss_fatal)
     with closing(Prefetcher(fetched)) as chunks:

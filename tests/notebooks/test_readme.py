@@ -9,7 +9,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_twenty_lines_work(spark, cluster, client, tmp_path):
-    (code,) = re.findall(r"```python\n(from .*?)```", README.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(from pyspark.*?)```", README.read_text(), re.DOTALL)
     assert 'endpoint = "127.0.0.1:12378"' in code
     code = code.replace("127.0.0.1:12378", cluster.endpoint)
     code = code.replace('format("console")', 'format("memory").queryName("totals")')

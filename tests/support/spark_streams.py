@@ -35,7 +35,7 @@ def numbered(first: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, stop)]
 
 
-def append_values(client: Client, stream: str, values: Sequence[bytes | None]) -> None:
+def append_values(client: Client, stream: int | str, values: Sequence[bytes | None]) -> None:
     """Append one record batch without Spark."""
     (info,) = client.describe_streams([stream])
     batch = encode_rows(rows_of(values), stream_id=info.stream_id, timestamp_ms=0)

@@ -1,0 +1,193 @@
+"""How far a streaming query is behind: by its progress, or as its servers know it at the moment.
+
+    from sbp_spark.lag import LagListener, lag
+
+The progress shows where the streams ended when its micro-batch began. With an endpoint the servers
+are asked what has come since, how old it is and about how long.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from sbp_core.client import StreamInfo, parse_endpoint
+from sbp_core.errors import NotFoundError, SbpError
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.data_loss import LOG
+from sbp_spark.offsets import CheckpointError, SourceOffset
+from sbp_spark.options import Endpoint, Servers
+from sbp_spark.positions import display_name
+from sbp_spark.record_sizes import RecordSizes
+
+_ANSWER_MS: Final = 1_000
+"""How long a range server has to answer; what is left out for that is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """How far a query is behind in one stream; what is not known is None.
+
+    `record_count` records are there and not read, from `next_offset` on. `size_bytes` is about how
+    long they are: one record batch of them is looked at. `age_ms` is how long ago the oldest of
+    them was appended, by the range server's clock, 0 if there is none. `stalled_since_ms` is since
+    when (UTC) the query leaves the stream out because a range server is away.
+    """
+
+    stream_id: int
+    next_offset: int | None
+    record_count: int | None
+    stalled_since_ms: int | None = None
+    stream: str | None = None
+    size_bytes: int | None = None
+    age_ms: int | None = None
+
+
+def lag(progress: Mapping[str, Any], endpoint: str | None = None) -> list[StreamLag]:
+    """Return how far a query is behind in each stream of its sbp sources.
+
+    `progress` is a StreamingQueryProgress, such as `query.lastProgress`, or its parsed JSON.
+    Without an `endpoint` (the placement driver's) it alone is looked at: then there are no names,
+    sizes and ages, and what came since the micro-batch began is not counted. Raises SbpError when
+    the placement driver does not answer.
+    """
+    sources = _sources(progress)
+    if endpoint is not None and sources:
+        meter = _Meter(endpoint)
+        sources = [meter.measure(each) for each in sources]
+    return [each for source in sources for each in source]
+
+
+class LagListener(StreamingQueryListener):
+    """Tells how far queries are behind, after each of their micro-batches.
+
+    `on_lag` gets the progress and its `lag`; without it, that goes to the log (`sbp_spark`, INFO).
+    While the placement driver of `endpoint` is away, what the progress says is told. For
+    `spark.streams.addListener`; it runs on the driver, in Spark's thread for listeners, and keeps
+    that waiting while it asks.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        on_lag: Callable[[Mapping[str, Any], Sequence[StreamLag]], None] | None = None,
+    ) -> None:
+        self._on_lag = on_lag or log_lag
+        self._maybe_meter = None if endpoint is None else _Meter(endpoint)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """Tell how far the query is behind, if it has sbp sources."""
+        sources = _sources(event.progress)
+        if not sources:
+            return
+        if self._maybe_meter is not None:
+            try:
+                sources = [self._maybe_meter.measure(each) for each in sources]
+            except SbpError as error:
+                LOG.warning("the lag is that of the query's progress: %s", error)
+        self._on_lag(event.progress, [each for source in sources for each in source])
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing is left to tell."""
+
+
+def log_lag(progress: Mapping[str, Any], found: Sequence[StreamLag]) -> None:
+    """Write how far a query is behind over all streams to the log."""
+    LOG.info(
+        "query %s batch %s is behind by %d records, %s octets or so, the oldest %s ms old;"
+        " %d of %d streams are stalled",
+        progress["name"] or progress["id"],
+        progress["batchId"],
+        sum(each.record_count or 0 for each in found),
+        sum(each.size_bytes or 0 for each in found),
+        max(each.age_ms or 0 for each in found),
+        sum(each.stalled_since_ms is not None for each in found),
+        len(found),
+    )
+
+
+class _Meter:
+    """Asks a cluster how far its streams are beyond what a query has read."""
+
+    def __init__(self, endpoint: str) -> None:
+        servers = Servers(Endpoint(*parse_endpoint(endpoint)))
+        self._client = client_for(servers, Patience.STARTING)
+        self._sizes = RecordSizes(self._client)
+
+    def measure(self, found: Sequence[StreamLag]) -> list[StreamLag]:
+        """Return the lags as they are now; streams that were deleted are left out."""
+        infos = self._existing([each.stream_id for each in found])
+        there = [each for each in found if each.stream_id in infos]
+        positions = {each.stream_id: each.next_offset for each in there}
+        reaches = self._client.reach(positions, timeout_ms=_ANSWER_MS, spared={})
+        starts, tails = {}, {}
+        for stream_id, at in reaches.items():
+            next_offset = positions[stream_id]
+            if next_offset is not None and at.next_offset is not None and not at.away:
+                starts[stream_id] = max(next_offset, at.start_offset)
+                tails[stream_id] = max(starts[stream_id], at.next_offset)
+        behind = {each: start for each, start in starts.items() if start < tails[each]}
+        octets = self._sizes.estimate(behind, tails)
+        times_ms = self._client.append_times(behind)
+        now_ms = time.time_ns() // 1_000_000
+        measured = []
+        for each in there:
+            named = replace(each, stream=display_name(infos[each.stream_id]))
+            if each.stream_id in starts:
+                count = tails[each.stream_id] - starts[each.stream_id]
+                time_ms = times_ms.get(each.stream_id) or now_ms
+                named = replace(
+                    named,
+                    record_count=count,
+                    size_bytes=count * octets.get(each.stream_id, 0),
+                    age_ms=max(0, now_ms - time_ms),
+                )
+            measured.append(named)
+        return measured
+
+    def _existing(self, stream_ids: Sequence[int]) -> dict[int, StreamInfo]:
+        try:
+            infos = self._client.describe_streams(stream_ids)
+        except NotFoundError:
+            infos = [each for each in self._client.list_streams() if each.stream_id in stream_ids]
+        return {info.stream_id: info for info in infos}
+
+
+def _sources(progress: Mapping[str, Any]) -> list[list[StreamLag]]:
+    """Return what a progress says of each source that is an sbp source."""
+    found = []
+    for source in progress["sources"]:
+        end = _maybe_offset(source["endOffset"])
+        latest = _maybe_offset(source["latestOffset"])
+        if end is not None:
+            found.append(list(_compare(end, latest or SourceOffset({}, stalled=end.stalled))))
+    return found
+
+
+def _compare(end: SourceOffset, latest: SourceOffset) -> Iterator[StreamLag]:
+    for stream_id in sorted(end.streams.keys() | latest.stalled.keys()):
+        at, tail = end.streams.get(stream_id), latest.streams.get(stream_id)
+        count = None if at is None or tail is None else max(0, tail.next_offset - at.next_offset)
+        next_offset = None if at is None else at.next_offset
+        yield StreamLag(stream_id, next_offset, count, latest.stalled.get(stream_id))
+
+
+def _maybe_offset(value: object) -> SourceOffset | None:
+    """Return an offset of this source; None for those of others, and where there is none yet."""
+    try:
+        return SourceOffset.from_json(json.loads(value) if isinstance(value, str) else value)
+    except (ValueError, CheckpointError):
+        return None

@@ -1,0 +1,43 @@
+"""Lines of the log say which task they come from: its query, micro-batch and partition."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from pyspark import TaskContext
+
+from sbp_spark.data_loss import LOG as _LOG
+
+_PROPERTIES: Final = {"query_id": "sql.streaming.queryId", "batch_id": "streaming.sql.batchId"}
+"""Local properties of a job that Spark sets for the tasks of a streaming query."""
+
+
+class TaskIds(logging.Filter):
+    """Puts the ids of the running task before the message, and into the record's `context`.
+
+    That is where Spark's `python_worker_logs` looks. Outside of tasks nothing is changed.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Pass every record."""
+        ids = task_ids()
+        if ids and not hasattr(record, "context"):
+            record.context = ids
+            words = " ".join(f"{name.removesuffix('_id')} {value}" for name, value in ids.items())
+            record.msg = f"[{words}] {record.msg}"
+        return True
+
+
+def task_ids() -> dict[str, str]:
+    """Return the ids of the task that this process runs, {} if it runs none."""
+    task = TaskContext.get()
+    if task is None:
+        return {}
+    properties = {name: task.getLocalProperty(key) for name, key in _PROPERTIES.items()}
+    ids = {name: value for name, value in properties.items() if value is not None}
+    return {**ids, "partition_id": str(task.partitionId())}
+
+
+LOG: Final = _LOG
+LOG.addFilter(TaskIds())

@@ -1,0 +1,100 @@
+"""What is told of running queries: how far they are behind, and which task a log line is of."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from spark_streams import append_values, numbered
+from waiting import until
+
+from sbp_spark.lag import LagListener, lag
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def listen(spark):
+    """Adds listeners to the session, and removes them at the end."""
+    added = []
+
+    def add(listener):
+        spark.streams.addListener(listener)
+        added.append(listener)
+
+    yield add
+    for listener in added:
+        spark.streams.removeListener(listener)
+
+
+def test_a_listener_tells_how_far_each_micro_batch_is_behind(
+    sbp, new_streams, client, checkpoint, listen
+):
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 25))
+    by_progress, by_servers = [], []
+    listen(LagListener(on_lag=lambda shown, found: by_progress.append((shown["id"], found))))
+    listen(
+        LagListener(sbp.endpoint, on_lag=lambda shown, found: by_servers.append((shown.id, found)))
+    )
+    frame = sbp.load_stream(stream, maxRecordsPerTrigger="10").select("value")
+    query = sbp.copy(frame, copy, checkpoint)
+    until(lambda: {len(each) for each in told(query, by_progress, by_servers)} == {3})
+    progress, servers = told(query, by_progress, by_servers)
+    for found in (progress, servers):
+        assert [(each.next_offset, each.record_count) for (each,) in found] == [
+            (10, 15),
+            (20, 5),
+            (25, 0),
+        ]
+    ((first,), *_, (last,)) = servers
+    assert (first.stream, first.age_ms >= 0, first.size_bytes > 0) == (stream, True, True)
+    assert (last.age_ms, last.size_bytes) == (0, 0)
+    assert lag(query.lastProgress) == progress[-1]
+    assert lag(json.loads(query.lastProgress.json), sbp.endpoint) == servers[-1]
+
+
+def told(query, *lists):
+    return [[found for query_id, found in each if str(query_id) == str(query.id)] for each in lists]
+
+
+def test_the_listener_of_the_readme_works(spark, sbp, new_streams, client, checkpoint, capsys):
+    (code,) = re.findall(r"```python\n(from sbp_spark.lag .*?)```", README.read_text(), re.DOTALL)
+    stream, copy = new_streams(2)
+    append_values(client, stream, numbered(0, 25))
+    names = {"spark": spark, "endpoint": sbp.endpoint}
+    exec(compile(code, str(README), "exec"), names)
+    try:
+        sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
+        shown = []
+        until(lambda: shown.append(capsys.readouterr().out) or stream in "".join(shown))
+    finally:
+        spark.streams.removeListener(names["listener"])
+    assert f"{stream} is behind by 0 records" in "".join(shown)
+
+
+def test_lines_of_a_task_say_which_it_is(spark, sbp, new_streams, client):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 10))
+    (info,) = client.describe_streams([stream])
+    # What Spark sets for the tasks of a micro-batch. Of streaming reads it does not collect lines.
+    properties = {"sql.streaming.queryId": "q-1", "streaming.sql.batchId": "7"}
+    for key, value in properties.items():
+        spark.sparkContext.setLocalProperty(key, value)
+    spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    try:
+        rows = sbp.load(stream, failOnDataLoss="false")
+        assert rows.count() == 10
+        client.trim_streams({info.stream_id: 4})
+        assert rows.count() == 6
+        logs = spark.tvf.python_worker_logs().where("logger = 'sbp_spark'").collect()
+    finally:
+        spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
+        for key in properties:
+            spark.sparkContext.setLocalProperty(key, None)
+    (line,) = [each for each in logs if f"({stream})" in each.msg]
+    assert line.msg.startswith("[query q-1 batch 7 partition 0] data loss: 4 offsets")
+    ids = ("query_id", "batch_id", "partition_id")
+    assert [line.context[each] for each in ids] == ["q-1", "7", "0"]
