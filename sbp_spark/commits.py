@@ -60,7 +60,8 @@ class Commits:
         self._trims = {
             stream_id: position.next_offset
             for stream_id, position in at.streams.items()
-            if stream_id not in gone and _holds(snapshot.bounds.get(stream_id), position.next_offset)
+            if stream_id not in gone
+            and _holds(snapshot.bounds.get(stream_id), position.next_offset)
         }
         self._attempt()
 

@@ -20,16 +20,19 @@ _EXIT_FAILURE = 1
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
-_AddParser = Callable[..., argparse.ArgumentParser]
+AddParser = Callable[..., argparse.ArgumentParser]
+"""Adds a subcommand, as `add_parser` of argparse does."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code.
+def main(
+    arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[AddParser], None]] = ()
+) -> int:
+    """Run the command; return its exit code. `more` add the subcommands of whoever is above.
 
     0 is success, 1 a failure of a server or the network, 2 a mistake in how the command was called
     or configured, 130 an interrupt. A failure is one line on standard error.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(more).parse_args(arguments)
     try:
         exit_code: int = options.run(options)
         sys.stdout.flush()
@@ -152,7 +155,9 @@ def _run_log_repair(options: argparse.Namespace) -> int:
     return repair(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(
+    more: Sequence[Callable[[AddParser], None]] = (),
+) -> argparse.ArgumentParser:
     parser = _Parser(prog="sbp", description="Run and use streams of the Streaming Batch Protocol.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     _add_serve(commands.add_parser)
@@ -176,10 +181,12 @@ def _parser() -> argparse.ArgumentParser:
         "ping", parents=[client], help="measure a round trip to the placement driver"
     )
     ping.set_defaults(run=_run_ping)
+    for add in more:
+        add(commands.add_parser)
     return parser
 
 
-def _add_serve(add_parser: _AddParser) -> None:
+def _add_serve(add_parser: AddParser) -> None:
     serve = add_parser(
         "serve",
         help="run a placement driver and range servers",
@@ -218,7 +225,7 @@ def _add_serve(add_parser: _AddParser) -> None:
     serve.set_defaults(run=_run_serve)
 
 
-def _add_streams(add_parser: _AddParser, client: _Parser) -> None:
+def _add_streams(add_parser: AddParser, client: _Parser) -> None:
     streams = add_parser("streams", help="create, list, describe, change and delete streams")
     actions = streams.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)
 
@@ -264,7 +271,7 @@ def _add_streams(add_parser: _AddParser, client: _Parser) -> None:
     _add_changes(actions.add_parser, client)
 
 
-def _add_changes(add_parser: _AddParser, client: _Parser) -> None:
+def _add_changes(add_parser: AddParser, client: _Parser) -> None:
     update = add_parser("update", parents=[client], help="change a stream's retention or name")
     update.set_defaults(run=_run_update)
     trim = add_parser(
@@ -301,7 +308,7 @@ def _add_changes(add_parser: _AddParser, client: _Parser) -> None:
     update.add_argument("--rename", metavar="NEW", help="the stream's new name")
 
 
-def _add_produce(add_parser: _AddParser, client: _Parser) -> None:
+def _add_produce(add_parser: AddParser, client: _Parser) -> None:
     produce = add_parser(
         "produce",
         parents=[client],
@@ -319,7 +326,7 @@ def _add_produce(add_parser: _AddParser, client: _Parser) -> None:
     produce.set_defaults(run=_run_produce)
 
 
-def _add_consume(add_parser: _AddParser, client: _Parser) -> None:
+def _add_consume(add_parser: AddParser, client: _Parser) -> None:
     consume = add_parser(
         "consume",
         parents=[client],
@@ -354,7 +361,7 @@ def _add_consume(add_parser: _AddParser, client: _Parser) -> None:
     consume.set_defaults(run=_run_consume)
 
 
-def _add_lag(add_parser: _AddParser, client: _Parser) -> None:
+def _add_lag(add_parser: AddParser, client: _Parser) -> None:
     lag = add_parser(
         "lag",
         parents=[client],
@@ -367,7 +374,7 @@ def _add_lag(add_parser: _AddParser, client: _Parser) -> None:
     lag.set_defaults(run=_run_lag)
 
 
-def _add_log(add_parser: _AddParser) -> None:
+def _add_log(add_parser: AddParser) -> None:
     log = add_parser("log", help="check, show and repair the files of a stopped range server")
     actions = log.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)
     check = actions.add_parser(

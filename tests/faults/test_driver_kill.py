@@ -121,7 +121,7 @@ def test_killed_at_any_time(tmp_path, client, rng, rounds):
             limits = {"maxRecordsPerTrigger": str(rng.randint(50, 500))}
             limits["minPartitions"] = str(rng.randint(1, 4))
             life = query.begin(triggers[kind], limits)
-            life.wait_until_it("starts" if rng.random() < 0.2 else "writes")
+            life.wait_until_it(rng.choice(("starts", "writes", "has written", "has written")))
             exit_code = life.live(rng.uniform(0, LIFE_SECONDS_MAX))
             if exit_code is None:
                 life.kill()

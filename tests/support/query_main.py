@@ -88,6 +88,7 @@ def main(order) -> None:
             unfinished = folder / "unfinished"
             unfinished.write_text(json.dumps(rows), encoding="utf-8")
             unfinished.replace(folder / f"batch-{number:06d}.{order['life']:04d}.json")
+            mark("has written")
 
         source = spark.readStream.format(order.get("source", "sbp")).options(**order["options"])
         writer = source.load().writeStream.foreachBatch(write)

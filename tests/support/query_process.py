@@ -39,7 +39,7 @@ class QueryProcess:
             )
 
     def wait_until_it(self, does: str) -> None:
-        """Wait until the query "starts" or "writes", or has ended."""
+        """Wait until the query "starts", "writes" or "has written", or is over."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         mark = self._folder / f"{does}.{self._life}"
         while not mark.exists() and self._process.poll() is None:

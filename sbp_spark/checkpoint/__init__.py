@@ -1,0 +1,1 @@
+"""Looking at, and changing, Spark's checkpoint of a query that reads streams."""

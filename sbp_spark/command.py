@@ -1,0 +1,95 @@
+"""The `sbp` command as it is installed: that of the core, and what knows of Spark.
+
+What a subcommand needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sbp_core.cli.main import AddParser
+from sbp_core.cli.main import main as main_of_core
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code, as that of the core does."""
+    return main_of_core(arguments, more=[_add_checkpoint])
+
+
+def _run_show(options: argparse.Namespace) -> int:
+    from sbp_spark.checkpoint.commands import show
+
+    return show(options)
+
+
+def _run_rewind(options: argparse.Namespace) -> int:
+    from sbp_spark.checkpoint.commands import rewind
+
+    return rewind(options)
+
+
+def _run_to_starting_offsets(options: argparse.Namespace) -> int:
+    from sbp_spark.checkpoint.commands import to_starting_offsets
+
+    return to_starting_offsets(options)
+
+
+def _add_checkpoint(add_parser: AddParser) -> None:
+    checkpoint = add_parser(
+        "checkpoint", help="look at the checkpoint of a Spark query, and take the query back"
+    )
+    actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
+    show = actions.add_parser(
+        "show",
+        help="show how far a query has read",
+        description="Show how far a query has read each stream for good, and to where it began to"
+        " read. With --endpoint also how far it is behind.",
+    )
+    show.add_argument("--endpoint", metavar="HOST:PORT", help="placement driver to ask for tails")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    show.set_defaults(run=_run_show)
+    rewind = actions.add_parser(
+        "rewind",
+        help="let a stopped query read again what came after a batch",
+        description="Put aside what a checkpoint notes after a batch, so that the query reads on"
+        " from there. It says first which batches are run anew and what that means for sinks, and"
+        " changes nothing without --yes. What is put aside is kept in a folder beside the rest.",
+    )
+    back = rewind.add_mutually_exclusive_group(required=True)
+    back.add_argument("--to-batch", type=_parse_number, metavar="N", help="the last one to keep")
+    back.add_argument(
+        "--batches", type=_parse_number, metavar="K", help="undo the last K committed ones"
+    )
+    rewind.add_argument("--yes", action="store_true", help="no query runs on it: do it")
+    rewind.set_defaults(run=_run_rewind)
+    starts = actions.add_parser(
+        "to-starting-offsets",
+        help="print where a query with a new checkpoint goes on",
+        description="Print, for the option startingOffsets, the position after the last committed"
+        " batch. Give it to a query with a new checkpoint.",
+    )
+    starts.add_argument("--batch", type=_parse_number, metavar="N", help="another committed batch")
+    starts.set_defaults(run=_run_to_starting_offsets)
+    for action in (show, rewind, starts):
+        action.add_argument(
+            "folder", metavar="DIR", help="the query's checkpointLocation, a local folder"
+        )
+    for action in (show, starts):
+        action.add_argument(
+            "--source",
+            type=_parse_number,
+            metavar="I",
+            help="which source of the query, from 0, where several read streams",
+        )
+
+
+def _parse_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

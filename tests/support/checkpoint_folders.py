@@ -1,0 +1,47 @@
+"""Checkpoint folders as Spark writes them, made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+METADATA = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+
+
+def sbp_offset(**streams: Any) -> dict[str, Any]:
+    """An offset: by stream id (`s1`) the next offset, or several fields."""
+    entries = {
+        key.removeprefix("s"): {"created": 7, **(at if isinstance(at, dict) else {"next": at})}
+        for key, at in sorted(streams.items())
+    }
+    return {"streams": entries, "version": 1}
+
+
+def write_checkpoint(folder: Path, *batches: Any, committed: int, first: int = 0) -> Path:
+    """A checkpoint with these micro-batches, each the offset of one source or a list of several.
+
+    `committed` of them are.
+    """
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text(json.dumps({"id": "the-query"}))
+    for number, batch in enumerate(batches, first):
+        sources = batch if isinstance(batch, list) else [batch]
+        lines = ["-" if each is None else json.dumps(each) for each in sources]
+        write(folder / "offsets", number, "\n".join(["v1", METADATA, *lines]))
+        if number < first + committed:
+            write(folder / "commits", number, 'v1\n{"nextBatchWatermarkMs":0}')
+    return folder
+
+
+def write(folder: Path, number: int, text: str) -> None:
+    """A file and its checksum."""
+    (folder / str(number)).write_text(text)
+    (folder / f".{number}.crc").write_bytes(b"crc")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """What is in a folder and those in it."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -1,0 +1,249 @@
+"""`sbp checkpoint` on folders made by hand."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from checkpoint_folders import everything, sbp_offset, write_checkpoint
+
+from sbp_spark.command import main
+
+THREE = [
+    sbp_offset(s1={"next": 10, "base": 4}, s22={"next": 0, "base": 0}),
+    sbp_offset(s1=15, s22=6),
+    sbp_offset(s1=20, s22=6),
+]
+FOREIGN = {"logOffset": 3}
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command; its exit code, what it printed, and its error."""
+
+    def call(*words):
+        code = main(["checkpoint", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three micro-batches, the last of them not committed."""
+    return write_checkpoint(tmp_path / "checkpoint", *THREE, committed=2)
+
+
+def shown(run, folder, *words):
+    code, output, error = run("show", folder, "--json", *words)
+    assert (code, error) == (0, "")
+    return json.loads(output)
+
+
+def test_what_was_read_and_what_is_read_again(run, folder):
+    found = shown(run, folder)
+    assert (found["query_id"], found["logged"], found["committed"]) == (
+        *("the-query", [0, 1, 2]),
+        [0, 1],
+    )
+    streams = [(s["stream_id"], s["next_offset"], s["begun_offset"]) for s in found["streams"]]
+    assert streams == [(1, 15, 20), (22, 6, 6)]
+    code, output, _ = run("show", folder)
+    assert code == 0
+    assert "batches 0 to 2 are kept; 1 is the last committed one" in output
+    assert "batch 2 was begun, and is run again" in output
+    assert output.splitlines()[-1].split() == ["22", "-", "6", "6", "-", "-"]
+
+
+def test_nothing_is_committed_yet(run, tmp_path):
+    folder = write_checkpoint(tmp_path / "checkpoint", THREE[0], committed=0)
+    assert [s["next_offset"] for s in shown(run, folder)["streams"]] == [4, 0]
+    assert "none is committed" in run("show", folder)[1]
+    for words in (["to-starting-offsets"], ["rewind", "--batches", "1", "--yes"]):
+        code, _, error = run(*words, folder)
+        assert (code, "no committed batch" in error) == (2, True)
+
+
+def test_losses_ends_and_targets_are_told(run, tmp_path):
+    lost = {**THREE[1], "lost": {"1": [[10, 13]], "9": [[5, None]]}}
+    ends = sbp_offset(s1={"next": 20, "target": 99}, s22={"next": 6, "end": 30})
+    folder = write_checkpoint(tmp_path / "checkpoint", THREE[0], lost, ends, committed=3)
+    found = shown(run, folder)
+    assert found["lost"] == [
+        {"batch": 1, "stream_id": 1, "start_offset": 10, "end_offset": 13},
+        {"batch": 1, "stream_id": 9, "start_offset": 5, "end_offset": None},
+    ]
+    output = run("show", folder)[1]
+    for told in ("goes on to 99", "up to 30 only", "batch 1: stream 1", "[10, 13)", "from 5 on"):
+        assert told in output
+
+
+def test_starting_offsets(run, folder):
+    assert run("to-starting-offsets", folder) == (0, '{"1": 15, "22": 6}\n', "")
+    assert run("to-starting-offsets", folder, "--batch", "0") == (0, '{"1": 10, "22": 0}\n', "")
+    for batch in (2, 7):
+        code, output, error = run("to-starting-offsets", folder, "--batch", batch)
+        assert (code, output) == (2, "")
+        assert f"batch {batch} is not among the committed batches" in error
+        assert "0 to 1" in error
+
+
+def test_one_source_among_several(run, tmp_path):
+    one = [[FOREIGN, None], [FOREIGN, THREE[0]]]
+    folder = write_checkpoint(tmp_path / "one", *one, committed=2)
+    assert shown(run, folder)["source"] == 1
+    two = write_checkpoint(tmp_path / "two", [THREE[0], FOREIGN, THREE[1]], committed=1)
+    code, _, error = run("show", two)
+    assert (code, "read streams: 0, 2; choose one of them with --source" in error) == (2, True)
+    assert run("to-starting-offsets", two, "--source", "2")[1] == '{"1": 15, "22": 6}\n'
+    assert run("to-starting-offsets", two, "--source", "1")[0] == 2
+
+
+def test_a_rewind_says_what_it_does_and_does_nothing_without_yes(run, folder):
+    before = everything(folder)
+    code, output, error = run("rewind", folder, "--to-batch", "0")
+    assert code == 2
+    assert "say --yes" in error
+    for told in ("stream 1 is read again from 10, it was at 20", "Batches 1, 2 are run", "Delta"):
+        assert told in output
+    assert everything(folder) == before
+
+
+@pytest.mark.parametrize("words", [["--to-batch", "0"], ["--batches", "1"]])
+def test_a_rewind_keeps_what_it_puts_aside(run, folder, words):
+    before = everything(folder)
+    code, output, _ = run("rewind", folder, *words, "--yes")
+    assert code == 0
+    assert str(folder / "rewound-1") in output
+    after = everything(folder)
+    assert {name.removeprefix("rewound-1/"): each for name, each in after.items()} == before
+    assert sorted(name for name in after if not name.startswith("rewound-1/")) == [
+        "commits/.0.crc",
+        "commits/0",
+        "metadata",
+        "offsets/.0.crc",
+        "offsets/0",
+    ]
+    assert shown(run, folder)["logged"] == [0]
+
+
+def test_a_second_rewind_has_a_folder_of_its_own(run, folder):
+    assert run("rewind", folder, "--to-batch", "1", "--yes")[0] == 0
+    assert run("rewind", folder, "--to-batch", "0", "--yes")[0] == 0
+    assert [path.name for path in sorted(folder.glob("rewound-*"))] == ["rewound-1", "rewound-2"]
+    code, _, error = run("rewind", folder, "--to-batch", "0", "--yes")
+    assert (code, "nothing to undo" in error) == (2, True)
+
+
+@pytest.mark.parametrize("done", range(9))
+def test_an_interrupted_rewind_leaves_what_spark_could_have_left(tmp_path, monkeypatch, done):
+    """At any step the last batch alone may lack a commit, and commits have offsets."""
+    from pathlib import Path
+
+    from sbp_spark.checkpoint.files import open_checkpoint
+    from sbp_spark.checkpoint.rewinding import carry_out, plan_rewind
+
+    folder = write_checkpoint(tmp_path / "checkpoint", *THREE, committed=3)
+    rename, left = Path.rename, [done]
+
+    def sometimes(path, target):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", sometimes)
+    try:
+        carry_out(plan_rewind(open_checkpoint(str(folder)), 0))
+    except KeyboardInterrupt:
+        pass
+    else:
+        assert done >= 8
+    there = open_checkpoint(str(folder))
+    assert there.logged[: len(there.committed)] == there.committed
+    assert len(there.logged) - len(there.committed) <= 1
+    for kind in ("commits", "offsets"):
+        for checksum in (folder / kind).glob(".*.crc"):
+            assert (folder / kind / checksum.name[1:-4]).exists()
+
+
+def test_a_query_that_runs_on_is_noticed(folder, run, monkeypatch):
+    from sbp_spark.checkpoint import commands, rewinding
+
+    def go_on(plan):
+        shutil.copy(folder / "commits" / "1", folder / "commits" / "2")
+        return rewinding.carry_out(plan)
+
+    monkeypatch.setattr(commands, "carry_out", go_on)
+    code, _, error = run("rewind", folder, "--to-batch", "0", "--yes")
+    assert (code, "a query runs on it" in error) == (2, True)
+    assert not list(folder.glob("rewound-*"))
+
+
+def test_state_is_not_rewound(run, folder):
+    (folder / "state").mkdir()
+    code, _, error = run("rewind", folder, "--to-batch", "0", "--yes")
+    assert (code, "holds state" in error, "to-starting-offsets" in error) == (2, True, True)
+
+
+def test_what_was_purged_cannot_be_gone_back_to(run, tmp_path):
+    folder = write_checkpoint(tmp_path / "checkpoint", *THREE, committed=3, first=40)
+    code, _, error = run("rewind", folder, "--batches", "3", "--yes")
+    assert (code, "kept: 40 to 42" in error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "told"),
+    [
+        (lambda f: (f / "metadata").unlink(), 2, "is no checkpoint of a streaming query"),
+        (lambda f: (f / "metadata").write_text("[]"), 2, "is no checkpoint of a streaming query"),
+        (lambda f: shutil.rmtree(f / "offsets"), 2, "holds no micro-batch yet"),
+        (lambda f: (f / "offsets" / "2").write_text("v1\n{}\n{"), 1, "offsets/2 is damaged"),
+        (lambda f: (f / "offsets" / "2").write_bytes(b"v1\n{}\n\xff"), 1, "is damaged"),
+        (lambda f: (f / "offsets" / "2").write_text("v2\n{}\n"), 1, "begins with 'v2'"),
+        (lambda f: (f / "offsets" / "2").write_text(""), 1, "begins with 'nothing'"),
+        (lambda f: (f / "offsets" / "2").write_text('v1\n{}\n{"a": 1}'), 2, "streams: none"),
+        (
+            lambda f: (f / "offsets" / "2").write_text('v1\n{}\n{"streams": {}, "version": 9}'),
+            1,
+            "version 9",
+        ),
+        (lambda f: (f / "offsets" / "1").write_text("v1\n{}\n{}\n{}"), 1, "2 sources"),
+        (shutil.rmtree, 2, "is no checkpoint of a streaming query"),
+    ],
+)
+def test_folders_that_are_none(run, folder, damage, code, told):
+    damage(folder)
+    found, output, error = run("show", folder)
+    assert (found, output) == (code, "")
+    assert told in error
+
+
+def test_only_local_folders(run):
+    code, _, error = run("show", "s3://bucket/checkpoint")
+    assert (code, "only local folders" in error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["show"], ["rewind", "x"], ["rewind", "x", "--to-batch", "-1"], ["go"]]
+)
+def test_mistakes_are_named(words, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["checkpoint", *words])
+    assert raised.value.code == 2
+    assert "see `sbp checkpoint" in capsys.readouterr().err
+
+
+def test_help_needs_no_spark():
+    program = (
+        "import sys\n"
+        "from sbp_spark.command import main\n"
+        "try:\n    main(['checkpoint', 'rewind', '--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(', '.join({'pyspark', 'pyarrow', 'numpy'} & sys.modules.keys()) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--to-batch" in done.stdout
