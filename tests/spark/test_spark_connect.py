@@ -1,0 +1,51 @@
+"""The connector through Spark Connect. A process has a session of one kind: this has its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sbp_core.client import FetchItem
+from sbp_core.records import decode_batch, split_envelopes
+
+MAIN = Path(__file__).parents[1] / "support" / "connect_main.py"
+SECONDS = 600
+
+
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("grpc_status", "zstandard")),
+    reason="pyspark[connect] is not installed",
+)
+def test_a_batch_and_a_stream(cluster, client, new_streams, tmp_path):
+    origin, copy = new_streams(2)
+    done = subprocess.run(
+        [sys.executable, MAIN, cluster.endpoint, origin, copy, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["session"] == "pyspark.sql.connect.session"
+    assert told["is_over"]
+    assert told["values"] == read_values(client, origin)
+    assert sorted(told["values"], key=int) == [str(number) for number in range(100)]
+    assert sorted(read_values(client, copy)) == sorted(told["values"])
+
+
+def read_values(client, name):
+    """All values of a stream, read without Spark."""
+    (info,) = client.describe_streams([name])
+    (outcome,) = client.fetch([FetchItem(info.stream_id, 0, None, 1 << 20)])
+    assert outcome.error is None
+    return [
+        value.decode()
+        for envelope in split_envelopes(outcome.payload)
+        for value in decode_batch(envelope).column("value").to_pylist()
+    ]
