@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
@@ -15,14 +16,14 @@ from sbp_spark.options import Selection, SourceOptions, StreamPattern
 from sbp_spark.source_streams import select_streams, wanted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """The streams of a query as they were at one moment, by id."""
 
     streams: Mapping[int, StreamInfo] = field(default_factory=dict)
     bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def tails(self) -> dict[int, int]:
         """The next offset to be written of each stream."""
         return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}
