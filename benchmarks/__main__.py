@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from benchmarks import headers, isolation, memory, report, sources
+from benchmarks import delays, headers, isolation, memory, report, sources
 from benchmarks.scenarios import SCENARIOS, Scenario, Side, open_bench
 from benchmarks.sources import Shape
 from sbp_spark.java import use_java
@@ -23,10 +23,11 @@ from sbp_spark.java import use_java
 RESULTS: Final = Path(__file__).parent / "results"
 TASKS: Final = 2
 STREAMS: Final = tuple(f"bench-{index}" for index in range(TASKS))
-PAYLOAD_BYTES_DEFAULT: Final = 200_000_000
+PAYLOAD_BYTES_DEFAULT: Final = 400_000_000
+DELAY_VALUE_BYTES: Final = 100
 MEMORY: Final = "memory"
 HEADERS: Final = "headers"
-CHOICES: Final = (*SCENARIOS, MEMORY, HEADERS)
+CHOICES: Final = (*SCENARIOS, *delays.CHOICES, MEMORY, HEADERS)
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -35,10 +36,16 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--values", type=_positive, default=100, metavar="BYTES", help="size of a value (100)"
     )
-    parser.add_argument("--rows", type=_positive, help="rows of each run (200 MB of values)")
+    parser.add_argument("--rows", type=_positive, help="rows of each run (400 MB of values)")
     parser.add_argument("--rounds", type=_positive, default=5, help="timed rounds (5)")
     parser.add_argument(
-        "--memory", action="store_true", help="also move 1 GiB and watch the memory"
+        "--memory",
+        action="append",
+        nargs="?",
+        const=memory.PAYLOAD_MIB_DEFAULT,
+        type=_positive,
+        metavar="MIB",
+        help="also move so many MiB (1024) and watch the memory; may be repeated",
     )
     parser.add_argument(
         "--isolation",
@@ -57,7 +64,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     settings = parser.parse_args(arguments)
     settings.rows = settings.rows or max(1, PAYLOAD_BYTES_DEFAULT // settings.values)
-    chosen = settings.only or [*SCENARIOS, *([MEMORY] if settings.memory else [])]
+    chosen = settings.only or [*SCENARIOS, *delays.CHOICES, *([MEMORY] if settings.memory else [])]
     settings.only = [name for name in CHOICES if name in chosen]
     return settings
 
@@ -115,9 +122,24 @@ def measure(spark: SparkSession, scenario: Scenario, shape: Shape, rounds: int) 
     )
 
 
-def measure_memory(spark: SparkSession) -> list[report.Memory]:
-    """Move 1 GiB of values in and out."""
-    shape = Shape(memory.PAYLOAD_BYTES // memory.VALUE_BYTES, memory.VALUE_BYTES, STREAMS)
+def measure_delays(spark: SparkSession, names: Sequence[str], rounds: int) -> list[delays.Delay]:
+    """Measure what micro-batches take beside their records, on a server for each."""
+    found = []
+    for name in names:
+        with (
+            tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder,
+            open_bench(spark, Path(folder), Shape(0, DELAY_VALUE_BYTES, STREAMS)) as (bench, _),
+        ):
+            if name == delays.MICRO_BATCH:
+                found.append(delays.micro_batches(bench, rounds, tell=tell))
+            else:
+                found.append(delays.planning(bench.endpoint, rounds, tell=tell))
+    return found
+
+
+def measure_memory(spark: SparkSession, mib: int) -> list[report.Memory]:
+    """Move so many MiB of values in and out."""
+    shape = Shape(mib * 2**20 // memory.VALUE_BYTES, memory.VALUE_BYTES, STREAMS)
     with (
         tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder,
         open_bench(spark, Path(folder), shape) as (bench, server_pid),
@@ -140,16 +162,19 @@ def run_isolation(rounds: int) -> int:
 
 def measure_in_spark(
     settings: argparse.Namespace, shape: Shape, folder: Path
-) -> tuple[list[report.Rate], list[report.Memory]]:
+) -> tuple[list[report.Rate], list[delays.Delay], list[report.Memory]]:
     """Measure what moves rows; Spark is not started for anything else."""
     chosen = [SCENARIOS[name] for name in settings.only if name in SCENARIOS]
-    if not chosen and MEMORY not in settings.only:
-        return [], []
+    waits = [name for name in settings.only if name in delays.CHOICES]
+    if not chosen and not waits and MEMORY not in settings.only:
+        return [], [], []
     spark = start_spark(folder)
     rates = [measure(spark, scenario, shape, settings.rounds) for scenario in chosen]
-    memories = measure_memory(spark) if MEMORY in settings.only else []
+    delayed = measure_delays(spark, waits, settings.rounds)
+    sizes = (settings.memory or [memory.PAYLOAD_MIB_DEFAULT]) if MEMORY in settings.only else []
+    memories = [each for mib in sizes for each in measure_memory(spark, mib)]
     spark.stop()
-    return rates, memories
+    return rates, delayed, memories
 
 
 def tell(line: str) -> None:
@@ -168,14 +193,15 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
         surroundings = report.environment(Path(folder))
         tell(", ".join(f"{name} {value}" for name, value in surroundings.items()))
-        rates, memories = measure_in_spark(settings, shape, Path(folder))
+        rates, delayed, memories = measure_in_spark(settings, shape, Path(folder))
         costs = headers.measure() if HEADERS in settings.only else []
     what = f"{settings.rows:,} rows of {settings.values} B"
     if rates:
         print(f"\n{what}, {settings.rounds} rounds, {TASKS} tasks\n\n{report.rate_table(rates)}")
+    if delayed:
+        print(f"\ntime of a micro-batch\n\n{delays.table(delayed)}")
     if memories:
-        mib = memory.PAYLOAD_BYTES // 2**20
-        print(f"\n{mib:,} MiB of {memory.VALUE_BYTES} B values\n\n{report.memory_table(memories)}")
+        print(f"\nvalues of {memory.VALUE_BYTES} B\n\n{report.memory_table(memories)}")
     if costs:
         print(f"\nprocessor time of one header\n\n{report.header_table(costs)}")
     results = RESULTS / "results.json"
@@ -184,6 +210,7 @@ def main(arguments: Sequence[str]) -> int:
         settings={**vars(settings), "tasks": TASKS},
         surroundings=surroundings,
         rates=rates,
+        delays=delays.to_json(delayed),
         memories=memories,
         headers=costs,
     )

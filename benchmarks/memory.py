@@ -15,7 +15,7 @@ from benchmarks.scenarios import Bench, Side, available_now_read, batch_read
 
 SAMPLE_INTERVAL_S: Final = 0.5
 VALUE_BYTES: Final = 1024
-PAYLOAD_BYTES: Final = 1024 * 1024 * 1024
+PAYLOAD_MIB_DEFAULT: Final = 1024
 
 _MIB: Final = 1024 * 1024
 
@@ -67,12 +67,13 @@ def measure(bench: Bench, server_pid: int, *, tell: Callable[[str], None]) -> li
     found: list[Memory] = []
     with Sampler(sample) as sampler:
         filled = bench.fill()
-    found += summarize("write", sampler.samples)
-    tell("memory: written")
+    mib = bench.shape.payload_bytes // _MIB
+    found += summarize(f"write {mib:,} MiB", sampler.samples)
+    tell(f"memory: {mib:,} MiB written")
     for step, read in (("batch read", batch_read), ("streaming read", available_now_read)):
         with Sampler(sample) as sampler:
             read(filled, Side.SBP)
-        found += summarize(step, sampler.samples)
+        found += summarize(f"{step} {mib:,} MiB", sampler.samples)
         tell(f"memory: {step} done")
     return found
 

@@ -264,6 +264,7 @@ def write_json(
     settings: dict[str, Any],
     surroundings: dict[str, Any],
     rates: Sequence[Rate],
+    delays: Sequence[dict[str, Any]],
     memories: Sequence[Memory],
     headers: Sequence[HeaderCost],
 ) -> None:
@@ -272,6 +273,7 @@ def write_json(
         "settings": settings,
         "environment": surroundings,
         "rates": [asdict(each) for each in rates],
+        "delays": [*delays],
         "memory": [asdict(each) for each in memories],
         "headers": [asdict(each) for each in headers],
     }

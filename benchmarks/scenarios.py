@@ -129,19 +129,25 @@ def open_bench(spark: SparkSession, folder: Path, shape: Shape) -> Iterator[tupl
 
 def _batch_rows(bench: Bench, side: Side) -> DataFrame:
     if side is Side.SBP:
-        return bench.spark.read.format("sbp").options(**_sbp_options(bench)).load()
+        return bench.spark.read.format("sbp").options(**sbp_options(bench)).load()
     return bench.spark.read.format(MEMORY_FORMAT).options(**bench.shape.to_options()).load()
 
 
 def _streamed_rows(bench: Bench, side: Side) -> DataFrame:
     if side is Side.SBP:
-        options = _sbp_options(bench) | {"startingOffsets": "earliest"}
+        options = sbp_options(bench) | {"startingOffsets": "earliest"}
         return bench.spark.readStream.format("sbp").options(**options).load()
     return bench.spark.readStream.format(MEMORY_FORMAT).options(**bench.shape.to_options()).load()
 
 
-def _sbp_options(bench: Bench) -> dict[str, str]:
-    return {"endpoint": bench.endpoint, "streams": ",".join(bench.shape.streams)}
+def sbp_options(bench: Bench) -> dict[str, str]:
+    """Return the options with which the connector reads as many partitions as its ceiling."""
+    names = bench.shape.streams
+    return {
+        "endpoint": bench.endpoint,
+        "streams": ",".join(names),
+        "minPartitions": str(len(names)),
+    }
 
 
 def _save(bench: Bench, side: Side) -> float:

@@ -26,10 +26,15 @@ from pyspark.sql.types import StructType
 
 from sbp_spark.schema import source_arrow_schema, source_schema
 
-ROWS_PER_BATCH: Final = 10_000
+ROWS_PER_BATCH_MAX: Final = 10_000
+BYTES_PER_BATCH: Final = 1024 * 1024
+"""Values of one batch; with fewer rows where they are large, as the connector's batches have."""
 KEY_BYTES: Final = 8
 MEMORY_FORMAT: Final = "bench_memory"
 NULL_FORMAT: Final = "bench_null"
+IDLE_FORMAT: Final = "bench_idle"
+IDLE_ROWS: Final = 10
+"""Rows of each stream in a micro-batch of the idle source."""
 
 _TIMESTAMP_US: Final = 1_700_000_000_000_000
 
@@ -47,6 +52,11 @@ class Shape:
         """Octets of all values."""
         return self.rows * self.value_bytes
 
+    @property
+    def rows_per_batch(self) -> int:
+        """Rows of each Arrow batch: as many as the connector gives to Spark at a time."""
+        return min(ROWS_PER_BATCH_MAX, max(1, BYTES_PER_BATCH // self.value_bytes))
+
     def to_options(self) -> dict[str, str]:
         """Return the shape as options of the in-memory source."""
         return {
@@ -62,13 +72,14 @@ class Shape:
         return Shape(int(options["rows"]), int(options["valueBytes"]), streams)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Portion(InputPartition):
     """Rows of one stream that a task yields; `stream_id` is its place among the streams."""
 
     stream: str
     stream_id: int
     rows: int
+    rows_per_batch: int
     value_bytes: int
 
 
@@ -77,7 +88,7 @@ def portions(shape: Shape, start: int, end: int) -> list[Portion]:
     count = len(shape.streams)
     cuts = [start + (end - start) * index // count for index in range(count + 1)]
     return [
-        Portion(stream, index, after - before, shape.value_bytes)
+        Portion(stream, index, after - before, shape.rows_per_batch, shape.value_bytes)
         for index, (stream, (before, after)) in enumerate(
             zip(shape.streams, pairwise(cuts), strict=True)
         )
@@ -86,28 +97,29 @@ def portions(shape: Shape, start: int, end: int) -> list[Portion]:
 
 def read_portion(portion: Portion) -> Iterator[pa.RecordBatch]:
     """Yield the one prebuilt batch of a stream until all rows of the portion are out."""
-    batch = _prebuilt_batch(portion.stream, portion.stream_id, portion.value_bytes)
-    for rest in range(portion.rows, 0, -ROWS_PER_BATCH):
-        yield batch if rest >= ROWS_PER_BATCH else batch.slice(0, rest)
+    batch = _prebuilt_batch(portion)
+    for rest in range(portion.rows, 0, -batch.num_rows):
+        yield batch if rest >= batch.num_rows else batch.slice(0, rest)
 
 
 @lru_cache(maxsize=16)
-def _prebuilt_batch(stream: str, stream_id: int, value_bytes: int) -> pa.RecordBatch:
+def _prebuilt_batch(portion: Portion) -> pa.RecordBatch:
     schema = source_arrow_schema(source_schema(include_headers=False))
-    count = ROWS_PER_BATCH
+    count = portion.rows_per_batch
     columns = {
-        "stream": pa.array([stream] * count),
-        "stream_id": pa.array(np.full(count, stream_id)),
+        "stream": pa.array([portion.stream] * count),
+        "stream_id": pa.array(np.full(count, portion.stream_id)),
         "range_index": pa.array(np.zeros(count, dtype=np.int32)),
         "offset": pa.array(np.arange(count)),
         "timestamp": pa.array(np.full(count, _TIMESTAMP_US)).cast(schema.field("timestamp").type),
-        "key": _random_binary(count, KEY_BYTES),
-        "value": _random_binary(count, value_bytes),
+        "key": random_binary(count, KEY_BYTES),
+        "value": random_binary(count, portion.value_bytes),
     }
     return pa.record_batch([columns[field.name] for field in schema], schema=schema)
 
 
-def _random_binary(count: int, size_bytes: int) -> pa.Array:
+def random_binary(count: int, size_bytes: int) -> pa.Array:
+    """Return `count` values of `size_bytes` octets each, the same ones every time."""
     data = np.random.default_rng(seed=0).bytes(count * size_bytes)
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(size_bytes)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -168,6 +180,24 @@ class MemorySource(DataSource):
         return MemoryStreamReader(Shape.from_options(self.options))
 
 
+class IdleStreamReader(MemoryStreamReader):
+    """Always has a few new rows in each stream, for nothing."""
+
+    def latestOffset(self, start: dict[str, int], limit: object) -> dict[str, int]:  # noqa: N802
+        return {"rows": start["rows"] + IDLE_ROWS * len(self._shape.streams)}
+
+
+class IdleSource(MemorySource):
+    """The least that a source can do in a micro-batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        return IDLE_FORMAT
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return IdleStreamReader(Shape.from_options(self.options))
+
+
 @dataclass
 class Counted(WriterCommitMessage):
     """How many rows a task was given."""
@@ -210,6 +240,7 @@ class NullSink(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `bench_memory` and `bench_null` known to the session."""
+    """Make the sources and sinks of the benchmarks known to the session."""
     spark.dataSource.register(MemorySource)
+    spark.dataSource.register(IdleSource)
     spark.dataSource.register(NullSink)

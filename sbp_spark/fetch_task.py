@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -14,28 +15,50 @@ from pyspark.sql.datasource import InputPartition
 
 from sbp_core import limits
 from sbp_core.errors import ProtocolError
-from sbp_core.records import ROWS_SCHEMA, Envelope, decode_batch, split_envelopes
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    Envelope,
+    decode_batch,
+    offsets_array,
+    split_envelopes,
+)
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Servers
+from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.planning import StreamSpan
-from sbp_spark.prefetch import Chunk, Prefetcher, describe_span, fetch_chunks
+from sbp_spark.prefetch import (
+    Chunk,
+    Prefetcher,
+    describe_span,
+    fetch_chunks,
+    fetch_round_bytes,
+)
 from sbp_spark.task_log import LOG
 
 ROWS_PER_BATCH: Final = 10_000
 BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
 """Less than what a full record batch decodes to, so that those are passed on as they are."""
 
+_ROWS_INDEX: Final = {name: index for index, name in enumerate(ROWS_SCHEMA.names)}
+_SPAN_COLUMNS: Final[Mapping[str, tuple[pa.DataType, Callable[[StreamSpan], str | int]]]] = {
+    "stream": (pa.string(), attrgetter("stream_name")),
+    "stream_id": (pa.int64(), attrgetter("stream_id")),
+    "range_index": (pa.int32(), attrgetter("range_index")),
+}
+
 
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
     """Spans that one task reads, from the cluster of `servers`.
 
-    Offsets of them that are gone by then are an error, or passed over and logged.
+    Offsets of them that are gone by then are an error, or passed over and logged. The task holds
+    about `buffer_bytes` that are not decoded yet.
     """
 
     servers: Servers
     spans: tuple[StreamSpan, ...]
     is_loss_fatal: bool = True
+    buffer_bytes: int = FETCH_BUFFER_BYTES_DEFAULT
 
 
 class BrokenSequenceError(ProtocolError):
@@ -52,8 +75,12 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         return
     LOG.debug("reading %s", "; ".join(map(describe_span, partition.spans)))
     client = client_for(partition.servers, Patience.RUNNING)
-    fetched = fetch_chunks(client, partition.spans, is_loss_fatal=partition.is_loss_fatal)
-    with closing(Prefetcher(fetched)) as chunks:
+    round_bytes = fetch_round_bytes(partition.buffer_bytes)
+    fetched = fetch_chunks(
+        client, partition.spans, round_bytes=round_bytes, is_loss_fatal=partition.is_loss_fatal
+    )
+    queue_bytes = partition.buffer_bytes - round_bytes
+    with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as chunks:
         yield from decode_chunks(chunks, partition.spans, schema)
 
 
@@ -66,7 +93,6 @@ def decode_chunks(
     for those that a chunk says were skipped.
     """
     joiner = _Joiner(schema)
-    columns = [name for name in ROWS_SCHEMA.names if name in schema.names]
     positions = [span.start_offset for span in spans]
     begins = list(positions)
     for chunk in chunks:
@@ -81,8 +107,11 @@ def decode_chunks(
             _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
             skip_count = position - envelope.base_offset
             take_count = min(span.end_offset - position, envelope.record_count - skip_count)
-            rows = decode_batch(envelope).select(columns).slice(skip_count, take_count)
-            yield from joiner.add(_Piece(span, position, take_count, rows))
+            rows = decode_batch(envelope)
+            size_bytes = rows.get_total_buffer_size() * take_count // envelope.record_count
+            if take_count < envelope.record_count:
+                rows = rows.slice(skip_count, take_count)
+            yield from joiner.add(_Piece(span, position, take_count, size_bytes, rows))
             positions[chunk.span_index] = position + take_count
     yield from joiner.flush()
     for span, position in zip(spans, positions, strict=True):
@@ -114,11 +143,12 @@ def _check_sequence(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Records whose offsets begin at `start_offset`; of their rows, the columns asked for."""
+    """Records of a span whose offsets begin at `start_offset`; their columns take `size_bytes`."""
 
     span: StreamSpan
     start_offset: int
     count: int
+    size_bytes: int
     rows: pa.RecordBatch
 
 
@@ -133,12 +163,11 @@ class _Joiner:
 
     def add(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
         """Take a piece; yield what is ready. A large piece is passed on without a copy."""
-        size_bytes = piece.rows.nbytes
-        if _is_enough(piece.count, size_bytes):
+        if _is_enough(piece.count, piece.size_bytes):
             yield from self.flush()
         self._pieces.append(piece)
         self._row_count += piece.count
-        self._size_bytes += size_bytes
+        self._size_bytes += piece.size_bytes
         if _is_enough(self._row_count, self._size_bytes):
             yield from self.flush()
 
@@ -156,42 +185,39 @@ def _is_enough(row_count: int, size_bytes: int) -> bool:
 
 def _join(pieces: Sequence[_Piece], schema: pa.Schema) -> pa.RecordBatch:
     """Return the pieces as one batch of `schema`; no other column is made."""
+    columns = [_column(name, pieces) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(name: str, pieces: Sequence[_Piece]) -> pa.Array:
+    if name in _ROWS_INDEX:
+        parts = [piece.rows.column(_ROWS_INDEX[name]) for piece in pieces]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return _offset_column(pieces) if name == "offset" else _span_column(name, pieces)
+
+
+def _offset_column(pieces: Sequence[_Piece]) -> pa.Array:
+    if len(pieces) == 1:
+        return offsets_array(pieces[0].start_offset, pieces[0].count)
     counts = np.array([piece.count for piece in pieces])
-    columns = {}
-    for name in schema.names:
-        if name in ROWS_SCHEMA.names:
-            parts = [piece.rows.column(name) for piece in pieces]
-            columns[name] = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-        elif name == "offset":
-            columns[name] = _offset_column(pieces, counts)
-        else:
-            columns[name] = _span_column(name, pieces, counts)
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
-
-
-def _offset_column(pieces: Sequence[_Piece], counts: np.ndarray) -> pa.Array:
     starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
     rows_before = np.cumsum(counts) - counts
     offsets = np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - rows_before, counts)
     return pa.array(offsets)
 
 
-def _span_column(name: str, pieces: Sequence[_Piece], counts: np.ndarray) -> pa.Array:
+def _span_column(name: str, pieces: Sequence[_Piece]) -> pa.Array:
     """Return a column that is the same in every row of a span."""
-    row_count = int(counts.sum())
-    if len({piece.span for piece in pieces}) == 1:
+    kind, read = _SPAN_COLUMNS[name]
+    counts = [piece.count for piece in pieces]
+    values = [read(piece.span) for piece in pieces]
+    if len(set(values)) == 1:
+        row_count = sum(counts)
         rounded_count = 1 << (row_count - 1).bit_length()
-        return _repeated(name, pieces[0].span, rounded_count).slice(0, row_count)
-    piece_of_row = pa.array(np.repeat(np.arange(len(pieces)), counts))
-    by_piece = [_repeated(name, piece.span, 1) for piece in pieces]
-    return pa.concat_arrays(by_piece).take(piece_of_row)
+        return _repeated(values[0], kind, rounded_count).slice(0, row_count)
+    return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(pieces)), counts)))
 
 
 @lru_cache(maxsize=256)
-def _repeated(name: str, span: StreamSpan, row_count: int) -> pa.Array:
-    scalars = {
-        "stream": lambda: pa.scalar(span.stream_name, pa.string()),
-        "stream_id": lambda: pa.scalar(span.stream_id, pa.int64()),
-        "range_index": lambda: pa.scalar(span.range_index, pa.int32()),
-    }
-    return pa.repeat(scalars[name](), row_count)
+def _repeated(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), row_count)

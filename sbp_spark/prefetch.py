@@ -17,11 +17,10 @@ from sbp_spark.client_pool import Patience
 from sbp_spark.data_loss import DataLossError, Loss, log_losses
 from sbp_spark.planning import StreamSpan
 
-QUEUE_BYTES_MAX: Final = 16 * limits.MIB
-"""Octets that wait for the task; beyond them the thread does not ask for more."""
 SPANS_PER_FETCH: Final = 16
-FETCH_ROUND_BYTES: Final = 8 * limits.MIB
-"""Octets asked for in one FETCH, shared by its spans."""
+FETCH_ROUND_BYTES_MAX: Final = 8 * limits.MIB
+"""Octets asked for in one FETCH, shared by its spans. A round trip costs as much time as a few of
+them, so less would be slower."""
 FETCH_WAIT_MS: Final = 1_000
 _PAUSE_S: Final = 0.05
 
@@ -62,19 +61,26 @@ class _Cursor:
         return self.offset >= self.span.end_offset
 
 
+def fetch_round_bytes(buffer_bytes: int) -> int:
+    """Return how much a task asks for at a time that may hold `buffer_bytes`."""
+    return min(FETCH_ROUND_BYTES_MAX, max(1, buffer_bytes // 2))
+
+
 def fetch_chunks(
     client: FetchClient,
     spans: Sequence[StreamSpan],
     *,
+    round_bytes: int = FETCH_ROUND_BYTES_MAX,
     is_loss_fatal: bool = True,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
     """Yield the octets of all spans; those of one stream in the order of their offsets.
 
-    One FETCH asks for several streams at once. Offsets that are gone raise DataLossError, or are
-    logged and skipped. Raises DeadlineExceededError when a server holds back offsets that it had
-    announced, and what the client raises; each error has a note that names the span.
+    One FETCH asks for several streams at once, `round_bytes` in all. Offsets that are gone raise
+    DataLossError, or are logged and skipped. Raises DeadlineExceededError when a server holds back
+    offsets that it had announced, and what the client raises; each error has a note that names the
+    span.
     """
     lanes: dict[int, deque[_Cursor]] = {}
     for index, span in enumerate(spans):
@@ -86,7 +92,7 @@ def fetch_chunks(
             reading.append(waiting.popleft())
         cursors = [lane[0] for lane in reading]
         has_progress = False
-        with closing(_fetch(client, cursors)) as outcomes:
+        with closing(_fetch(client, cursors, round_bytes)) as outcomes:
             for outcome in outcomes:
                 cursor = cursors[outcome.item_index]
                 if not is_loss_fatal and _skip_loss(cursor, outcome.error):
@@ -105,8 +111,10 @@ def fetch_chunks(
             sleep(_PAUSE_S)
 
 
-def _fetch(client: FetchClient, cursors: Sequence[_Cursor]) -> Generator[FetchOutcome, None, None]:
-    bytes_max = FETCH_ROUND_BYTES // len(cursors)
+def _fetch(
+    client: FetchClient, cursors: Sequence[_Cursor], round_bytes: int
+) -> Generator[FetchOutcome, None, None]:
+    bytes_max = max(1, round_bytes // len(cursors))
     items = [
         FetchItem(cursor.span.stream_id, cursor.offset, cursor.span.end_offset, bytes_max)
         for cursor in cursors
@@ -166,19 +174,18 @@ def describe_span(span: StreamSpan) -> str:
 
 
 class Prefetcher:
-    """Draws chunks in a thread of its own, ahead of who iterates by at most `bytes_max`.
+    """Draws chunks in a thread of its own, ahead of who iterates.
 
-    A chunk that is larger than that is drawn alone. The errors of the thread are raised where the
-    chunks are taken. To be closed; the thread then ends before its next chunk.
+    At most `bytes_max` wait or are worked on until the next one is asked for, and one more chunk
+    has been drawn. A chunk that is larger than that is alone. The errors of the thread are raised
+    where the chunks are taken. To be closed; the thread then ends before its next chunk.
     """
 
-    def __init__(
-        self, chunks: Generator[Chunk, None, None], *, bytes_max: int = QUEUE_BYTES_MAX
-    ) -> None:
+    def __init__(self, chunks: Generator[Chunk, None, None], *, bytes_max: int) -> None:
         self._chunks = chunks
         self._bytes_max = bytes_max
         self._queue: deque[Chunk] = deque()
-        self._queued_bytes = 0
+        self._held_bytes = 0
         self._is_closed = False
         self._is_over = False
         self._error: BaseException | None = None
@@ -193,9 +200,10 @@ class Prefetcher:
                 if not self._queue:
                     break
                 chunk = self._queue.popleft()
-                self._queued_bytes -= len(chunk.payload)
-                self._changed.notify_all()
             yield chunk
+            with self._changed:
+                self._held_bytes -= len(chunk.payload)
+                self._changed.notify_all()
         if self._error is not None:
             raise self._error
 
@@ -225,13 +233,13 @@ class Prefetcher:
             self._changed.wait_for(
                 lambda: (
                     self._is_closed
-                    or not self._queue
-                    or self._queued_bytes + len(chunk.payload) <= self._bytes_max
+                    or not self._held_bytes
+                    or self._held_bytes + len(chunk.payload) <= self._bytes_max
                 )
             )
             if self._is_closed:
                 return False
             self._queue.append(chunk)
-            self._queued_bytes += len(chunk.payload)
+            self._held_bytes += len(chunk.payload)
             self._changed.notify_all()
             return True

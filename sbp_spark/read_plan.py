@@ -61,7 +61,13 @@ def plan_read(
         spans_per_partition_max=SPANS_PER_PARTITION_MAX,
     )
     partitions = [
-        SpanPartition(options.servers, each, is_loss_fatal=is_loss_fatal) for each in planned
+        SpanPartition(
+            options.servers,
+            each,
+            is_loss_fatal=is_loss_fatal,
+            buffer_bytes=options.partitions.buffer_bytes,
+        )
+        for each in planned
     ]
     return Planned(partitions, losses)
 

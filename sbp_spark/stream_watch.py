@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sbp_core.client import AwayRange, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
@@ -16,7 +17,7 @@ from sbp_spark.source_streams import select_streams, wanted
 from sbp_spark.stalls import Stalls
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """The streams of a query as they were at one moment, by id.
 
@@ -30,7 +31,7 @@ class Snapshot:
     away: Mapping[int, tuple[AwayRange, ...]] = field(default_factory=dict)
     stalled: Mapping[int, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def tails(self) -> dict[int, int]:
         """The next offset to be written of each stream."""
         return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}

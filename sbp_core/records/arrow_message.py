@@ -9,6 +9,7 @@ The tables here are the parts of Arrow's Message.fbs that are needed, with its i
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -128,23 +129,33 @@ def _read_header(data: memoryview) -> tuple[RecordBatchHeader, int]:
     buffers_start = _PREFIX.size + metadata_bytes
     if buffers_start % BUFFER_ALIGNMENT_BYTES:
         raise RecordBatchError(f"Arrow message with unaligned metadata of {metadata_bytes} octets")
-    encoded = data[_PREFIX.size : buffers_start]
-    try:
-        kind = MESSAGE_SCHEMA.decode(MessageKind, encoded)
-        if kind.version != _VERSION_5 or kind.header_type != _HEADER_RECORD_BATCH:
-            raise RecordBatchError(
-                f"Arrow message of type {kind.header_type}, version {kind.version}; expected a"
-                f" record batch ({_HEADER_RECORD_BATCH}) of version {_VERSION_5}"
-            )
-        message = MESSAGE_SCHEMA.decode(Message, encoded)
-    except HeaderError as error:
-        raise RecordBatchError(f"metadata of the Arrow message: {error}") from error
+    message = _decode_message(data[_PREFIX.size : buffers_start])
     if message.header is None or message.body_length != len(data) - buffers_start:
         raise RecordBatchError(
             f"Arrow message announces {message.body_length} octets of buffers, but"
             f" {len(data) - buffers_start} follow its metadata"
         )
     return message.header, buffers_start
+
+
+def _decode_message(encoded: memoryview) -> Message:
+    """Return the metadata; another kind of message is named even where it reads as no Message."""
+    try:
+        message = MESSAGE_SCHEMA.decode(Message, encoded)
+        _check_kind(message)
+    except HeaderError as error:
+        with contextlib.suppress(HeaderError):
+            _check_kind(MESSAGE_SCHEMA.decode(MessageKind, encoded))
+        raise RecordBatchError(f"metadata of the Arrow message: {error}") from error
+    return message
+
+
+def _check_kind(message: Message | MessageKind) -> None:
+    if message.version != _VERSION_5 or message.header_type != _HEADER_RECORD_BATCH:
+        raise RecordBatchError(
+            f"Arrow message of type {message.header_type}, version {message.version}; expected a"
+            f" record batch ({_HEADER_RECORD_BATCH}) of version {_VERSION_5}"
+        )
 
 
 def _check_compression(compression: BodyCompression | None) -> None:

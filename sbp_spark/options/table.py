@@ -202,6 +202,13 @@ SOURCE_OPTIONS: Final = (
         "The same for octets, such as 128m; estimated as for maxBytesPerTrigger.",
     ),
     OptionSpec(
+        "fetchBufferBytes",
+        "16m",
+        "Octets that a task holds of what it has asked for and not decoded yet, about: half of it,"
+        " and 8m at most, is asked for at a time, while the rest is decoded. More of it helps where"
+        " range servers are far away.",
+    ),
+    OptionSpec(
         "includeHeaders",
         "false",
         "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"

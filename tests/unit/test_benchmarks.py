@@ -10,11 +10,12 @@ import pyarrow.compute as pc
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import headers, load, report, sources
+from benchmarks import delays, headers, load, report, sources
 from benchmarks.isolation import Side
 from benchmarks.memory import Sampler, summarize
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.sources import ROWS_PER_BATCH, Shape
+from benchmarks.sources import ROWS_PER_BATCH_MAX as ROWS_PER_BATCH
+from benchmarks.sources import Shape
 from sbp_core import limits
 from sbp_core.wire.checksum import crc32
 from sbp_core.wire.frame import FrameDecoder
@@ -54,6 +55,10 @@ class TestShape:
         assert [portion.rows for portion in portions] == [5, 5]
 
 
+def portion(rows, value_bytes=5):
+    return sources.Portion("a", 3, rows, ROWS_PER_BATCH, value_bytes)
+
+
 class TestPrebuiltBatches:
     @pytest.mark.parametrize(
         ("rows", "sizes"),
@@ -65,11 +70,11 @@ class TestPrebuiltBatches:
         ],
     )
     def test_a_portion_yields_its_rows_in_full_batches(self, rows, sizes):
-        batches = list(sources.read_portion(sources.Portion("a", 3, rows, 5)))
+        batches = list(sources.read_portion(portion(rows)))
         assert [batch.num_rows for batch in batches] == sizes
 
     def test_they_are_what_spark_demands_of_the_connector(self):
-        (batch,) = sources.read_portion(sources.Portion("a", 3, ROWS_PER_BATCH, 100))
+        (batch,) = sources.read_portion(portion(ROWS_PER_BATCH, value_bytes=100))
         batch.validate(full=True)
         assert batch.schema.equals(source_arrow_schema(source_schema(include_headers=False)))
         assert set(batch.column("stream").to_pylist()) == {"a"}
@@ -78,8 +83,13 @@ class TestPrebuiltBatches:
         assert len(set(batch.column("value").to_pylist())) == ROWS_PER_BATCH
         assert batch.column("timestamp")[0].as_py().year == 2023
 
+    def test_batches_of_large_values_have_fewer_rows(self):
+        assert Shape(1, 100, ("a",)).rows_per_batch == ROWS_PER_BATCH
+        assert Shape(1, 1024, ("a",)).rows_per_batch == 1024
+        assert Shape(1, 4 * MIB, ("a",)).rows_per_batch == 1
+
     def test_they_are_built_once(self):
-        first, second = sources.read_portion(sources.Portion("a", 3, 2 * ROWS_PER_BATCH, 5))
+        first, second = sources.read_portion(portion(2 * ROWS_PER_BATCH))
         assert first is second
 
 
@@ -193,15 +203,20 @@ class TestMemory:
 class TestArguments:
     def test_defaults(self):
         settings = command.parse_arguments([])
-        assert settings.rows == 2_000_000
-        assert settings.only == list(SCENARIOS)
+        assert settings.rows == 4_000_000
+        assert settings.only == [*SCENARIOS, *delays.CHOICES]
 
     def test_larger_values_mean_fewer_rows(self):
-        assert command.parse_arguments(["--values", "1000"]).rows == 200_000
+        assert command.parse_arguments(["--values", "1000"]).rows == 400_000
         assert command.parse_arguments(["--values", "1000", "--rows", "7"]).rows == 7
 
     def test_memory_comes_on_top_and_last(self):
-        assert command.parse_arguments(["--memory"]).only == [*SCENARIOS, "memory"]
+        assert command.parse_arguments(["--memory"]).only == [*SCENARIOS, *delays.CHOICES, "memory"]
+        assert command.parse_arguments(["--memory"]).memory == [1024]
+        assert command.parse_arguments(["--memory", "512", "--memory", "4096"]).memory == [
+            512,
+            4096,
+        ]
 
     def test_isolation_is_asked_for(self):
         assert command.parse_arguments(["--isolation"]).isolation
@@ -213,7 +228,7 @@ class TestArguments:
 
     def test_nothing_is_moved_in_spark_for_headers(self, tmp_path):
         settings = command.parse_arguments(["--headers"])
-        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == ([], [])
+        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == ([], [], [])
 
     def test_only_keeps_the_usual_order(self):
         arguments = ["--only", "memory", "--only", "batch-read"]
@@ -229,6 +244,14 @@ class TestArguments:
         assert arguments[0] in capsys.readouterr().err
 
 
+class TestDelays:
+    def test_a_ratio_above_one_is_slower(self):
+        found = delays.delay("micro-batch", [0.2, 0.3, 0.9], "idle", [0.1, 0.1, 0.9])
+        assert (found.ratio, found.ratio_low, found.ratio_high) == (2, 1, pytest.approx(3))
+        assert (found.ms, found.baseline_ms) == (300, 100)
+        assert "micro-batch" in delays.table([found])
+
+
 class TestFiles:
     def test_results_hold_everything(self, tmp_path):
         path = tmp_path / "results.json"
@@ -237,6 +260,7 @@ class TestFiles:
             settings={"rows": 5},
             surroundings={"cpu_count": 2},
             rates=[one_rate()],
+            delays=delays.to_json([delays.delay("micro-batch", [0.2], "idle", [0.1])]),
             memories=[report.Memory("write", "server", 1, 2, 3)],
             headers=[report.HeaderCost("FetchRequest", 10, 700, 40, 50)],
         )
@@ -244,6 +268,7 @@ class TestFiles:
         assert content["settings"] == {"rows": 5}
         assert content["environment"] == {"cpu_count": 2}
         assert content["rates"][0]["seconds"] == [2.0, 4.0, 5.0]
+        assert content["delays"][0]["ratio"] == 2
         assert content["memory"][0]["peak_mib"] == 2
         assert content["headers"][0]["decode_us"] == 50
 

@@ -130,11 +130,11 @@ def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined)
 def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
     built = []
     monkeypatch.setattr(
-        fetch_task, "_repeated", lambda name, *_: built.append(name) or pa.nulls(16, pa.int64())
+        fetch_task, "_repeated", lambda value, *_: built.append(value) or pa.nulls(16, pa.int64())
     )
     schema = source_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
     (found,) = decode_chunks([Chunk(0, memoryview(batch(0, 9)))], [span(0, 9)], schema)
-    assert (found.schema.names, built) == (["stream_id", "value"], ["stream_id"])
+    assert (found.schema.names, built) == (["stream_id", "value"], [7])
 
 
 def test_small_batches_are_joined():
@@ -304,7 +304,7 @@ def test_the_thread_stays_within_its_bytes():
     prefetcher = Prefetcher(counted(), bytes_max=30)
     for taken, _ in enumerate(prefetcher, start=1):
         assert drawn.acquire(timeout=10)
-        assert count <= taken + 3 + 1  # three wait, one more is at the door
+        assert count <= taken + 2 + 1  # with the one taken there are three; one is at the door
     assert count == 50
 
 
@@ -317,10 +317,41 @@ def test_errors_of_the_thread_are_raised_in_the_task_after_what_came_before():
         yield from chunks_of([1, 1])
         raise ConnectError("refused")
 
-    chunks = iter(Prefetcher(broken()))
+    chunks = iter(Prefetcher(broken(), bytes_max=10))
     assert [next(chunks).span_index, next(chunks).span_index] == [0, 1]
     with pytest.raises(ConnectError, match="refused"):
         next(chunks)
+
+
+class ThriftyServer(FakeServer):
+    """Answers no more than it is asked for, but one batch; knows what was handed out."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.served_bytes = 0
+        self.asked_bytes_max = 0
+
+    def fetch(self, items, **options):
+        self.asked_bytes_max = max(self.asked_bytes_max, sum(each.max_bytes for each in items))
+        batch_bytes = len(batch(0, self.records_per_batch))
+        self.batches_per_answer = max(1, items[0].max_bytes // batch_bytes)
+        for outcome in super().fetch(items, **options):
+            self.served_bytes += len(outcome.payload)
+            yield outcome
+
+
+@pytest.mark.parametrize("buffer_batches", [2, 3, 8])
+def test_a_task_holds_no_more_than_its_buffer(monkeypatch, buffer_batches):
+    sizes = [len(batch(start, start + 10_000)) for start in range(0, 300_000, 10_000)]
+    server = ThriftyServer(records_per_batch=10_000)
+    monkeypatch.setattr(fetch_task, "client_for", lambda *_: server)
+    buffer_bytes = buffer_batches * max(sizes)
+    partition = SpanPartition(SERVERS, (span(0, 300_000),), buffer_bytes=buffer_bytes)
+    decoded_bytes = 0
+    for size, _ in zip(sizes, fetch_task.read_partition(partition, ARROW), strict=True):
+        assert server.served_bytes - decoded_bytes <= buffer_bytes
+        decoded_bytes += size
+    assert server.asked_bytes_max <= buffer_bytes // 2
 
 
 def test_closing_ends_the_thread_and_what_it_draws_from():
@@ -339,11 +370,25 @@ def test_closing_ends_the_thread_and_what_it_draws_from():
     assert ended.wait(10)
 
 
+def test_a_chunk_is_held_until_the_next_one_is_asked_for():
+    drawn = []
+
+    def noted():
+        for chunk in chunks_of([10] * 4):
+            drawn.append(chunk)
+            yield chunk
+
+    prefetcher = Prefetcher(noted(), bytes_max=10)
+    for taken, _ in enumerate(prefetcher, start=1):
+        assert len(drawn) <= taken + 1
+    assert len(drawn) == 4
+
+
 def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
     prefetchers = []
 
     class Watched(Prefetcher):
-        def __init__(self, chunks):
+        def __init__(self, chunks, *, bytes_max):
             super().__init__(chunks, bytes_max=1_000)
             prefetchers.append(self)
 

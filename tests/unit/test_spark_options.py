@@ -340,6 +340,7 @@ def test_every_option_of_the_source_table_is_known():
         "minPartitions": "2",
         "maxRecordsPerPartition": "5",
         "maxBytesPerPartition": "5",
+        "fetchBufferBytes": "4m",
         "failOnDataLoss": "report",
         "group": "nightly",
         "trimOnCommit": "true",

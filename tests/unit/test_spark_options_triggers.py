@@ -72,12 +72,14 @@ def test_a_batch_has_no_limits():
 
 def test_partitions():
     given = {"minPartitions": "8", "maxRecordsPerPartition": "5", "maxBytesPerPartition": "1k"}
+    given["fetchBufferBytes"] = "4m"
     for streaming in (True, False):
-        assert source(streaming, **given).partitions == PartitionLimits(5, 1024, 8)
-    assert source().partitions == PartitionLimits(1_000_000, None, 1)
+        assert source(streaming, **given).partitions == PartitionLimits(5, 1024, 8, 4 * 1024 * 1024)
+    assert source().partitions == PartitionLimits(1_000_000, None, 1, 16 * 1024 * 1024)
     lines = faults({**GOOD, **dict.fromkeys(given, "0")})
     assert [line.split()[1] for line in lines] == [
         "maxRecordsPerPartition",
         "maxBytesPerPartition",
         "minPartitions",
+        "fetchBufferBytes",
     ]
