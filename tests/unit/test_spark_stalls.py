@@ -10,7 +10,9 @@ from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 from sbp_core.client import AwayRange, Reach, StreamInfo
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
 from sbp_spark import stream_watch
+from sbp_spark.schema import source_schema
 from sbp_spark.stalls import PROBE_PAUSE_FACTOR, Stalls
+from sbp_spark.stream_reader import SbpStreamReader
 
 STREAMS = {1: StreamInfo(1, "a", 1, 0, 5), 2: StreamInfo(2, "b", 1, 0, 5)}
 
@@ -196,11 +198,13 @@ def test_a_start_that_cannot_be_resolved_is_resolved_later(cluster, starting, re
 def test_a_start_by_stream_is_resolved_later_whatever_joined_meanwhile(cluster):
     cluster.away = {2}
     options = {"startingOffsets": '{"a": 40, "b": 29}'}
-    _, end = read_up(stalling(**options))
+    given = {"endpoint": "h:1", "streamsPattern": ".*", "maxRangeStall": "30s", **options}
+    given["failOnDataLoss"] = "false"
+    query = SbpStreamReader(given, source_schema(include_headers=False))
+    _, end = read_up(query)
     cluster.change(c=[3, 300, 0, 4], a=None)
     cluster.away = set()
-    query = stalling("b,c", failOnDataLoss="false", startingOffsets='{"b": 28, "c": 1}')
-    assert read_up(query, end)[0] == [(2, 28, 30), (3, 0, 4)]
+    assert read_up(query, end)[0] == [(2, 29, 30), (3, 0, 4)]
 
 
 def test_a_query_whose_streams_are_all_away_begins_when_they_are_back(cluster):
@@ -233,6 +237,16 @@ def test_an_end_at_the_tail_is_found_when_the_server_is_back(cluster):
     assert read == [(2, 10, 45)]
     cluster.streams["b"][3] = 99
     assert query.latestOffset(end, ALL) == end
+
+
+def test_an_end_that_is_asked_for_later_is_not_taken_from_where_reading_stopped(cluster):
+    _, end = read_up(stalling())
+    cluster.away = {2}
+    query = stalling(endingOffsets="latest")
+    _, end = read_up(query, end)
+    assert "end" not in end["streams"]["2"]
+    cluster.away, cluster.streams["b"][3] = set(), 45
+    assert read_up(query, end)[0] == [(2, 30, 45)]
 
 
 def test_an_end_that_is_known_stays_while_the_server_is_away(cluster):
@@ -288,6 +302,15 @@ def test_a_sealed_range_on_a_server_that_is_away_is_read_up_to(cluster):
     cluster.is_away = False
     read, end = read_up(query, end)
     assert read == [(1, 20, 50)]
+    assert "stalled" not in end
+
+
+def test_a_sealed_range_behind_the_start_does_not_count(cluster):
+    gone = AwayRange(0, 35, "h:2", ConnectError("scripted"))
+    cluster.reach = lambda positions, **_: {1: Reach(1, 0, 50, (gone,))}
+    query = stalling("a", startingOffsets="-10")
+    read, end = read_up(query)
+    assert read == [(1, 40, 50)]
     assert "stalled" not in end
 
 
