@@ -23,6 +23,7 @@ from sbp_core.client.types import (
     StreamSpec,
     StreamUpdate,
 )
+from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "StreamSpec",
     "StreamUpdate",
     "Wishes",
+    "Writer",
     "parse_endpoint",
 ]

@@ -29,6 +29,7 @@ from sbp_core.log.recent import RecentBodies
 from sbp_core.log.recovery import Recovered, RecoveryReport, recover
 from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.segment import Segment, segment_path
+from sbp_core.log.writer_states import WriterStates
 
 
 class LogState(enum.Enum):
@@ -146,6 +147,11 @@ class Log:
         return self._state
 
     @property
+    def writers(self) -> WriterStates:
+        """The writers as they are now, or as a group that is being synced makes them."""
+        return self._states.writers
+
+    @property
     def end_position(self) -> int:
         """Position after the last octet."""
         return self._active.end
@@ -158,8 +164,9 @@ class Log:
         """Write `entries` as one group commit; return once they are durable.
 
         Without `is_durable` they are written only: they outlive this process, and a power cut once
-        a later group is durable, or `sync` was called. For batches only where there is a cleaner:
-        what is trimmed or deleted may be off the disk before it is known durably that it may.
+        a later group is durable, or `sync` was called. For batches and their marks only where there
+        is a cleaner: what is trimmed or deleted may be off the disk before it is known durably that
+        it may.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
@@ -176,6 +183,9 @@ class Log:
         changed = self._states.after(entries)
         locations, time_ms = self._write_group(entries, Outcome.UNKNOWN, is_durable=is_durable)
         self._states.update(changed)
+        for entry in entries:
+            if entry.kind is not EntryKind.BATCH:
+                self.writers.apply(entry, time_ms)
         self._is_active_empty = self._is_active_empty and not entries
         for entry, location in zip(entries, locations, strict=True):
             if entry.kind is EntryKind.BATCH:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 OnCommit = Callable[[Sequence[LoggedRange]], None]
 
 _LOG: Final = logging.getLogger(__name__)
+_APPENDED: Final = (EntryKind.BATCH, EntryKind.WRITER_MARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class GroupCommitter:
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
         is_durable = self._sync_interval_ms == 0 or any(
-            entry.kind is not EntryKind.BATCH for entry in entries
+            entry.kind not in _APPENDED for entry in entries
         )
         group = _Group(tuple(submissions), is_durable)
         append = partial(self._log.append, entries, is_durable=is_durable)
