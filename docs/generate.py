@@ -70,6 +70,14 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " The message names file, range and offsets; other offsets are served",
     StatusCode.RS_DISK_FULL: "a range server whose disk has less free space than"
     " `disk_free_floor_bytes`: APPEND only (with `throttle_time_ms`)",
+    StatusCode.WRITER_GAP: "a range server: an earlier batch of the writer is missing. `detail` is"
+    " the sequence that is expected, a big-endian int64",
+    StatusCode.WRITER_REPEAT: "a range server: the writer's batch was appended, too long ago to"
+    " say where",
+    StatusCode.WRITER_UNKNOWN: "a range server: a writer that is not known, or not any more, does"
+    " not begin with sequence 0",
+    StatusCode.WRITERS_NOT_THERE: "a range server that was not told yet who appended to the stream"
+    " at another one: APPEND of writers only",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 

@@ -27,6 +27,10 @@ SbpError
 |   +-- ShuttingDownError
 |   +-- StorageError
 |   +-- DiskFullError
+|   +-- WriterGapError
+|   +-- WriterRepeatError
+|   +-- WriterUnknownError
+|   +-- WritersNotThereError
 +-- LogError                    the durable log on this machine
     +-- LogCorruptionError
     +-- LogWriteError
@@ -67,6 +71,10 @@ class StatusCode(enum.IntEnum):
     RS_DATA_CORRUPTED = 2502
     RS_SHUTTING_DOWN = 2503
     RS_DISK_FULL = 2504
+    WRITER_GAP = 2520
+    WRITER_REPEAT = 2521
+    WRITER_UNKNOWN = 2522
+    WRITERS_NOT_THERE = 2523
 
 
 class Outcome(enum.Enum):
@@ -305,6 +313,46 @@ class DiskFullError(StatusError):
 
     codes = (StatusCode.RS_DISK_FULL,)
     retriable = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class WriterGapError(StatusError):
+    """An earlier batch of the writer is missing: the one to append next is in `detail`."""
+
+    codes = (StatusCode.WRITER_GAP,)
+    outcome = Outcome.NOT_APPLIED
+
+    @staticmethod
+    def encode_expected(sequence: int) -> bytes:
+        """Return `detail`: a big-endian int64."""
+        return sequence.to_bytes(8, "big", signed=True)
+
+    @property
+    def maybe_expected(self) -> int | None:
+        """The sequence that the server expects, None if it did not say."""
+        return int.from_bytes(self.detail, "big", signed=True) if len(self.detail) == 8 else None
+
+
+class WriterRepeatError(StatusError):
+    """The batch was appended, too long ago for the server to know at which offset."""
+
+    codes = (StatusCode.WRITER_REPEAT,)
+    outcome = Outcome.APPLIED
+
+
+class WriterUnknownError(StatusError):
+    """The server does not know the writer, or not any more: whether it repeats cannot be told."""
+
+    codes = (StatusCode.WRITER_UNKNOWN,)
+    outcome = Outcome.NOT_APPLIED
+
+
+class WritersNotThereError(StatusError):
+    """The server has the range, and was not told yet what its stream's writers appended before."""
+
+    codes = (StatusCode.WRITERS_NOT_THERE,)
+    retriable = True
+    refreshes_placement = True
     outcome = Outcome.NOT_APPLIED
 
 

@@ -171,6 +171,8 @@ INDEX_FILES_OPEN_MAX: Final = 128
 """Indexes of full segments held open (mapped)."""
 SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
 """Ranges in one SNAPSHOT entry, 29 octets each."""
+SNAPSHOT_WRITERS_PER_ENTRY: Final = 4_096
+"""Writers in one SNAPSHOT_WRITERS entry, some 500 octets each at most."""
 LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
 RETENTION_CHECK_INTERVAL_MS: Final = 60_000
@@ -183,6 +185,18 @@ CLOCK_LEAP_MS: Final = 10_000
 """What a wall clock may gain or lose between two looks: clocks that are being adjusted do."""
 CLEAN_LIVE_SHARE_MAX: Final = 0.3
 """A segment of whose batches less is live, by octets, is rewritten without the others."""
+
+# Writers: what is known of those that number their batches, so that repeats are noticed.
+WRITER_ID_LENGTH_MAX: Final = 128
+"""Characters of a writer's id."""
+WRITER_BATCHES_KEPT: Final = 16
+"""The last batches of a writer, of which a repeat is answered; so many may be in flight."""
+WRITERS_PER_STREAM_MAX: Final = 1_024
+"""Writers that a stream remembers: those that appended last."""
+WRITERS_MAX: Final = 16_384
+"""Writers of all streams that a range server remembers, some 3 KiB of memory each at most."""
+WRITERS_PER_RESULT_BYTES: Final = KIB
+"""So many octets that describe writers count for a result, in RESULTS_PER_FRAME."""
 
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249
@@ -213,6 +227,10 @@ assert FETCH_FRAME_BYTES + BATCH_BYTES_MAX <= FRAME_BYTES_MAX - FRAME_BYTES_MIN 
 assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
 assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <= SEGMENT_BYTES_MAX
 assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
+assert 512 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX
+assert 512 * WRITERS_PER_STREAM_MAX + RESULTS_PER_FRAME * KIB < HEADER_BYTES_MAX // 2
+assert WRITER_BATCHES_KEPT > 1
+assert WRITERS_PER_STREAM_MAX <= WRITERS_MAX
 assert DISK_FREE_FLOOR_BYTES < PLACEMENT_DISK_FREE_BYTES, "new ranges go elsewhere before that"
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX

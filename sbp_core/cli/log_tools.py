@@ -18,6 +18,7 @@ from sbp_core.log.repair import repair_log
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import maybe_segment_base, segment_path
 from sbp_core.log.start import START_NAME
+from sbp_core.log.writer_states import decode_mark
 
 _DISK: Final = OsDisk()
 _LOG_NAME: Final = "log"
@@ -162,12 +163,17 @@ def _described(path: Path, item: tuple[Entry, Location] | Damage, time_ms: int) 
     }
     if entry.kind is EntryKind.SNAPSHOT:
         return {**described, "ranges": entry.count}
-    return described | {
+    if entry.kind is EntryKind.SNAPSHOT_WRITERS:
+        return {**described, "writers": entry.count}
+    described |= {
         "stream_id": entry.stream_id,
         "range_index": entry.range_index,
         "base_offset": entry.base_offset,
         "count": entry.count,
     }
+    if entry.kind is EntryKind.WRITER_MARK:
+        described["writer_id"], described["sequence"] = decode_mark(entry)
+    return described
 
 
 def _show_item(item: dict[str, Any]) -> None:

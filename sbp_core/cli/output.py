@@ -35,6 +35,11 @@ def write_error(error: Exception) -> None:
     print(f"sbp: {_printable(text)}", file=sys.stderr)
 
 
+def write_notice(text: str) -> None:
+    """Write what people should know to standard error."""
+    print(f"sbp: {text}", file=sys.stderr)
+
+
 def discard_stdout() -> None:
     """Send what is still buffered nowhere, so that the exit of the process stays quiet."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

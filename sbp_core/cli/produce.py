@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label
-from sbp_core.cli.output import write_json, write_line
-from sbp_core.client import AppendItem, Client, StreamInfo
-from sbp_core.errors import RecordBatchError, SbpError
+from sbp_core.cli.output import write_json, write_line, write_notice
+from sbp_core.client import AppendItem, AppendOutcome, Client, StreamInfo, Writer
+from sbp_core.errors import RecordBatchError, SbpError, UnsupportedError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch
 
 _READ_BYTES: Final = limits.MIB
@@ -81,12 +81,13 @@ def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[
 
 
 class _Writer:
-    """Turns lines into record batches and appends them, one call at a time."""
+    """Turns lines into record batches and appends them, one call at a time, each once."""
 
     def __init__(self, client: Client, info: StreamInfo) -> None:
         self._client = client
         self._info = info
         self._builder = RowsBuilder(info.stream_id)
+        self._maybe_writer: Writer | None = Writer()
         self.record_count = 0
         self._first_offset: int | None = None
         self._last_offset: int | None = None
@@ -117,12 +118,28 @@ class _Writer:
     def _append(self, batches: Sequence[bytes]) -> None:
         for batch in batches:
             item = AppendItem(self._info.stream_id, batch)
-            (outcome,) = self._client.append([item], retry_unknown=True)
+            outcome = self._append_one(item)
             count = peek_batch(batch).record_count
             self.record_count += count
             if self._first_offset is None:
                 self._first_offset = outcome.base_offset
             self._last_offset = outcome.base_offset + count - 1
+
+    def _append_one(self, item: AppendItem) -> AppendOutcome:
+        try:
+            (outcome,) = self._client.append(
+                [item], writer=self._maybe_writer, retry_unknown=self._maybe_writer is None
+            )
+        except UnsupportedError:
+            if self._maybe_writer is None:
+                raise
+            write_notice(
+                "the server does not know idempotent appends: records may be there twice if a"
+                " connection is lost"
+            )
+            self._maybe_writer = None
+            return self._append_one(item)
+        return outcome
 
 
 def rows_of_lines(

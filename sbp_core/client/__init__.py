@@ -25,6 +25,7 @@ from sbp_core.client.types import (
     StreamSpec,
     StreamUpdate,
 )
+from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
 
 __all__ = [
@@ -51,5 +52,6 @@ __all__ = [
     "StreamSpec",
     "StreamUpdate",
     "Wishes",
+    "Writer",
     "parse_endpoint",
 ]

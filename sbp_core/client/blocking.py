@@ -53,6 +53,7 @@ from sbp_core.client.types import (
     StreamSpec,
     StreamUpdate,
 )
+from sbp_core.client.writer import Writer
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
@@ -369,13 +370,20 @@ class Client:
         return self._run(cursors.list_groups(self._context))
 
     def append(
-        self, items: Sequence[AppendItem], *, retry_unknown: bool = False
+        self,
+        items: Sequence[AppendItem],
+        *,
+        retry_unknown: bool = False,
+        writer: Writer | None = None,
     ) -> list[AppendOutcome]:
         """Append batches, those of one stream in order; return where each landed.
 
-        `retry_unknown`: try again also when a batch may have been appended already.
+        `retry_unknown`: try again also when a batch may have been appended already, which may
+        append it twice. With a `writer` each is appended once, however often it is tried.
         """
-        return self._run(appending.append(self._context, items, retry_unknown=retry_unknown))
+        return self._run(
+            appending.append(self._context, items, retry_unknown=retry_unknown, writer=writer)
+        )
 
     def fetch(
         self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1

@@ -2,8 +2,8 @@
 
 Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
 
-The answer to the greeting tells which dialect the server speaks. The few calls whose opcode depends
-on that, or whether there is one, are held until then; all others go out at once.
+The answer to the greeting tells which dialect the server speaks, and what it agrees to. The few
+calls for which that matters are held until then; all others go out at once.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Conversation:
             raise self._reason
         ticket = Ticket(sink)
         is_early = self._maybe_dialect is None and self._session.state is ConnectionState.OPEN
-        if is_early and depends_on_dialect(call.opcode):
+        if is_early and (call.is_idempotent_append or depends_on_dialect(call.opcode)):
             self._held[ticket] = call
             return ticket, []
         return ticket, self._send(ticket, call)
@@ -175,6 +175,12 @@ class Conversation:
             ticket.sink(error)
 
     def _send(self, ticket: Ticket, call: Call) -> list[Octets]:
+        if call.is_idempotent_append and not self.agreement.has_idempotent_append:
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                f"the server at {self.endpoint} does not know idempotent appends: append without a"
+                " writer, if a batch may be there twice after a lost connection",
+            )
         header = b"" if call.header is None else encode_header(call.header)
         opcode = opcode_of(call.opcode, self._maybe_dialect or Dialect.SPECIFICATION)
         ticket.call_id, buffers = self._session.start_call(opcode, header, call.payload)

@@ -22,13 +22,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request frame for `endpoint`; `header` is a table of wire.headers, or None."""
+    """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
+
+    One that `is_idempotent_append` is sent only where that was agreed on.
+    """
 
     endpoint: str
     opcode: Opcode
     header: object | None
     timeout_ms: float
     payload: tuple[Octets, ...] = ()
+    is_idempotent_append: bool = False
 
 
 @dataclass(frozen=True, slots=True)

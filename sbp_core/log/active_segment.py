@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from sbp_core.errors import LogError
 from sbp_core.failpoints import failpoint
@@ -19,6 +19,8 @@ from sbp_core.log.segment import (
     segment_path,
 )
 from sbp_core.wire.checksum import Octets
+
+_OWN_KINDS: Final = (EntryKind.COMMIT, EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS)
 
 
 class ActiveSegment:
@@ -109,7 +111,7 @@ def check_group(entries: Sequence[Entry]) -> int:
     """Return the octets that a group takes. Raises LogError if it is over a limit."""
     total = 0
     for entry in entries:
-        assert entry.kind not in (EntryKind.COMMIT, EntryKind.SNAPSHOT), "the log writes its own"
+        assert entry.kind not in _OWN_KINDS, "the log writes its own"
         if entry.length > ENTRY_BYTES_MAX:
             raise LogError(
                 f"an entry of {entry.length} octets is over the limit of {ENTRY_BYTES_MAX}"

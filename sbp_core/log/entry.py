@@ -22,6 +22,9 @@ A COMMIT entry starts every group commit. Its body:
     0-15    marker             fixed octets, to find it behind a damaged entry
     16-23   durable_upto u64   every octet of the log below it was durable before this group
     24-31   time_ms      u64   when the group was written, ms since the epoch, UTC
+
+A WRITER_MARK says which writer numbered the BATCH right behind it, and how (see writer_states.py);
+all fields but kind are that batch's. Without its batch it means nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ COMMIT_MARKER: Final = bytes.fromhex("9d4be1f603c85a17b27ec40f6891d5aa")
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry says. COMMIT and SNAPSHOT are the log's own."""
+    """What an entry says. COMMIT, SNAPSHOT and SNAPSHOT_WRITERS are the log's own."""
 
     COMMIT = 0
     BATCH = 1
@@ -59,8 +62,13 @@ class EntryKind(enum.IntEnum):
     RANGE_CREATED = 6
     STREAM_DELETED = 7
     SNAPSHOT = 8
+    WRITER_MARK = 9
+    RANGE_WRITERS = 10
+    SNAPSHOT_WRITERS = 11
 
 
+APPENDED_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.WRITER_MARK})
+"""Of what APPEND writes. All else are decisions, which others build on."""
 _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 

@@ -33,6 +33,7 @@ from sbp_core.log.segment import (
     segment_path,
 )
 from sbp_core.log.start import START_NAME, read_start
+from sbp_core.log.writer_states import WriterStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Inspection:
 
     `faults` is what is wrong with its files. `lost` is what is not there, by these faults or since
     an earlier repair. A torn tail is no fault: a crash leaves it, and the next start cuts it.
-    `ranges` are all ranges at the log's end.
+    `ranges` are all ranges at the log's end, `writers` those writers of whom nothing is missing.
     """
 
     faults: tuple[Fault, ...]
@@ -75,6 +76,7 @@ class Inspection:
     segment_count: int
     batch_count: int
     ranges: tuple[LoggedRange, ...]
+    writers: WriterStates
     remedy: Remedy
 
     @property
@@ -132,6 +134,7 @@ class _Inspector:
             segment_count=self._segment_count,
             batch_count=self._batch_count,
             ranges=tuple(self._states),
+            writers=self._states.writers,
             remedy=Remedy(
                 damaged=tuple(self._damaged),
                 useless_indexes=tuple(self._useless_indexes),
@@ -185,7 +188,7 @@ class _Inspector:
         if self._is_at_fault(file.path, faults_before):
             self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
         if index is not None:
-            self._states = RangeStates(index.ranges())
+            self._states = RangeStates(index.ranges(), self._states.writers)
         if end < following:
             self._miss(end, following)
 
@@ -265,6 +268,7 @@ class _Inspector:
         reason = f"the file is missing, with positions [{base}, {end})"
         self._fault(segment_path(self._directory, base), base, reason)
         self._damaged.append(DamagedSegment(Segment(base, end, 0), tuple(self._states)))
+        self._states.writers.forget_all()
 
     def _fault(self, path: Path, position: int, reason: str) -> None:
         self._faults.append(Fault(path, position, reason))

@@ -23,13 +23,14 @@ from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import SEGMENT_BYTES
 from sbp_core.log.active_segment import ActiveSegment, check_group
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind, Location
 from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey, encode_snapshot
 from sbp_core.log.recent import RecentBodies
 from sbp_core.log.recovery import Recovered, RecoveryReport, recover
 from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.segment import Segment, segment_path
+from sbp_core.log.writer_states import WriterStates
 
 
 class LogState(enum.Enum):
@@ -161,6 +162,11 @@ class Log:
         return self._state
 
     @property
+    def writers(self) -> WriterStates:
+        """The writers as they are now, or as a group that is being synced makes them."""
+        return self._states.writers
+
+    @property
     def end_position(self) -> int:
         """Position after the last octet."""
         return self._active.end
@@ -173,8 +179,9 @@ class Log:
         """Write `entries` as one group commit; return once they are durable.
 
         Without `is_durable` they are written only: they outlive this process, and a power cut once
-        a later group is durable, or `sync` was called. For batches only where there is a cleaner:
-        what is trimmed or deleted may be off the disk before it is known durably that it may.
+        a later group is durable, or `sync` was called. For batches and their marks only where there
+        is a cleaner: what is trimmed or deleted may be off the disk before it is known durably that
+        it may.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
@@ -184,15 +191,15 @@ class Log:
         After any failure of a write or a sync the log is dead: this call and all later ones raise
         LogWriteError. Its outcome is UNKNOWN if the group may have been written.
         """
-        has_decisions = any(entry.kind is not EntryKind.BATCH for entry in entries)
+        has_decisions = any(entry.kind not in APPENDED_KINDS for entry in entries)
         with self._writing:
             group = self._write(entries, is_durable=is_durable)
             if has_decisions:  # nobody may act on them, nor write what follows from them, before
                 with self._syncing:
                     appended = self._finish(group)
-                    self._states.update(group.changed)
+                    self._note(group)
                     return appended
-            self._states.update(group.changed)
+            self._note(group)
             self._syncing.acquire()  # before the next group can be written: syncs are in order
         try:
             return self._finish(group)
@@ -308,6 +315,13 @@ class Log:
         locations, time_ms = self._write_group(entries, Outcome.UNKNOWN)
         self._is_active_empty = self._is_active_empty and not entries
         return _Group(entries, is_durable, time_ms, locations, changed)
+
+    def _note(self, group: _Group) -> None:
+        """Take in what a group says of ranges and writers, for what is written behind it."""
+        self._states.update(group.changed)
+        for entry in group.entries:
+            if entry.kind is not EntryKind.BATCH:
+                self.writers.apply(entry, group.time_ms)
 
     def _finish(self, group: _Group) -> Appended:
         """Sync a group if it is to be durable, then let it be found."""

@@ -1,6 +1,7 @@
 """What the entries of a log say of its ranges: entries in, states out.
 
-A SNAPSHOT group carries the states of all ranges in chunks, each a SNAPSHOT entry: `base_offset`
+A snapshot, the first group of a segment, carries the states of all ranges in chunks, behind what is
+known of writers (see writer_states.py). Each chunk is a SNAPSHOT entry: `base_offset`
 is the number of ranges in all chunks, `count` that in this one. Its body is one column after the
 other, little-endian, of so many values each: stream_id i64, start_offset i64, next_offset i64,
 range_index i32, state_code u8.
@@ -18,6 +19,11 @@ import numpy as np
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.writer_states import (
+    WriterStates,
+    decode_writer_snapshot,
+    encode_writer_snapshot,
+)
 
 STATE_COLUMNS: Final = (
     ("stream_id", np.dtype("<i8")),
@@ -74,9 +80,15 @@ class LoggedRange:
 
 
 class RangeStates:
-    """The states of all ranges at one position of the log."""
+    """The states of all ranges, and the `writers` of their streams, at one position of the log.
 
-    def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:
+    The writers have a fold of their own, for which they need the times of entries.
+    """
+
+    def __init__(
+        self, ranges: Iterable[LoggedRange] = (), writers: WriterStates | None = None
+    ) -> None:
+        self.writers = WriterStates() if writers is None else writers
         self._streams: dict[int, dict[int, LoggedRange]] = {}
         for logged in ranges:
             self._put(logged)
@@ -144,6 +156,8 @@ class RangeStates:
             case EntryKind.STREAM_DELETED:
                 ranges = self._ranges_of(entry.stream_id, changed)
                 return [_no_earlier_than(logged, RangeState.DELETED) for logged in ranges]
+            case EntryKind.WRITER_MARK | EntryKind.RANGE_WRITERS:
+                return ()
             case _:
                 raise LogError(
                     f"entries of kind {entry.kind.name} are written by a newer version; run that"
@@ -229,41 +243,73 @@ def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
 
 
 def encode_snapshot(states: RangeStates) -> list[Entry]:
-    """Return the SNAPSHOT entries of `states`, at least one."""
+    """Return the entries of a snapshot of `states`; of ranges at least one.
+
+    Those of writers come first: what a crash leaves of them with all ranges has all writers too.
+    """
     ranges = list(states)
     chunks = [
         ranges[start : start + SNAPSHOT_RANGES_PER_ENTRY]
         for start in range(0, len(ranges), SNAPSHOT_RANGES_PER_ENTRY)
     ]
-    return [
+    return encode_writer_snapshot(states.writers) + [
         Entry(EntryKind.SNAPSHOT, 0, index, len(ranges), len(chunk), encode_states(chunk))
         for index, chunk in enumerate(chunks or [[]])
     ]
 
 
 class SnapshotReader:
-    """Puts the SNAPSHOT entries of a segment together."""
+    """Puts the SNAPSHOT_WRITERS and SNAPSHOT entries of a segment together."""
 
     def __init__(self) -> None:
         self.ranges: list[LoggedRange] = []
+        self.writers = WriterStates()
         self._expected_count = -1
+        self._writer_entry_count = 0
+        self._writer_entries_expected = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranges are there."""
+        """Whether all ranges are there, and so all writers."""
         return len(self.ranges) == self._expected_count
+
+    @property
+    def has_writers(self) -> bool:
+        """Whether all writers are there, if there are any."""
+        return self._writer_entry_count == self._writer_entries_expected
 
     def add(self, entry: Entry) -> bool:
         """Take the next entry of the segment; return whether it completes the snapshot.
 
         Raises LogCorruptionError if it does not follow.
         """
+        if entry.kind is EntryKind.SNAPSHOT_WRITERS:
+            self._add_writers(entry)
+            return False
         expected = entry.base_offset if self._expected_count < 0 else self._expected_count
         if entry.kind is not EntryKind.SNAPSHOT or entry.base_offset != expected:
             raise LogCorruptionError(
                 f"an entry of kind {entry.kind.name} stands where the segment's snapshot of its"
                 f" ranges should go on: {len(self.ranges)} of {expected} are here"
             )
+        if not self.has_writers:
+            raise LogCorruptionError(
+                f"the segment's snapshot has {self._writer_entry_count} of"
+                f" {self._writer_entries_expected} entries of writers"
+            )
         self._expected_count = expected
         self.ranges += decode_states(memoryview(entry.body), entry.count)
         return self.is_complete
+
+    def _add_writers(self, entry: Entry) -> None:
+        if self._expected_count >= 0:
+            raise LogCorruptionError("writers stand behind the snapshot of the segment's ranges")
+        if entry.range_index != self._writer_entry_count:
+            raise LogCorruptionError(
+                f"part {entry.range_index} of the writers stands where part"
+                f" {self._writer_entry_count} should be"
+            )
+        for stream_id, writer in decode_writer_snapshot(entry):
+            self.writers.restore(stream_id, writer)
+        self._writer_entry_count += 1
+        self._writer_entries_expected = entry.base_offset

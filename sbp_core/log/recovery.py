@@ -26,6 +26,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,7 @@ from sbp_core.log.segment import (
     segment_path,
 )
 from sbp_core.log.start import START_NAME, read_start
+from sbp_core.log.writer_states import WriterStates
 
 _OWN_NAME: Final = re.compile(r"([0-9]{20})\.(?:log|idx)(?:\.tmp)?", re.ASCII)
 
@@ -140,9 +142,9 @@ def _recover_last_segment(
     with _open(disk, segment_path(directory, base), is_writable=True) as file:
         _check_is_last(disk, directory, file, base)
         _settle(disk, directory, file)
-        last = LastSegment(file, base, lambda: _states_at(disk, directory, base, sealed))
+        last = LastSegment(file, base, partial(_states_at, disk, directory, base, sealed))
         last.read()
-        states = last.replay.states if last.has_snapshot else last.states_at_base()
+        states = last.replay.states if last.has_snapshot else last.states_at_base(None)
         last.repair()
     report = RecoveryReport(
         segment_bases=(*(segment.base for segment in sealed), base),
@@ -179,12 +181,21 @@ def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
         disk.fsync_dir(directory)
 
 
-def _states_at(disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ...]) -> RangeStates:
-    """Return the ranges as they were at `base`, from the segment that ends there."""
+def _states_at(
+    disk: Disk,
+    directory: Path,
+    base: int,
+    sealed: tuple[Segment, ...],
+    writers: WriterStates | None,
+) -> RangeStates:
+    """Return the ranges as they were at `base`, from the segment that ends there.
+
+    Its index tells them, but nothing of `writers`: unless these are known the segment is read.
+    """
     if sealed:
         index = _maybe_index(disk, directory, sealed[-1])
-        if index is not None:
-            return RangeStates(index.ranges())
+        if index is not None and writers is not None:
+            return RangeStates(index.ranges(), writers)
         path = segment_path(directory, sealed[-1].base)
         with _open(disk, path, is_writable=False) as file:
             return replay_segment(file, sealed[-1]).states

@@ -1,8 +1,10 @@
 """Making a damaged log usable: all that is intact stays, what is lost stays lost, and known.
 
-A damaged segment is written anew with its intact batches. The file that it was keeps its octets
-under another name, `<segment>.log.damaged-N`. Offsets that are lost are not given away again where
-anything behind them is known: who reads them is told that they are lost, and the rest is served.
+A damaged segment is written anew with its intact batches. Writers of whom damage may hide a batch
+are forgotten: what they append next is refused, unless it is their first batch. The file that it
+was keeps its octets under another name, `<segment>.log.damaged-N`. Offsets that are lost are not
+given away again where anything behind them is known: who reads them is told that they are lost, and
+the rest is served.
 
 Each step leaves a log that can be inspected and repaired again, so a crash in between does no harm.
 """
@@ -24,6 +26,7 @@ from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import Segment, SegmentHeader, segment_path
 from sbp_core.log.segment_writer import TimedEntry, write_segment
 from sbp_core.log.start import START_NAME, write_start
+from sbp_core.log.writer_states import WriterStates
 
 
 def repair_log(disk: Disk, directory: Path, found: Inspection, now_ms: int) -> tuple[Path, ...]:
@@ -55,24 +58,26 @@ class _Repair:
             write_start(self._disk, self._directory, remedy.start)
         if remedy.end is not None:  # before the segment in front of it, which may be the last one
             self._set_aside(remedy.end)
-            header = SegmentHeader(remedy.end)
-            self._rewrite(header, DamagedSegment(Segment(remedy.end, remedy.end, 0), found.ranges))
+            end = DamagedSegment(Segment(remedy.end, remedy.end, 0), found.ranges)
+            self._rewrite(SegmentHeader(remedy.end), end, found.writers)
         for damaged in remedy.damaged:
             self._set_aside(damaged.segment.base)
             segment = damaged.segment
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
-            self._rewrite(header, damaged)
+            self._rewrite(header, damaged, WriterStates())  # those of the last segment count
         for path in remedy.useless_indexes:
             self._remove(path)
 
-    def _rewrite(self, header: SegmentHeader, damaged: DamagedSegment) -> None:
+    def _rewrite(
+        self, header: SegmentHeader, damaged: DamagedSegment, writers: WriterStates
+    ) -> None:
         """Put a segment of what is intact in place of a damaged one, durably.
 
         After a crash in here either of the two is there, whole.
         """
         path = segment_path(self._directory, header.base)
         fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
-        snapshot = encode_snapshot(RangeStates(damaged.ranges))
+        snapshot = encode_snapshot(RangeStates(damaged.ranges, writers))
         begin = [(entry, self._now_ms) for entry in snapshot]
         write_segment(self._disk, fresh, header, chain(begin, self._batches(damaged.segment)))
         with translate_os_error(LogWriteError, "replacing", path):

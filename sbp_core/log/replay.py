@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
@@ -20,6 +21,9 @@ from sbp_core.log.segment import (
     read_segment,
     write_segment_header,
 )
+from sbp_core.log.writer_states import MarkReader, WriterStates
+
+_OF_SNAPSHOTS: Final = (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class DamagedSnapshot:
 
 @dataclass(slots=True)
 class Replay:
-    """The ranges at the end of a segment, and its batches.
+    """The ranges and writers at the end of a segment, and its batches.
 
     With `is_restored` its snapshot does not count: it was damaged, and `states` known otherwise.
     """
@@ -67,6 +71,7 @@ class Replay:
     states: RangeStates = field(default_factory=RangeStates)
     rows: SegmentRows = field(default_factory=SegmentRows)
     entry_count: int = 0
+    marks: MarkReader = field(default_factory=MarkReader)
 
     @property
     def has_snapshot(self) -> bool:
@@ -80,14 +85,15 @@ class Replay:
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in the next entry. Raises LogCorruptionError if it contradicts those before it."""
-        if self.is_restored and entry.kind is EntryKind.SNAPSHOT:
+        if self.is_restored and entry.kind in _OF_SNAPSHOTS:
             return
         try:
             if self.has_snapshot:
                 self.states.apply(entry)
+                self.marks.take(entry, location, time_ms, self.states.writers)
                 self.entry_count += 1
             elif self.snapshot.add(entry):
-                self.states = RangeStates(self.snapshot.ranges)
+                self.states = RangeStates(self.snapshot.ranges, self.snapshot.writers)
         except LogCorruptionError as error:
             raise corruption(self.path, location.position, str(error)) from error
         if entry.kind is EntryKind.BATCH:
@@ -119,12 +125,15 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
 class LastSegment:
     """The segment in which the log goes on: `read` it, then `repair` it where a crash tore it.
 
-    Then it ends at `end`. `states_at_base` tells the ranges as the segment before has them; it
-    raises LogError.
+    Then it ends at `end`. `states_at_base` tells the ranges as the segment before has them, given
+    the writers if these are known; it raises LogError.
     """
 
     def __init__(
-        self, file: DiskFile, base: int, states_at_base: Callable[[], RangeStates]
+        self,
+        file: DiskFile,
+        base: int,
+        states_at_base: Callable[[WriterStates | None], RangeStates],
     ) -> None:
         self.replay = Replay(file.path)
         self.states_at_base = states_at_base
@@ -196,7 +205,7 @@ class LastSegment:
         if maybe_batch is not None:
             self._note_batch(*maybe_batch, damage.reason)
             self.replay.apply(*maybe_batch, time_ms)
-        elif damage.header is not None and damage.header.kind is EntryKind.SNAPSHOT:
+        elif damage.header is not None and damage.header.kind in _OF_SNAPSHOTS:
             self._restore(damage)
         else:
             raise corruption(
@@ -211,7 +220,12 @@ class LastSegment:
             self.maybe_damaged_snapshot = DamagedSnapshot(
                 self._file.path, damage.position, damage.reason
             )
-            self.replay.restore(self.states_at_base())
+            is_of_ranges = damage.header is not None and damage.header.kind is EntryKind.SNAPSHOT
+            snapshot = self.replay.snapshot
+            are_writers_known = is_of_ranges and snapshot.has_writers
+            self.replay.restore(
+                self.states_at_base(snapshot.writers if are_writers_known else None)
+            )
 
     def _note_batch(self, entry: Entry, location: Location, reason: str) -> None:
         self.damaged_batches.append(

@@ -59,4 +59,4 @@ def _kept(view: SegmentView, is_live: Callable[[Entry], bool]) -> Iterator[Timed
 def _is_kept(entry: Entry, is_live: Callable[[Entry], bool]) -> bool:
     if entry.kind is EntryKind.BATCH:
         return is_live(entry)
-    return entry.kind is EntryKind.SNAPSHOT
+    return entry.kind in (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS)

@@ -18,6 +18,7 @@ from sbp_core.log.range_states import (
 )
 from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.segment import Segment
+from sbp_core.log.writer_states import MarkReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class SegmentReading:
 
     `expected` are the ranges at its base, in case its own snapshot is not whole; `coverage` takes
     in its intact batches. Afterwards `ranges_at_base` is what the snapshot holds, or should, and
-    `states` the ranges at its end.
+    `states` the ranges at its end. Of writers only those are in there of whom nothing can be
+    missing: damage that hides entries makes all forgotten who appended before.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SegmentReading:
         self.ranges_at_base = tuple(expected)
         self._snapshot = SnapshotReader()
         self._is_past_snapshot = False
+        self._marks = MarkReader()
         self._file = file
         self._segment = segment
         self._coverage = coverage
@@ -83,12 +86,14 @@ class SegmentReading:
         scanner = SegmentScanner(self._file, base, self._segment.size)
         for item in scanner.entries():
             if not isinstance(item, Damage):
-                self._take(*item)
+                self._take(*item, scanner.time_ms)
                 continue
             if may_be_torn and maybe_find_proof(self._file, base, item.position) is None:
                 self.torn = item
                 return
-            self._go_around(item)
+            self._go_around(item, scanner.time_ms)
+        if self._segment.generation > 0:  # the marks are left out
+            self.states.writers.forget_all()
         if not self.has_snapshot and not self.faults:
             reason = "the segment ends within the snapshot of its ranges"
             if may_be_torn:
@@ -96,23 +101,24 @@ class SegmentReading:
             else:
                 self._fault(scanner.position, reason)
 
-    def _go_around(self, damage: Damage) -> None:
+    def _go_around(self, damage: Damage, time_ms: int) -> None:
         found = damage.maybe_batch()
         if found is None:
             self._fault(damage.position, damage.reason)
+            self.states.writers.forget_all()
             return
-        entry, _ = found
+        entry, location = found
         self._fault(damage.position, damage.reason, _records(entry))
-        self._follow(entry, damage.position)
+        self._follow(entry, location, time_ms)
 
-    def _take(self, entry: Entry, location: Location) -> None:
-        if entry.kind is EntryKind.SNAPSHOT:
+    def _take(self, entry: Entry, location: Location, time_ms: int) -> None:
+        if entry.kind in (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS):
             self._take_snapshot(entry, location)
             return
         self._is_past_snapshot = True
         if not self.has_snapshot and not self.faults:
             self._fault(location.position, "the snapshot of the segment's ranges is not whole")
-        self._follow(entry, location.position)
+        self._follow(entry, location, time_ms)
         if entry.kind is EntryKind.BATCH:
             self.batch_count += 1
             records = _records(entry)
@@ -124,22 +130,24 @@ class SegmentReading:
             if self._snapshot.add(entry):
                 self.ranges_at_base = tuple(self._snapshot.ranges)
                 if not self._is_past_snapshot:
-                    self.states = RangeStates(self.ranges_at_base)
+                    writers = self.states.writers if self.faults else self._snapshot.writers
+                    self.states = RangeStates(self.ranges_at_base, writers)
         except LogCorruptionError as error:
             if not self.faults:
                 self._fault(location.position, str(error))
 
-    def _follow(self, entry: Entry, position: int) -> None:
+    def _follow(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Move the ranges on; where entries are missing before this one, to what it says."""
         try:
             changed = self.states.after([entry])
         except LogCorruptionError as error:
             if not self.faults and self._segment.generation == 0:
-                self._fault(position, str(error))
+                self._fault(location.position, str(error))
             changed = self._overruled(entry)
         if entry.kind is EntryKind.SEAL:
             changed = self._overruled(entry)
         self.states.update(changed)
+        self._marks.take(entry, location, time_ms, self.states.writers)
 
     def _overruled(self, entry: Entry) -> dict[RangeKey, LoggedRange]:
         """Return the range as a BATCH or SEAL entry has it, whatever was known of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
@@ -13,6 +13,9 @@ from sbp_core.wire.status import shown
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}")
+
+NO_WRITERS: Final = b"\x01"
+"""What is known of the writers of a stream to which none appended (see PROTOCOL.md, "Writers")."""
 
 NO_CURSOR: Final = -1
 """In place of a cursor's next offset: there is none, or there is to be none."""
@@ -53,6 +56,15 @@ class RangeRecord:
     end_offset: int | None
     ack_count: int
     server_ids: tuple[int, ...]
+
+
+class SealedRange(NamedTuple):
+    """Where a range ended, and the writers then as its server tells them; empty: it took none."""
+
+    stream_id: int
+    range_index: int
+    end_offset: int
+    writers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

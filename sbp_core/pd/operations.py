@@ -176,7 +176,7 @@ def list_ranges(
     Returns where to go on, None at the end.
     """
     addresses = store.server_addresses()
-    results = []
+    results: list[ListRangesResult] = []
     room = limits.RESULTS_PER_FRAME
     owner_index, after = cursor.owner_index, cursor.after
     while room > 0 and owner_index < len(owners):
@@ -199,14 +199,29 @@ def list_ranges(
                 ranges=tuple(range_table(each, addresses) for each in found[:room]),
                 status=SUCCESS,
                 stream_id=owner.stream_id,
+                writers=_writers_for(store, owner, found[:room]),
             )
+        weight = len(result.writers) // limits.WRITERS_PER_RESULT_BYTES
+        if weight > room and results:
+            break
         results.append(result)
         if len(found) > room:
             last = found[room - 1]
             return results, ListCursor(owner_index, (last.stream_id, last.range_index))
-        room -= len(found) + 1
+        room -= len(found) + 1 + weight
         owner_index, after = owner_index + 1, _FIRST
     return results, ListCursor(owner_index) if owner_index < len(owners) else None
+
+
+def _writers_for(
+    store: MetadataStore, owner: RangeCriteria, listed: Sequence[RangeRecord]
+) -> bytes:
+    """Return the writers before the open range among those `listed`, for a server that hosts it."""
+    if owner.range_server is None or owner.stream_id == _UNSET:
+        return b""
+    if not listed or listed[-1].end_offset is not None:
+        return b""
+    return store.writers_before(listed[-1].stream_id, listed[-1].range_index)
 
 
 def _ranges_of(

@@ -16,7 +16,7 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
 )
-from sbp_core.pd.model import RangeRecord, ServerLoad
+from sbp_core.pd.model import RangeRecord, SealedRange, ServerLoad
 from sbp_core.pd.operations import no_stream
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.store import MetadataStore
@@ -72,7 +72,7 @@ def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]
 def open_next_ranges(
     store: MetadataStore,
     stream_ids: Sequence[int],
-    sealed: Sequence[RangeId],
+    sealed: Sequence[SealedRange],
     servers: Sequence[ServerLoad],
 ) -> dict[int, StreamRange | SbpError]:
     """Record where ranges were sealed, and open the next range of each stream that has none open.
@@ -80,7 +80,7 @@ def open_next_ranges(
     Returns the writable range of each stream, or why it has none; the seals are recorded
     nevertheless.
     """
-    store.seal_ranges([(each.stream_id, each.range_index, each.end_offset) for each in sealed])
+    store.seal_ranges(sealed)
     addresses = store.server_addresses()
     placement = Placement(servers, store.open_range_counts())
     opened: dict[int, StreamRange | SbpError] = {}

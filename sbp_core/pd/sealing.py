@@ -15,6 +15,7 @@ from sbp_core.client import AsyncClient
 from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusError
 from sbp_core.pd import ranges
 from sbp_core.pd.membership import Membership
+from sbp_core.pd.model import SealedRange
 from sbp_core.pd.ranges import SealPlan
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
@@ -30,7 +31,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, check_status, maybe_error, status_for
 
-_Ends = dict[int, RangeId | SbpError]
+_Ends = dict[int, SealedRange | SbpError]
 """By stream id: the range that was sealed, with its end, or why it was not."""
 
 
@@ -53,7 +54,7 @@ class Sealer:
         ends = await _seal_at_servers(
             plan.maybe_open for plan in plans if plan.maybe_open is not None
         )
-        sealed = [end for end in ends.values() if isinstance(end, RangeId)]
+        sealed = [end for end in ends.values() if isinstance(end, SealedRange)]
         opened = await self._store.run(
             ranges.open_next_ranges,
             [plan.item.stream_id for plan in plans if _lacks_successor(plan, ends)],
@@ -123,7 +124,7 @@ async def _seal_at(address: str, hosted: Sequence[StreamRange]) -> _Ends:
     return ends
 
 
-def _end(result: SealRangesResult, sealing: StreamRange, address: str) -> RangeId | SbpError:
+def _end(result: SealRangesResult, sealing: StreamRange, address: str) -> SealedRange | SbpError:
     error = maybe_error(result.status)
     if error is not None:
         return _unanswered(sealing, address, error)
@@ -134,7 +135,7 @@ def _end(result: SealRangesResult, sealing: StreamRange, address: str) -> RangeI
             f"the server at {address} sealed range {sealing.range_index} of stream"
             f" {sealing.stream_id} at an impossible end: {sealed}",
         )
-    return RangeId(sealing.stream_id, sealing.range_index, sealed.end_offset)
+    return SealedRange(sealing.stream_id, sealing.range_index, sealed.end_offset, result.writers)
 
 
 def _unanswered(sealing: StreamRange, address: str, reason: object) -> SealUnansweredError:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is brought up to date."""
 
@@ -24,6 +24,15 @@ _CURSORS: Final = (
     ) WITHOUT ROWID""",
     """CREATE INDEX cursors_by_stream ON cursors (stream_id)""",
 )
+
+_WRITERS: Final = (
+    """CREATE TABLE writers (
+        stream_id INTEGER PRIMARY KEY REFERENCES streams ON DELETE CASCADE,
+        range_index INTEGER NOT NULL,
+        writers BLOB NOT NULL
+    )""",
+)
+"""Of each stream that has a sealed range: the writers at the end of the last one."""
 
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
@@ -64,9 +73,19 @@ _SCHEMA: Final = (
         address TEXT NOT NULL
     )""",
     *_CURSORS,
+    *_WRITERS,
 )
 
-_STEPS: Final[Mapping[int, Sequence[str]]] = {2: _CURSORS}
+_STEPS: Final[Mapping[int, Sequence[str]]] = {
+    2: _CURSORS,
+    3: (
+        *_WRITERS,
+        # max() chooses the row. Range servers of that time took nothing of writers.
+        """INSERT INTO writers
+            SELECT stream_id, max(range_index) - (end_offset IS NULL) AS sealed, x'01'
+            FROM ranges GROUP BY stream_id HAVING sealed >= 0""",
+    ),
+}
 """What makes the next version of a version."""
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
-from sbp_core.pd import sqlite_cursors
+from sbp_core.pd import sqlite_cursors, sqlite_writers
 from sbp_core.pd.data_dir import DataDir
 from sbp_core.pd.model import (
     ChangeRefusal,
@@ -26,6 +26,7 @@ from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
     RangeServerRecord,
+    SealedRange,
     StreamChange,
     StreamRecord,
 )
@@ -258,10 +259,14 @@ class SqliteStore:
                 self._bump_revision()
             return made
 
-    def seal_ranges(self, ends: Sequence[tuple[int, int, int]]) -> list[bool]:
-        """Record where ranges end; False where it is sealed already, or gone."""
+    def writers_before(self, stream_id: int, range_index: int) -> bytes:
+        """Return the writers at the end of the range before, empty if that is not known."""
+        return sqlite_writers.writers_before(self._query, stream_id, range_index)
+
+    def seal_ranges(self, ends: Sequence[SealedRange]) -> list[bool]:
+        """Record where ranges end, and the writers there; False where it is sealed, or gone."""
         with self._transaction():
-            sealed = [self._seal_range(*end) for end in ends]
+            sealed = [self._seal_range(end) for end in ends]
             if any(sealed):
                 self._bump_revision()
             return sealed
@@ -333,14 +338,16 @@ class SqliteStore:
         self._insert_range(new)
         return True
 
-    def _seal_range(self, stream_id: int, range_index: int, end_offset: int) -> bool:
+    def _seal_range(self, end: SealedRange) -> bool:
         sealed = self._query(
             "UPDATE ranges SET end_offset = ? WHERE stream_id = ? AND range_index = ?"
             " AND end_offset IS NULL RETURNING 1",
-            end_offset,
-            stream_id,
-            range_index,
+            end.end_offset,
+            end.stream_id,
+            end.range_index,
         )
+        if sealed:
+            sqlite_writers.record_writers(self._query, end)
         return bool(sealed)
 
     def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
@@ -435,7 +442,10 @@ class SqliteStore:
                 self._connection.rollback()
 
     def _query(
-        self, sql: str, *values: int | str | None, named: Mapping[str, int | None] | None = None
+        self,
+        sql: str,
+        *values: int | str | bytes | None,
+        named: Mapping[str, int | None] | None = None,
     ) -> list[Any]:
         """Run one statement. After an I/O error nothing more is run: the file is in doubt."""
         if self.maybe_failure is not None:

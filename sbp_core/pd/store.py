@@ -13,6 +13,7 @@ from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
     RangeServerRecord,
+    SealedRange,
     StreamChange,
     StreamRecord,
 )
@@ -95,11 +96,11 @@ class MetadataStore(Protocol):
     def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
         """Add ranges; False where the stream has one of that index already, or is gone."""
 
-    def seal_ranges(self, ends: Sequence[tuple[int, int, int]]) -> list[bool]:
-        """Record where ranges end: (stream id, range index, end offset) of each.
+    def seal_ranges(self, ends: Sequence[SealedRange]) -> list[bool]:
+        """Record where ranges end, and the writers there; False where it is sealed, or gone."""
 
-        False where it is sealed already, or gone.
-        """
+    def writers_before(self, stream_id: int, range_index: int) -> bytes:
+        """Return the writers at the end of the range before, empty if that is not known."""
 
     def commit_cursors(
         self, group: str, cursors: Sequence[tuple[int, int]], committed_at_ms: int

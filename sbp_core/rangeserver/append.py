@@ -19,13 +19,16 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
     ThrottledError,
+    WritersNotThereError,
 )
 from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.writer_states import NumberedBatch, mark_of
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
-from sbp_core.rangeserver.ranges import HostedRange
+from sbp_core.rangeserver.ranges import HostedRange, RangeInput
+from sbp_core.rangeserver.writers import BatchNumber, NumberedAppend, Writers, check_number
 from sbp_core.records import peek_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
@@ -62,6 +65,10 @@ class _AppendFrame:
         return [(item.stream_id, item.range_index) for item in self.items]
 
 
+_Outcome = Entry | NumberedAppend | NumberedBatch | Status
+"""Of an item: a batch to append, without and with a number; one that was; or why it is refused."""
+
+
 class AppendHandler(PromptHandler):
     """Serves APPEND. Every batch of a frame succeeds or fails by itself."""
 
@@ -76,6 +83,7 @@ class AppendHandler(PromptHandler):
     ) -> None:
         self._host = host
         self._committer = committer
+        self._writers = Writers(host.writers)
         self._disk_space = disk_space
         self._clock = clock
         self._metrics = metrics
@@ -103,44 +111,88 @@ class AppendHandler(PromptHandler):
             self._disk_space.let_in(len(frame.call.payload))
         except (ThrottledError, DiskFullError) as error:
             refusals = [status_for(error)] * len(items)
-            self._count(frame, ())
+            self._count(frame, refusals, ())
             return partial(self._respond, frame, refusals, throttle_time_ms=limits.THROTTLE_MS)
-        accepted = [self._accept(item) for item in items]
-        entries = [each for each in accepted if isinstance(each, Entry)]
+        entries: list[Entry] = []
+        numbered: list[NumberedAppend] = []
+        accepted = [self._accept(item, entries, numbered) for item in items]
         written = None
         if entries:
             written = self._committer.submit(entries, frame.call.memory_bytes)
-        return partial(self._finish, frame, accepted, written)
+        if numbered:
+            return self._append_numbered(frame, accepted, entries, numbered, written)
+        return partial(self._finish, frame, accepted, entries, written)
 
     async def _finish(
         self,
         frame: _AppendFrame,
-        accepted: Sequence[Entry | Status],
+        outcomes: Sequence[_Outcome],
+        entries: Sequence[Entry],
         written: asyncio.Future[int] | None,
     ) -> None:
-        entries = [each for each in accepted if isinstance(each, Entry)]
         time_ms = None
         if written is not None:
             try:
                 time_ms = await written
             except LogWriteError as error:
-                self._count(frame, ())
+                self._count(frame, (), ())
                 raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
-        self._count(frame, entries)
-        await self._respond(frame, accepted, time_ms)
+        self._count(frame, outcomes, entries)
+        await self._respond(frame, outcomes, time_ms)
 
-    def _count(self, frame: _AppendFrame, appended: Sequence[Entry]) -> None:
-        item_count = len(frame.items)
+    def _append_numbered(
+        self,
+        frame: _AppendFrame,
+        accepted: Sequence[_Outcome],
+        entries: Sequence[Entry],
+        numbered: Sequence[NumberedAppend],
+        written: asyncio.Future[int] | None,
+    ) -> Rest:
+        """Answer a frame with batches of writers: others may wait for these, and these for others.
+
+        So nothing that is waited for is cancelled when nobody waits for this answer any longer.
+        """
+        if written is not None:
+            self._writers.follow(numbered, written)
+        awaited = {each.written for each in numbered if each.written is not None}
+
+        async def finish() -> None:
+            outcomes = list(accepted)
+            try:
+                await asyncio.gather(*map(asyncio.shield, awaited))
+                for at, outcome in enumerate(accepted):
+                    if isinstance(outcome, NumberedAppend):
+                        outcomes[at] = outcome.placed()
+            except LogWriteError as error:
+                self._count(frame, (), ())
+                raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
+            shielded = None if written is None else asyncio.shield(written)
+            await self._finish(frame, outcomes, entries, shielded)
+
+        return finish
+
+    def _count(
+        self, frame: _AppendFrame, outcomes: Sequence[_Outcome], entries: Sequence[Entry]
+    ) -> None:
+        item_count = failed_count = len(frame.items)
+        if outcomes:
+            is_plain = len(entries) == item_count
+            failed_count = 0 if is_plain else sum(isinstance(each, Status) for each in outcomes)
         self._metrics.appends.add(
             item_count,
-            item_count - len(appended),
-            sum([entry.length for entry in appended]),
+            failed_count,
+            sum([entry.length for entry in entries]),
             self._metrics.now() - frame.began_at,
         )
-        self._metrics.touch([(entry.stream_id, entry.range_index) for entry in appended])
+        self._metrics.touch([(entry.stream_id, entry.range_index) for entry in entries])
 
-    def _accept(self, item: _Item) -> Entry | Status:
-        """Give one batch its offsets, or say why not."""
+    def _accept(
+        self, item: _Item, entries: list[Entry], numbered: list[NumberedAppend]
+    ) -> _Outcome:
+        """Give one batch its offsets and put it to the `entries`, or say why not.
+
+        One that has a number and waits for the disk, now or since before, is put to `numbered`.
+        """
         try:
             _check_extensions(item.info)
             record_count = peek_batch(item.batch).record_count
@@ -150,12 +202,14 @@ class AppendHandler(PromptHandler):
                     f" {limits.BATCH_BYTES_MAX}; send smaller batches"
                 )
             hosted = self._host.table.range_at(item.stream_id, -1)
+            if item.info.writer_id is not None:
+                return self._accept_numbered(item, hosted, record_count, entries, numbered)
             _check_range_index(hosted, item.range_index)
             base_offset = hosted.assign(record_count)
         except SbpError as error:
             return status_for(error)
         write_base_offset(item.batch, base_offset)
-        return Entry(
+        entry = Entry(
             EntryKind.BATCH,
             item.stream_id,
             hosted.range_index,
@@ -163,11 +217,54 @@ class AppendHandler(PromptHandler):
             record_count,
             item.batch,
         )
+        entries.append(entry)
+        return entry
+
+    def _accept_numbered(
+        self,
+        item: _Item,
+        hosted: HostedRange,
+        record_count: int,
+        entries: list[Entry],
+        numbered: list[NumberedAppend],
+    ) -> NumberedAppend | NumberedBatch:
+        """Do the same for a batch with a number. Raises SbpError when it is refused.
+
+        What was appended once stays so, whatever became of its range: so a repeat is looked for
+        first. Whether a batch is the next one, only the open range can tell.
+        """
+        number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
+        check_number(number)
+        repeated = self._writers.maybe_repeat(number, record_count)
+        if repeated is not None:
+            if isinstance(repeated, NumberedAppend):
+                numbered.append(repeated)
+            return repeated
+        _check_range_index(hosted, item.range_index)
+        hosted.receive(RangeInput.APPEND)
+        self._check_writers(hosted)
+        self._writers.check_next(number)
+        base_offset = hosted.assign(record_count)
+        write_base_offset(item.batch, base_offset)
+        batch = Entry(EntryKind.BATCH, *hosted.key, base_offset, record_count, item.batch)
+        entries += (mark_of(batch, number.writer_id, number.sequence), batch)
+        numbered.append(self._writers.begin(number, base_offset, record_count))
+        return numbered[-1]
+
+    def _check_writers(self, hosted: HostedRange) -> None:
+        """Raise WritersNotThereError while it is not known who appended before this range."""
+        if not self._host.knows_writers(*hosted.key):
+            self._host.look_up_soon(hosted.stream_id)
+            raise WritersNotThereError(
+                StatusCode.WRITERS_NOT_THERE,
+                f"range {hosted.range_index} of stream {hosted.stream_id} came from another server,"
+                " and the placement driver did not say yet who appended there; try again",
+            )
 
     async def _respond(
         self,
         frame: _AppendFrame,
-        outcomes: Sequence[Entry | Status],
+        outcomes: Sequence[_Outcome],
         maybe_time_ms: int | None = None,
         *,
         throttle_time_ms: int = 0,
@@ -183,12 +280,14 @@ class AppendHandler(PromptHandler):
         )
 
 
-def _result(item: _Item, outcome: Entry | Status, time_ms: int) -> AppendResult:
+def _result(item: _Item, outcome: _Outcome, time_ms: int) -> AppendResult:
     base_offset, status = -1, SUCCESS
     if isinstance(outcome, Entry):
         base_offset = outcome.base_offset
-    else:
+    elif isinstance(outcome, Status):
         status = outcome
+    elif isinstance(outcome, NumberedBatch):
+        base_offset, time_ms = outcome.base_offset, outcome.time_ms
     return AppendResult(
         stream_id=item.stream_id,
         request_index=item.info.request_index,
@@ -226,11 +325,15 @@ def _split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable
 
 def _check_extensions(info: AppendInfo) -> None:
     """Refuse what this server does not honour: no guarantee is weakened silently."""
-    if info.writer_id is not None or info.sequence >= 0 or info.txn_id is not None:
+    if info.txn_id is not None:
         raise InvalidRequestError(
             StatusCode.INVALID_REQUEST,
-            "idempotent and staged appends are not available on this server; append without"
-            " writer_id, sequence and txn_id",
+            "staged appends are not available on this server; append without txn_id",
+        )
+    if info.sequence >= 0 and info.writer_id is None:
+        raise InvalidRequestError(
+            StatusCode.INVALID_REQUEST,
+            f"sequence {info.sequence} is nobody's; append with a writer_id, or without sequence",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, SbpError, StatusCode, ThrottledError
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.log import Appended, Log
 from sbp_core.log.range_states import LoggedRange
 
@@ -144,7 +144,7 @@ class GroupCommitter:
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
         is_durable = self._sync_interval_ms == 0 or any(
-            entry.kind is not EntryKind.BATCH for entry in entries
+            entry.kind not in APPENDED_KINDS for entry in entries
         )
         appended: list[Appended] = []
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, SbpError, StatusCode
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
@@ -109,6 +110,7 @@ class RangeOperations:
             call,
             await asyncio.gather(*map(self._seal_one, request.ranges)),
             lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
+            weigh=lambda result: 1 + len(result.writers) // limits.WRITERS_PER_RESULT_BYTES,
         )
 
     async def _seal_one(self, wanted: RangeId) -> SealRangesResult:
@@ -116,7 +118,8 @@ class RangeOperations:
             hosted = await self._host.seal(wanted.stream_id, wanted.range_index)
         except SbpError as error:
             return SealRangesResult(None, status_for(error), wanted.stream_id)
-        return SealRangesResult(self._table_of(hosted), SUCCESS, wanted.stream_id)
+        writers = self._host.writers_at_end(hosted)
+        return SealRangesResult(self._table_of(hosted), SUCCESS, wanted.stream_id, writers)
 
     async def sync(self, call: ServerCall) -> None:
         """SPEC "SYNC_RANGES": host the open ranges that are placed on this server."""

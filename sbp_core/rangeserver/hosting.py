@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sbp_core.errors import (
+    LogCorruptionError,
     LogWriteError,
     OffsetOutOfRangeError,
     SbpError,
@@ -23,6 +25,7 @@ from sbp_core.errors import (
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.range_states import LoggedRange
+from sbp_core.log.writer_states import WriterStates, decode_writers, encode_writers
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.waiters import StreamWaiters
@@ -31,10 +34,18 @@ from sbp_core.wire.headers import StreamRange
 _LOG: Final = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedRange:
+    """A range that is placed on this server, and the writers before it, empty where not told."""
+
+    stream_range: StreamRange
+    writers: bytes = b""
+
+
 class PlacementSource(Protocol):
     """Who says which ranges this server hosts."""
 
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         """Return the ranges of these streams that are placed on this server."""
 
 
@@ -47,8 +58,10 @@ class RangeHost:
         committer: GroupCommitter,
         waiters: StreamWaiters,
         placement: PlacementSource,
+        writers: WriterStates,
     ) -> None:
         self.table = table
+        self.writers = writers
         self._committer = committer
         self._waiters = waiters
         self._placement = placement
@@ -81,8 +94,7 @@ class RangeHost:
         unknown = {stream_id for stream_id, _ in lacking}
         fresh = [stream_id for stream_id in unknown if stream_id not in self._lookups]
         if fresh:
-            task = asyncio.create_task(self._look_up(fresh))
-            self._lookups.update(dict.fromkeys(fresh, task))
+            self._begin_look_up(fresh)
         pending = {self._lookups[stream_id] for stream_id in unknown}
         with self._waiters.watch(unknown) as changed:
             while pending and self.lacking(lacking, is_append=is_append):
@@ -95,6 +107,30 @@ class RangeHost:
                 finally:
                     announced.cancel()
                 pending = {task for task in pending if task not in done}
+
+    def look_up_soon(self, stream_id: int) -> None:
+        """Ask the placement driver for a stream, in the background."""
+        if stream_id not in self._lookups:
+            self._begin_look_up([stream_id])
+
+    def knows_writers(self, stream_id: int, range_index: int) -> bool:
+        """Whether it is known here who appended to a stream before a range of it.
+
+        Nobody did before the first one. Otherwise the range before has to be here, and all that
+        goes for that one, or the placement driver told.
+        """
+        first = self.writers.known_from(stream_id)
+        return self.table.has_ranges(stream_id, range(first, range_index))
+
+    def writers_at_end(self, sealed: HostedRange) -> bytes:
+        """Return the writers at the end of a sealed range as they go over the wire.
+
+        Empty if nothing is to be told: it took nothing of any writer, or is not the last one here.
+        """
+        is_last = self.table.range_at(sealed.stream_id, -1) is sealed
+        if not is_last or not self.knows_writers(*sealed.key):
+            return b""
+        return encode_writers(self.writers.writers_of(sealed.stream_id))
 
     async def seal(self, stream_id: int, range_index: int) -> HostedRange:
         """Seal a range that was learned for ever; return it once that is durable.
@@ -148,7 +184,9 @@ class RangeHost:
         if self.table.has_stream(placed.stream_id):
             self.table.range_at(placed.stream_id, -1).receive(RangeInput.FETCH)
         if not self.table.has_range(placed.stream_id, placed.range_index):
-            await self._write(_created(placed))
+            await self._write(*self._news_of(PlacedRange(placed)))
+            if not self.knows_writers(placed.stream_id, placed.range_index):
+                self.look_up_soon(placed.stream_id)
 
     async def _write(self, *entries: Entry) -> None:
         try:
@@ -156,15 +194,14 @@ class RangeHost:
         except LogWriteError as error:
             raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
 
+    def _begin_look_up(self, stream_ids: Sequence[int]) -> None:
+        task = asyncio.create_task(self._look_up(stream_ids))
+        self._lookups.update(dict.fromkeys(stream_ids, task))
+
     async def _look_up(self, stream_ids: Sequence[int]) -> None:
         try:
-            placed = await self._placement.list_hosted_ranges(stream_ids)
-            entries = [
-                _created(placed_range)
-                for placed_range in placed
-                if placed_range.end_offset < 0
-                and not self.table.has_range(placed_range.stream_id, placed_range.range_index)
-            ]
+            found = await self._placement.list_hosted_ranges(stream_ids)
+            entries = [entry for each in found for entry in self._news_of(each)]
             if entries:
                 await self._write(*entries)
         except SbpError as error:
@@ -173,8 +210,18 @@ class RangeHost:
             for stream_id in stream_ids:
                 self._lookups.pop(stream_id, None)
 
-
-def _created(placed: StreamRange) -> Entry:
-    return Entry(
-        EntryKind.RANGE_CREATED, placed.stream_id, placed.range_index, placed.start_offset, 0
-    )
+    def _news_of(self, placed: PlacedRange) -> Iterator[Entry]:
+        """Yield what the log lacks of an open range: that it is here, and the writers before it."""
+        where = placed.stream_range
+        if where.end_offset >= 0:
+            return
+        key = (where.stream_id, where.range_index)
+        if not self.table.has_range(*key):
+            yield Entry(EntryKind.RANGE_CREATED, *key, where.start_offset, 0)
+        if placed.writers and not self.knows_writers(*key):
+            try:
+                count = len(decode_writers(placed.writers))
+            except LogCorruptionError as error:
+                _LOG.error("what the placement driver says of stream %d: %s", key[0], error)
+                return
+            yield Entry(EntryKind.RANGE_WRITERS, *key, where.start_offset, count, placed.writers)

@@ -18,12 +18,11 @@ from typing import Final, Protocol
 from sbp_core.errors import LogError, SbpError
 from sbp_core.log.cleaner import Cleaned, Cleaner
 from sbp_core.log.log import Log
-from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
 from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.rangeserver.retention import Held, Retention, expired_below
 from sbp_core.rangeserver.steady_time import SteadyTime
 from sbp_core.server.clock import Clock
-from sbp_core.wire.headers import StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class RetentionSource(Protocol):
     async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
         """Return the retention of the streams that exist."""
 
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         """Return the ranges of these streams that are placed on this server."""
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
@@ -136,7 +135,8 @@ class Housekeeping:
     async def _report(self, stream_ids: Sequence[int]) -> None:
         """Report where streams begin in ranges that the placement driver lets begin before."""
         offsets: dict[int, int] = {}
-        for placed in await self._source.list_hosted_ranges(stream_ids):
+        for each in await self._source.list_hosted_ranges(stream_ids):
+            placed = each.stream_range
             if not self._host.table.has_range(placed.stream_id, placed.range_index):
                 continue
             hosted = self._host.table.range_at(placed.stream_id, placed.range_index)

@@ -13,6 +13,7 @@ from sbp_core.client import AsyncClient, RetryPolicy
 from sbp_core.client.placement import chunks
 from sbp_core.errors import InvalidRequestError, NotFoundError, SbpError
 from sbp_core.log.disk import Disk
+from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
 from sbp_core.rangeserver.retention import Retention
 from sbp_core.wire.headers import (
@@ -29,7 +30,6 @@ from sbp_core.wire.headers import (
     RangeServer,
     ReportMetricsRequest,
     ReportMetricsResponse,
-    StreamRange,
     TrimmedStream,
     TrimStreamsRequest,
     TrimStreamsResponse,
@@ -113,25 +113,25 @@ class Membership:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
 
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[StreamRange]:
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES)."""
-        placed: list[StreamRange] = []
+        placed: list[PlacedRange] = []
         for start in range(0, len(stream_ids), limits.STREAMS_PER_CALL):
             placed += await self._list_some(stream_ids[start : start + limits.STREAMS_PER_CALL])
         return placed
 
-    async def _list_some(self, stream_ids: Sequence[int]) -> list[StreamRange]:
+    async def _list_some(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         me = self.self_table()
         answers: list[ListRangesResponse] = []
         for chunk in chunks(stream_ids):
             owners = tuple(RangeCriteria(me, stream_id) for stream_id in chunk)
             request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
             answers += await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse)
-        placed: list[StreamRange] = []
+        placed: list[PlacedRange] = []
         for result in (each for answer in answers for each in answer.list_responses):
             error = maybe_error(result.status)
             if error is None:
-                placed.extend(result.ranges)
+                placed.extend(PlacedRange(each, result.writers) for each in result.ranges)
             elif not isinstance(error, NotFoundError):
                 raise error
         return placed

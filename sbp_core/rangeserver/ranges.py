@@ -155,6 +155,11 @@ class RangeTable:
         """Whether this very range is hosted here."""
         return range_index in self._streams.get(stream_id, ())
 
+    def has_ranges(self, stream_id: int, range_indexes: range) -> bool:
+        """Whether all these ranges are hosted here."""
+        own = self._streams.get(stream_id, {})
+        return all(range_index in own for range_index in range_indexes)
+
     def lacks(self, stream_id: int, range_index: int, *, is_append: bool) -> bool:
         """Whether the placement driver may know a range that is wanted and not known here."""
         latest = self._latest.get(stream_id)

@@ -109,7 +109,8 @@ class RangeServer:
         self._membership = membership
         committer = GroupCommitter(self._log, settings.sync_interval_ms)
         self._committer = committer
-        host = RangeHost(RangeTable(self._log.ranges()), committer, self._waiters, membership)
+        table = RangeTable(self._log.ranges())
+        host = RangeHost(table, committer, self._waiters, membership, self._log.writers)
         metrics = self._metrics
         append = AppendHandler(
             host, committer, self._disk_space, clock=self._clock, metrics=metrics

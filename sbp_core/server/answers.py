@@ -28,15 +28,19 @@ async def respond_in_parts(
 
 
 async def respond_all(
-    call: ServerCall, results: Sequence[T], make: Callable[[tuple[T, ...]], object]
+    call: ServerCall,
+    results: Sequence[T],
+    make: Callable[[tuple[T, ...]], object],
+    *,
+    weigh: Callable[[T], int] | None = None,
 ) -> None:
-    """Send results, RESULTS_PER_FRAME in each frame."""
-    if len(results) <= limits.RESULTS_PER_FRAME:
+    """Send results, RESULTS_PER_FRAME in each frame; `weigh` says for how many each counts."""
+    if len(results) <= limits.RESULTS_PER_FRAME and weigh is None:
         await call.respond(make(tuple(results)))
         return
 
     async def parts() -> AsyncIterator[tuple[T, ...]]:
-        for part in cut(results):
+        for part in cut(results) if weigh is None else cut_by_weight(results, weigh):
             yield tuple(part)
 
     await respond_in_parts(call, parts(), make)
@@ -46,3 +50,16 @@ def cut(items: Sequence[T]) -> list[Sequence[T]]:
     """Cut into what goes into one frame each."""
     starts = range(0, len(items), limits.RESULTS_PER_FRAME)
     return [items[start : start + limits.RESULTS_PER_FRAME] for start in starts]
+
+
+def cut_by_weight(items: Sequence[T], weigh: Callable[[T], int]) -> list[Sequence[T]]:
+    """Cut into what goes into one frame each, where an item counts for several; one always fits."""
+    parts: list[Sequence[T]] = []
+    start = total = 0
+    for at, item in enumerate(items):
+        weight = weigh(item)
+        if total + weight > limits.RESULTS_PER_FRAME and at > start:
+            parts.append(items[start:at])
+            start, total = at, 0
+        total += weight
+    return [*parts, items[start:]]

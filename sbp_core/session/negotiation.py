@@ -12,6 +12,7 @@ first frame after that arrived.
     handler-duration  -                           -
     isolation         name of the class           the same
     header-checksum   -                           -
+    idempotent-append -                           -
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class FeatureName(enum.StrEnum):
     HANDLER_DURATION = "handler-duration"
     ISOLATION = "isolation"
     HEADER_CHECKSUM = "header-checksum"
+    IDEMPOTENT_APPEND = "idempotent-append"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Agreement:
     does not wait for any longer. `connection_id`: the server's number for the connection, which
     its log shows. `has_handler_duration`: answers tell how long the server took. `isolation`: the
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
-    are of whole frames.
+    are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     """
 
     has_compression: bool = False
@@ -62,6 +64,7 @@ class Agreement:
     has_handler_duration: bool = False
     isolation: str = ""
     has_header_checksum: bool = False
+    has_idempotent_append: bool = False
 
 
 NOTHING: Final = Agreement()
@@ -95,6 +98,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.DEADLINE),
         Feature(FeatureName.CONNECTION_ID),
         Feature(FeatureName.HEADER_CHECKSUM),
+        Feature(FeatureName.IDEMPOTENT_APPEND),
     ]
     if wishes.compression:
         offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
@@ -128,7 +132,12 @@ def settle(offered: Iterable[Feature], answered: Iterable[Feature]) -> Agreement
 
 def _maybe_accept(feature: Feature, connection_id: int) -> Feature | None:
     match feature.name:
-        case FeatureName.DEADLINE | FeatureName.HANDLER_DURATION | FeatureName.HEADER_CHECKSUM:
+        case (
+            FeatureName.DEADLINE
+            | FeatureName.HANDLER_DURATION
+            | FeatureName.HEADER_CHECKSUM
+            | FeatureName.IDEMPOTENT_APPEND
+        ):
             return Feature(feature.name)
         case FeatureName.CONNECTION_ID:
             return Feature(feature.name, _CONNECTION_ID.pack(connection_id))
@@ -151,4 +160,5 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
         has_handler_duration=FeatureName.HANDLER_DURATION in data,
         isolation=isolation.decode("ascii", "replace"),
         has_header_checksum=FeatureName.HEADER_CHECKSUM in data,
+        has_idempotent_append=FeatureName.IDEMPOTENT_APPEND in data,
     )

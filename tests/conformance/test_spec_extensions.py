@@ -126,7 +126,7 @@ def test_a_stream_is_named_by_its_range_or_by_its_id_alone(at_server, how):
 
 @pytest.mark.parametrize("field", [{"writer_id": "w"}, {"sequence": 1}, {"txn_id": "t"}])
 def test_a_guarantee_that_is_not_given_is_refused(at_server, field):
-    """No field that asks for more than the server does is ignored."""
+    """No field that asks for more than the server does is ignored, nor half of a number."""
 
     async def test(client, placed):
         request, payload = append_request((placed, batch()))

@@ -80,6 +80,24 @@ def test_a_client_repeats_appends_of_unknown_outcome(tmp_path, history, rng):
     assert "duplicated" in found(history)
 
 
+@pytest.mark.parametrize("alterations", [[], ["no-dedupe"]], ids=["unbroken", "broken"])
+def test_numbered_appends_are_appended_as_often_as_they_come(tmp_path, history, rng, alterations):
+    with proxied_cluster(tmp_path, alterations) as proxied:
+        stream_ids = new_streams(proxied.endpoint)
+        proxy = proxied.to_range_server
+        with Workload(
+            *(proxied.endpoint, history, rng, stream_ids), changes=False, writers=2, numbering=2
+        ) as workload:
+            for _ in range(5):
+                before = proxy.injected["Reset"]
+                proxy.inject(Reset(0), TO_CLIENT, Opcode.APPEND, count=1)
+                while proxy.injected["Reset"] == before:
+                    workload.wait_for_progress()
+            workload.wait_for_progress()
+        list_streams(proxied.endpoint, history, stream_ids)
+    assert found(history) == ({"duplicated"} if alterations else set())
+
+
 def test_frames_are_not_checked(tmp_path, history):
     with proxied_cluster(tmp_path, ["no-checksums"]) as proxied:
         (stream_id,) = new_streams(proxied.endpoint, 1)

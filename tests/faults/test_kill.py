@@ -37,7 +37,9 @@ def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
     kill_count = 0
     with FaultCluster(tmp_path, alterations=alterations) as cluster:
         stream_ids = some_streams(cluster, history)
-        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+        with Workload(
+            *(cluster.endpoint, history, rng, stream_ids), writers=4, numbering=2
+        ) as workload:
             while kill_count < rounds(25) or not was_all_done(cluster, history):
                 assert kill_count < 10 * rounds(25), "the server never did all that it can"
                 live(cluster, workload, rng.uniform(0, LIFE_SECONDS_MAX))

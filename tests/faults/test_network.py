@@ -20,7 +20,7 @@ from fault_proxy import Corrupt, Delay, Direction, Hold, Reset, Split, Swallow
 from proxied_cluster import proxied_cluster
 from workload import Workload, encode_record, everything, fetch_once, list_streams, new_streams
 
-from sbp_core.client import AppendItem, RetryPolicy, StreamSpec
+from sbp_core.client import AppendItem, RetryPolicy, StreamSpec, Writer
 from sbp_core.errors import Outcome, SbpError
 from sbp_core.wire.opcodes import Opcode
 
@@ -57,8 +57,9 @@ def stream_id(cluster):
 class Appender:
     """Appends one record at a time, and journals it."""
 
-    def __init__(self, driver, history, stream_id):
+    def __init__(self, driver, history, stream_id, writer=None):
         self.driver, self.history, self.stream_id = driver, history, stream_id
+        self.writer = writer
         self.count = 0
 
     def append_in_vain(self):
@@ -73,7 +74,8 @@ class Appender:
         batch = rows_batch([encode_record(name, 40)], self.stream_id)
         number = self.history.invoke("writer", "append", stream=self.stream_id, records=[name])
         try:
-            (outcome,) = self.driver.do("append", [AppendItem(self.stream_id, batch)])
+            item = AppendItem(self.stream_id, batch)
+            (outcome,) = self.driver.do("append", [item], writer=self.writer)
         except SbpError as error:
             if error.outcome is Outcome.NOT_APPLIED:
                 raise
@@ -116,6 +118,41 @@ def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, dir
     found = names_found(cluster, history, stream_id)
     are_there = {name in found for name, _ in cut}
     assert are_there == {direction is TO_CLIENT}, "the server gets a whole frame, or none"
+
+
+@both_clients
+@pytest.mark.parametrize("direction", Direction)
+def test_a_writer_is_cut_off_inside_a_frame(
+    cluster, history, rounds, stream_id, new_driver, direction
+):
+    """Wherever that is: what it appends is there once, and it is told so."""
+    proxy = cluster.to_range_server
+    driver = new_driver(cluster.endpoint)
+    appender = Appender(driver, history, stream_id, Writer())
+    assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
+    length = proxy.last_bytes[direction, Opcode.APPEND]
+    places = range(0, length, -(-length // rounds(25)))
+    for after_bytes in places:
+        proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
+        assert appender.append()[1] == "ok"
+    driver.close()
+    assert proxy.injected["Reset"] == len(places) > 10
+    assert len(names_found(cluster, history, stream_id)) == appender.count
+
+
+@both_clients
+def test_a_writer_whose_answers_come_too_late(cluster, history, stream_id, new_driver):
+    """It gives up waiting, and asks again; meanwhile the first request is on its way."""
+    driver = new_driver(cluster.endpoint)
+    appender = Appender(driver, history, stream_id, Writer())
+    assert appender.append()[1] == "ok"
+    proxy = cluster.to_range_server
+    for fault in (Swallow(), Delay(2 * SHORT_MS)):
+        for direction in Direction:
+            proxy.inject(fault, direction, Opcode.APPEND, count=1)
+            assert appender.append_in_vain()[1] == "ok"
+    driver.close()
+    assert len(names_found(cluster, history, stream_id)) == appender.count == 5
 
 
 @both_clients

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from log_files import logged, open_log
+from log_files import counted, logged, open_log
 from log_model import Model
 
 from sbp_core.errors import LogWriteError, Outcome
@@ -65,7 +65,8 @@ class LogLives(RuleBasedStateMachine):
         self.acknowledged = found
         self.synced_count = len(found)
         self.in_doubt = []
-        self.model = Model(entry for entry, _ in found)
+        self.model = Model(counted(found))
+        self.model.check_writers(self.log.writers)
 
     @property
     def is_usable(self) -> bool:
@@ -73,11 +74,12 @@ class LogLives(RuleBasedStateMachine):
 
     def group(self, seed: int) -> list[Entry]:
         choose = random.Random(seed)
-        model = Model(entry for entry, _ in self.acknowledged)
+        model = Model(counted(self.acknowledged))
         entries: list[Entry] = []
         for _ in range(choose.randrange(6)):
-            entries.append(model.random_entry(choose))
-            model.apply(entries[-1])
+            for entry in model.random_entries(choose):
+                entries.append(entry)
+                model.apply(entry)
         return entries
 
     @precondition(lambda self: self.is_usable)
@@ -98,6 +100,7 @@ class LogLives(RuleBasedStateMachine):
                 self.model.apply(entry)
             ranges = self.model.ranges()
             assert all(changed in ranges for changed in appended.ranges)
+            self.model.check_writers(self.log.writers)
 
     @precondition(lambda self: self.is_usable)
     @rule()

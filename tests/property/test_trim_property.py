@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.range_states import RangeStates
-from sbp_core.pd.model import NewStream, RangeRecord
+from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.rangeserver.ranges import RangeTable
 
@@ -49,7 +49,7 @@ def test_the_store_trims_by_the_definition(lengths, is_open, offsets):
                 if index:
                     store.create_ranges([RangeRecord(stream_id, index, start, None, 1, (1, 2))])
                 if end is not None:
-                    store.seal_ranges([(stream_id, index, end)])
+                    store.seal_ranges([SealedRange(stream_id, index, end)])
             for offset in offsets:
                 before, revision = expected, store.revision()
                 expected = remaining(before, offset)

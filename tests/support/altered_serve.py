@@ -110,6 +110,14 @@ def early_reads() -> None:
     committing.GroupCommitter._commit = commit
 
 
+def no_dedupe() -> None:
+    """A repeat is taken for the next batch of its writer."""
+    from sbp_core.rangeserver.writers import Writers
+
+    Writers.maybe_repeat = lambda *_: None
+    Writers.check_next = lambda *_: None
+
+
 def unverified_reads() -> None:
     """What is read from the log is served as it is."""
     from sbp_core.log import batches
@@ -140,6 +148,7 @@ ALTERATIONS = {
     "uncut-tail": uncut_tail,
     "forgotten-seals": forgotten_seals,
     "early-reads": early_reads,
+    "no-dedupe": no_dedupe,
     "unverified-reads": unverified_reads,
     "no-checksums": no_checksums,
 }

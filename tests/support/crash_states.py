@@ -108,10 +108,12 @@ class LifeOfALog:
         model = after(self.synced, self.in_doubt)
         group: list[Entry] = []
         for _ in range(self._chance.randrange(1, 4)):
-            group.append(model.random_entry(self._chance, BODY_BYTES_MAX))
-            model.apply(group[-1])
+            for entry in model.random_entries(self._chance, BODY_BYTES_MAX):
+                group.append(entry)
+                model.apply(entry)
         self._doubt(group)
-        is_durable = is_durable or any(entry.kind is not EntryKind.BATCH for entry in group)
+        appended = (EntryKind.BATCH, EntryKind.WRITER_MARK)
+        is_durable = is_durable or any(entry.kind not in appended for entry in group)
         self._log.append(group, is_durable=is_durable)
         if is_durable:
             self._note_sync()
@@ -258,6 +260,8 @@ def found(log: Log, synced: Model, in_doubt: list[Entry]) -> Model:
         entry = next(rest, None)
         assert entry is not None, f"{log.ranges()} are told, {model.ranges()} were synced"
         model.apply(entry)
+    model.maybe_mark = None  # a batch that comes later is not the one that was meant
+    model.check_writers(log.writers)
     for logged in log.ranges():
         if logged.state is not RangeState.DELETED:
             check_batches(log, model, logged.key)

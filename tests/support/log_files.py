@@ -43,10 +43,20 @@ def logged(disk: Disk, directory: Path = DIRECTORY) -> list[tuple[Entry, Locatio
         for item in SegmentScanner(file, base, segment.size).entries():
             assert not isinstance(item, Damage), item
             entry, location = item
-            if entry.kind is not EntryKind.SNAPSHOT:
+            if entry.kind not in (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS):
                 found.append((entry_copy(entry), location))
         file.close()
     return found
+
+
+def counted(found: list[tuple[Entry, Location]]) -> list[Entry]:
+    """The entries that mean something: a mark does not unless its batch is right behind it."""
+    positions = {location.position for _, location in found}
+    return [
+        entry
+        for entry, location in found
+        if entry.kind is not EntryKind.WRITER_MARK or location.end in positions
+    ]
 
 
 def entries(disk: Disk, directory: Path = DIRECTORY) -> list[Entry]:

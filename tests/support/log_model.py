@@ -7,10 +7,13 @@ from collections.abc import Iterable
 
 from log_files import batch, created
 
+from sbp_core import limits
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.range_states import LoggedRange, RangeState
+from sbp_core.log.writer_states import WriterStates, decode_mark, mark_of
 
 STREAMS = 3
+WRITERS = ("v", "w")
 
 Key = tuple[int, int]
 
@@ -23,6 +26,10 @@ class Model:
         self.first: dict[Key, int] = {}
         self.start: dict[Key, int] = {}
         self.state: dict[Key, RangeState] = {}
+        self.numbered: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        """By stream and writer: base offset and count of each batch, from sequence 0 on."""
+        self.maybe_mark: Entry | None = None
+        """What was applied last, if that is a mark."""
         for entry in entries:
             self.apply(entry)
 
@@ -31,6 +38,8 @@ class Model:
         other.batches = {key: list(batches) for key, batches in self.batches.items()}
         other.first, other.start = dict(self.first), dict(self.start)
         other.state = dict(self.state)
+        other.numbered = {writer: list(batches) for writer, batches in self.numbered.items()}
+        other.maybe_mark = self.maybe_mark
         return other
 
     def tail(self, key: Key) -> int:
@@ -40,17 +49,26 @@ class Model:
     def apply(self, entry: Entry) -> None:
         key = (entry.stream_id, entry.range_index)
         own = [each for each in self.batches if each[0] == entry.stream_id]
+        maybe_mark, self.maybe_mark = self.maybe_mark, None
         match entry.kind:
+            case EntryKind.WRITER_MARK:
+                self.maybe_mark = entry
             case EntryKind.RANGE_CREATED if key not in self.batches:
                 self.batches[key] = []
                 self.first[key] = self.start[key] = entry.base_offset
                 self.state[key] = RangeState.OPEN
             case EntryKind.BATCH:
                 self.batches[key].append(entry)
+                if maybe_mark is not None:
+                    writer = (entry.stream_id, decode_mark(maybe_mark)[0])
+                    placed = (entry.base_offset, entry.count)
+                    self.numbered.setdefault(writer, []).append(placed)
             case EntryKind.SEAL:
                 self.state[key] = self.state[key].or_later(RangeState.SEALED)
             case EntryKind.STREAM_DELETED:
                 self.state |= dict.fromkeys(own, RangeState.DELETED)
+                for writer in [each for each in self.numbered if each[0] == entry.stream_id]:
+                    del self.numbered[writer]
             case EntryKind.TRIM:
                 for each in own:
                     offset = min(entry.base_offset, self.tail(each))
@@ -66,6 +84,25 @@ class Model:
         """The batches of a range that hold a record that was not trimmed."""
         start = self.start[key]
         return [each for each in self.batches[key] if each.base_offset + each.count > start]
+
+    def check_writers(self, states: WriterStates) -> None:
+        """Fail unless these are the writers, and the places of their last batches."""
+        assert len(states) == len(self.numbered)
+        for writer, placed in self.numbered.items():
+            state = states.maybe_writer(*writer)
+            assert state is not None
+            assert state.last_sequence == len(placed) - 1
+            kept = [(batch.base_offset, batch.record_count) for batch in state.batches]
+            assert kept == placed[-limits.WRITER_BATCHES_KEPT :]
+
+    def random_entries(self, choose: random.Random, body_bytes_max: int = 200) -> list[Entry]:
+        """Entries that may come next: one, or a mark with its batch."""
+        entry = self.random_entry(choose, body_bytes_max)
+        if entry.kind is not EntryKind.BATCH or choose.random() < 0.5:
+            return [entry]
+        writer_id = choose.choice(WRITERS)
+        sequence = len(self.numbered.get((entry.stream_id, writer_id), ()))
+        return [mark_of(entry, writer_id, sequence), entry]
 
     def random_entry(self, choose: random.Random, body_bytes_max: int = 200) -> Entry:
         """An entry that may come next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -14,7 +15,7 @@ from client_drivers import BlockingDriver, Driver
 from core_cluster import rows_batch, values_of
 from history import History
 
-from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
+from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec, Writer
 from sbp_core.errors import OffsetOutOfRangeError, Outcome, SbpError
 
 PROGRESS_SECONDS = 90
@@ -23,6 +24,7 @@ FAILURE_PAUSE_SECONDS = 0.05
 """Before the next operation of a client whose last one failed: servers need time to come back."""
 CHANGE_PAUSE_SECONDS = 0.2
 AUDIT_BUDGET_MS = 60_000
+LISTINGS_MAX = 5
 
 NewDriver = Callable[..., Driver]
 
@@ -58,7 +60,8 @@ class Workload:
     """Writers, a reader, and with `changes` one who trims and seals. Starts and stops once.
 
     Writers do not try again what failed, so that each outcome is that of a single call;
-    `retry_unknown` lets them, which duplicates. `drivers` are the clients to use, in turn.
+    `retry_unknown` lets them, which duplicates. The first `numbering` of them number their batches
+    and try again until they are appended. `drivers` are the clients to use, in turn.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Workload:
         stream_ids: Sequence[int],
         *,
         writers: int = 3,
+        numbering: int = 0,
         drivers: Sequence[NewDriver] = (BlockingDriver,),
         timeout_ms: int = 5_000,
         changes: bool = True,
@@ -82,10 +86,15 @@ class Workload:
         self._retry_unknown = retry_unknown
         self._record_bytes_max = record_bytes_max
         self._acknowledged = [0] * writers
+        self._numbering = [Writer() for _ in range(numbering)]
+        """Writers of this run: an id that was used before is not to be used again."""
         self._positions = dict.fromkeys(stream_ids, 0)
         self._stopping = threading.Event()
         self._failures: list[BaseException] = []
-        roles = [partial(self._write, index) for index in range(writers)]
+        roles = [
+            partial(self._write_numbered if index < numbering else self._write, index)
+            for index in range(writers)
+        ]
         roles += [self._read, *([self._change] if changes else [])]
         self._threads = [
             threading.Thread(
@@ -146,6 +155,40 @@ class Workload:
             records=names,
         )
         self._acknowledged[index] += outcomes is not None
+
+    def _write_numbered(self, index: int, driver: Driver, rng: random.Random) -> None:
+        """Append some batches in one call, again and again until they are acknowledged."""
+        stream_id = rng.choice(self._stream_ids)
+        names = [
+            [f"{index}-{rng.getrandbits(48):012x}/{row}" for row in range(rng.randint(1, 3))]
+            for _ in range(rng.randint(1, 3))
+        ]
+        items = [
+            AppendItem(
+                stream_id,
+                rows_batch(
+                    [encode_record(name, rng.randrange(self._record_bytes_max)) for name in each],
+                    stream_id,
+                ),
+            )
+            for each in names
+        ]
+        numbers = [
+            self._history.invoke(f"writer-{index}", "append", stream=stream_id, records=each)
+            for each in names
+        ]
+        while not self._stopping.is_set():
+            try:
+                outcomes = driver.do("append", items, writer=self._numbering[index])
+            except SbpError as error:
+                if not error.retriable:
+                    raise
+                self._stopping.wait(FAILURE_PAUSE_SECONDS)
+                continue
+            for number, outcome in zip(numbers, outcomes, strict=True):
+                self._history.ok(number, base_offset=outcome.base_offset)
+            self._acknowledged[index] += 1
+            return
 
     def _read(self, driver: Driver, rng: random.Random) -> None:
         stream_id = rng.choice(self._stream_ids)
@@ -215,13 +258,21 @@ def list_streams(endpoint: str, history: History, stream_ids: Sequence[int]) -> 
     for stream_id in stream_ids:
         number = history.invoke("auditor", "list", stream=stream_id)
         try:
-            history.ok(number, **everything(driver, stream_id))
+            history.ok(number, **everything_kept(driver, stream_id))
         except SbpError as error:
             history.fail(number, error)
         number = history.invoke("auditor", "ranges", stream=stream_id)
         ranges = driver.do("list_ranges", [stream_id])
         history.ok(number, ranges=triples(ranges[stream_id]))
     driver.close()
+
+
+def everything_kept(driver: Driver, stream_id: int) -> dict[str, Any]:
+    """What a stream holds; anew when its retention trims it meanwhile."""
+    for _ in range(LISTINGS_MAX):
+        with contextlib.suppress(OffsetOutOfRangeError):
+            return everything(driver, stream_id)
+    return everything(driver, stream_id)
 
 
 def everything(driver: Driver, stream_id: int) -> dict[str, Any]:

@@ -40,6 +40,10 @@ from sbp_core.errors import (
     ThrottledError,
     TransportError,
     UnsupportedError,
+    WriterGapError,
+    WriterRepeatError,
+    WritersNotThereError,
+    WriterUnknownError,
     error_for_code,
 )
 from sbp_core.wire.status import SUCCESS_CODES, maybe_error, status_for
@@ -72,6 +76,10 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.RS_DATA_CORRUPTED: (StorageError, False, False, MAYBE),
     StatusCode.RS_DISK_FULL: (DiskFullError, AGAIN, False, NO),
     StatusCode.RS_SHUTTING_DOWN: (ShuttingDownError, AGAIN, LOOK_UP, NO),
+    StatusCode.WRITER_GAP: (WriterGapError, False, False, NO),
+    StatusCode.WRITER_REPEAT: (WriterRepeatError, False, False, Outcome.APPLIED),
+    StatusCode.WRITER_UNKNOWN: (WriterUnknownError, False, False, NO),
+    StatusCode.WRITERS_NOT_THERE: (WritersNotThereError, AGAIN, LOOK_UP, NO),
 }
 
 PLAIN = {

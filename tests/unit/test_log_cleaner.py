@@ -24,7 +24,7 @@ from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.batches import read_bodies
 from sbp_core.log.cleaner import Cleaned, Cleaner
 from sbp_core.log.disk import Disk, OsDisk, OsFile
-from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
 from sbp_core.log.index_file import index_path
 from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeState
@@ -417,13 +417,26 @@ def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment_but_from_its_in
     log = filled(disk)
     log.append([trim(1, 30)])
     assert cleaner(log).clean().rewritten_count > 2
-    ranges = log.lookup.ranges_after(log.extent, len(log.extent.sealed) - 1)
+    ranges = log.ranges()
     disk.kill_process()
-    active = segment_path(DIRECTORY, segment_bases(disk)[-1])
-    inode = disk.names[active]
-    inode.truncate(SEGMENT_HEADER_BYTES + 10)
+    inode = disk.names[segment_path(DIRECTORY, segment_bases(disk)[-1])]
+    at = SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_HEADER_BYTES
+    inode.write(bytes([inode.cached[at] ^ 1]), at)
     with_index = disk_with(contents(disk))
     assert open_log(with_index, segment_bytes=SEGMENT_BYTES).ranges() == ranges
     del disk.names[index_path(DIRECTORY, segment_bases(disk)[-2])]
+    with pytest.raises(LogCorruptionError, match="was compacted"):
+        open_log(disk, segment_bytes=SEGMENT_BYTES)
+
+
+def test_a_snapshot_that_was_cut_off_is_not_made_up_from_a_compacted_segment() -> None:
+    """No crash does that: it was whole before there was anything to compact."""
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(1, 30)])
+    assert cleaner(log).clean().rewritten_count > 2
+    disk.kill_process()
+    active = segment_path(DIRECTORY, segment_bases(disk)[-1])
+    disk.names[active].truncate(SEGMENT_HEADER_BYTES + 10)
     with pytest.raises(LogCorruptionError, match="was compacted"):
         open_log(disk, segment_bytes=SEGMENT_BYTES)

@@ -36,6 +36,7 @@ def test_everything_that_is_offered_is_agreed_on():
         has_handler_duration=True,
         isolation="nightly.backfill-1",
         has_header_checksum=True,
+        has_idempotent_append=True,
     )
 
 
@@ -45,6 +46,7 @@ def test_what_costs_something_is_offered_only_when_wished_for():
     assert agreement.isolation == ""
     assert agreement.has_deadline
     assert agreement.has_header_checksum
+    assert agreement.has_idempotent_append
 
 
 def test_a_peer_that_knows_nothing_agrees_to_nothing():

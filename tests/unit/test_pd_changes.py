@@ -8,7 +8,7 @@ from pd_cluster import by_stream, codes, runner
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, OffsetOutOfRangeError, StatusCode
-from sbp_core.pd.model import RangeRecord
+from sbp_core.pd.model import RangeRecord, SealedRange
 from sbp_core.wire.headers import (
     RangeServer,
     ReportMetricsRequest,
@@ -60,7 +60,7 @@ def store_sealed_ranges(cluster, stream_id, *ends):
     """Seal the stream's ranges at these ends, behind the back of range servers; all sealed."""
 
     def work(store):
-        store.seal_ranges([(stream_id, 0, ends[0])])
+        store.seal_ranges([SealedRange(stream_id, 0, ends[0])])
         for index, (start, end) in enumerate(itertools.pairwise(ends), 1):
             assert store.create_ranges([RangeRecord(stream_id, index, start, end, 1, (1,))]) == [
                 True

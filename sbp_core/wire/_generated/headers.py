@@ -631,6 +631,7 @@ class ListRangesResult:
     ranges: tuple[StreamRange, ...] = ()
     status: Status | None = None
     stream_id: int = -1
+    writers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -640,6 +641,7 @@ class SealRangesResult:
     stream_range: StreamRange | None = None
     status: Status | None = None
     stream_id: int = -1
+    writers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1105,11 +1107,13 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("ranges", 1, Vector(Table("StreamRange"))),
         Field("status", 2, Table("Status")),
         Field("stream_id", 3, Scalar("q"), -1),
+        Field("writers", 4, Octets()),
     ),
     SealRangesResult: (
         Field("stream_range", 0, Table("StreamRange")),
         Field("status", 1, Table("Status")),
         Field("stream_id", 2, Scalar("q"), -1),
+        Field("writers", 3, Octets()),
     ),
     StreamRanges: (
         Field("stream_id", 0, Scalar("q"), -1),

@@ -1,0 +1,307 @@
+"""What the entries of a log say of writers: who numbers batches, and where they were appended.
+
+A writer numbers its batches of a stream 0, 1, 2, ... Of each writer the last sequence is known, and
+where the last WRITER_BATCHES_KEPT batches are, or were: what is trimmed meanwhile stays known. Of a
+stream those WRITERS_PER_STREAM_MAX writers are remembered that appended last, of all streams
+WRITERS_MAX; of others nothing is known. What is remembered follows from the entries alone.
+
+Octets, big-endian. A WRITER_MARK has the body
+
+    0-7   sequence   i64
+    8-    writer id       ASCII, to the end
+
+The writers of a stream, as a RANGE_WRITERS entry has them in its body, and as they go from server
+to server, begin with an octet 1. Then, for each writer, the one that appended least recently first:
+
+    0     id length    u8
+    1     batch count  u8
+    2-9   last sequence  i64
+    10-   writer id, then for each batch, oldest first:
+          base_offset i64, record count u32, time_ms u64
+
+SNAPSHOT_WRITERS entries stand at the beginning of a segment, in front of the SNAPSHOT of its
+ranges, unless there is nothing to say: `base_offset` is the number of these entries, `range_index`
+counts them, `count` is the number of records in this one. A record is a stream_id i64, and a writer
+as above. Without a writer id it says from which range of the stream on its writers are known here;
+its last sequence is that range's index.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final, NamedTuple
+
+from sbp_core import limits
+from sbp_core.errors import LogCorruptionError
+from sbp_core.log.entry import Entry, EntryKind, Location
+
+_SEQUENCE: Final = struct.Struct(">q")
+_WRITER: Final = struct.Struct(">BBq")
+_BATCH: Final = struct.Struct(">qIQ")
+_STREAM: Final = struct.Struct(">q")
+_VERSION: Final = b"\x01"
+
+
+class NumberedBatch(NamedTuple):
+    """Where a batch of a writer was appended, and when, in ms since the epoch, UTC."""
+
+    base_offset: int
+    record_count: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """A writer: its last sequence, and where the batches up to that one are, the oldest first."""
+
+    writer_id: str
+    last_sequence: int
+    batches: tuple[NumberedBatch, ...]
+
+    def maybe_batch(self, sequence: int) -> NumberedBatch | None:
+        """Return where a batch was appended, None if it was not, or too long ago."""
+        at = sequence - self.last_sequence - 1
+        return self.batches[at] if -len(self.batches) <= at < 0 else None
+
+    def after(self, sequence: int, batch: NumberedBatch) -> WriterState:
+        """Return the writer with one more batch."""
+        kept = self.batches if sequence == self.last_sequence + 1 else ()
+        kept = kept[1 - limits.WRITER_BATCHES_KEPT :]
+        return WriterState(self.writer_id, sequence, (*kept, batch))
+
+
+class WriterStates:
+    """The writers of all streams at one position of the log.
+
+    One thread changes it, any may ask.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[int, OrderedDict[str, WriterState]] = {}
+        self._order: OrderedDict[tuple[int, str], None] = OrderedDict()
+        """Writers of all streams; those of each are in the same order."""
+        self._known_from: dict[int, int] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        """Return how many writers are remembered."""
+        return len(self._order)
+
+    def maybe_writer(self, stream_id: int, writer_id: str) -> WriterState | None:
+        """Return a writer of a stream."""
+        with self._lock:
+            return self._streams.get(stream_id, _NO_WRITERS).get(writer_id)
+
+    def writers_of(self, stream_id: int) -> list[WriterState]:
+        """Return the writers of a stream, the one that appended least recently first."""
+        with self._lock:
+            return list(self._streams.get(stream_id, _NO_WRITERS).values())
+
+    def known_from(self, stream_id: int) -> int:
+        """Return the index of the range at whose start the writers of a stream became known here.
+
+        From there on as far as all ranges of the stream are here.
+        """
+        return self._known_from.get(stream_id, 0)
+
+    def apply(self, entry: Entry, time_ms: int) -> None:
+        """Take in an entry; a WRITER_MARK only if its batch stands behind it.
+
+        Of the writers before a range the first entry counts: there may be appends since.
+        Raises LogCorruptionError for a body that makes no sense.
+        """
+        match entry.kind:
+            case EntryKind.WRITER_MARK:
+                writer_id, sequence = decode_mark(entry)
+                batch = NumberedBatch(entry.base_offset, entry.count, time_ms)
+                known = self.maybe_writer(entry.stream_id, writer_id)
+                writer = known or WriterState(writer_id, sequence - 1, ())
+                self._put(entry.stream_id, writer.after(sequence, batch))
+            case EntryKind.RANGE_WRITERS if entry.range_index > self.known_from(entry.stream_id):
+                self._forget(entry.stream_id)
+                self._known_from[entry.stream_id] = entry.range_index
+                for writer in decode_writers(entry.body):
+                    self._put(entry.stream_id, writer)
+            case EntryKind.STREAM_DELETED:
+                self._forget(entry.stream_id)
+                self._known_from.pop(entry.stream_id, None)
+
+    def forget_all(self) -> None:
+        """Forget all writers: what is known of them may be out of date."""
+        for stream_id in list(self._streams):
+            self._forget(stream_id)
+
+    def snapshot(self) -> Iterator[tuple[int, WriterState]]:
+        """Yield all that is known, as (stream id, writer) for `restore`.
+
+        For the thread that changes it.
+        """
+        for stream_id, range_index in self._known_from.items():
+            yield stream_id, WriterState("", range_index, ())
+        for stream_id, writer_id in self._order:
+            yield stream_id, self._streams[stream_id][writer_id]
+
+    def restore(self, stream_id: int, writer: WriterState) -> None:
+        """Take in one item of a `snapshot`."""
+        if writer.writer_id:
+            self._put(stream_id, writer)
+        else:
+            self._known_from[stream_id] = writer.last_sequence
+
+    def _put(self, stream_id: int, writer: WriterState) -> None:
+        """Remember a writer as the one that appended last; forget who is too many."""
+        with self._lock:
+            writers = self._streams.setdefault(stream_id, OrderedDict())
+            writers[writer.writer_id] = writer
+            writers.move_to_end(writer.writer_id)
+            self._order[stream_id, writer.writer_id] = None
+            self._order.move_to_end((stream_id, writer.writer_id))
+            if len(writers) > limits.WRITERS_PER_STREAM_MAX:
+                self._drop(stream_id, next(iter(writers)))
+            elif len(self._order) > limits.WRITERS_MAX:
+                self._drop(*next(iter(self._order)))
+
+    def _drop(self, stream_id: int, writer_id: str) -> None:
+        writers = self._streams[stream_id]
+        del writers[writer_id], self._order[stream_id, writer_id]
+        if not writers:
+            del self._streams[stream_id]
+
+    def _forget(self, stream_id: int) -> None:
+        with self._lock:
+            for writer_id in self._streams.pop(stream_id, _NO_WRITERS):
+                del self._order[stream_id, writer_id]
+
+
+_NO_WRITERS: Final[OrderedDict[str, WriterState]] = OrderedDict()
+
+
+class MarkReader:
+    """Reads the entries of a segment for what they say of writers.
+
+    A mark counts once its batch stands right behind it: a crash may have taken that. As what is
+    left of a group is always its beginning, there is never a batch without its mark.
+    """
+
+    def __init__(self) -> None:
+        self._mark: Entry | None = None
+        self._mark_end = 0
+
+    def take(self, entry: Entry, location: Location, time_ms: int, writers: WriterStates) -> None:
+        """Take the next entry. Raises LogCorruptionError if what it says makes no sense."""
+        if entry.kind is EntryKind.BATCH:
+            if self._mark is not None and self._mark_end == location.position:
+                writers.apply(self._mark, time_ms)
+            self._mark = None
+        elif entry.kind is EntryKind.WRITER_MARK:
+            self._mark = Entry(
+                entry.kind,
+                entry.stream_id,
+                entry.range_index,
+                entry.base_offset,
+                entry.count,
+                bytes(entry.body),
+            )
+            self._mark_end = location.end
+        else:
+            writers.apply(entry, time_ms)
+
+
+def mark_of(batch: Entry, writer_id: str, sequence: int) -> Entry:
+    """Return the WRITER_MARK to append right in front of a BATCH entry."""
+    body = _SEQUENCE.pack(sequence) + writer_id.encode("ascii")
+    return Entry(
+        EntryKind.WRITER_MARK,
+        batch.stream_id,
+        batch.range_index,
+        batch.base_offset,
+        batch.count,
+        body,
+    )
+
+
+def decode_mark(mark: Entry) -> tuple[str, int]:
+    """Return the writer id and the sequence of a WRITER_MARK. Raises LogCorruptionError."""
+    body = bytes(mark.body)
+    if len(body) <= _SEQUENCE.size:
+        raise LogCorruptionError(f"the mark of a writer has {len(body)} octets")
+    (sequence,) = _SEQUENCE.unpack_from(body)
+    return _decode_id(body[_SEQUENCE.size :]), sequence
+
+
+def encode_writers(writers: Iterable[WriterState]) -> bytes:
+    """Return the octets of the writers of a stream, in this order."""
+    return _VERSION + b"".join(map(_encode_writer, writers))
+
+
+def decode_writers(octets: bytes | bytearray | memoryview) -> list[WriterState]:
+    """Return the writers of a stream from their octets. Raises LogCorruptionError."""
+    data = bytes(octets)
+    if data[:1] != _VERSION:
+        raise LogCorruptionError("a description of writers is in a form that is not known")
+    writers, position = [], 1
+    while position < len(data):
+        writer, position = _decode_writer(data, position)
+        writers.append(writer)
+    return writers
+
+
+def encode_writer_snapshot(states: WriterStates) -> list[Entry]:
+    """Return the SNAPSHOT_WRITERS entries of `states`, none where nothing is known."""
+    records = [
+        _STREAM.pack(stream_id) + _encode_writer(writer) for stream_id, writer in states.snapshot()
+    ]
+    starts = range(0, len(records), limits.SNAPSHOT_WRITERS_PER_ENTRY)
+    chunks = [records[start : start + limits.SNAPSHOT_WRITERS_PER_ENTRY] for start in starts]
+    return [
+        Entry(EntryKind.SNAPSHOT_WRITERS, 0, at, len(chunks), len(chunk), b"".join(chunk))
+        for at, chunk in enumerate(chunks)
+    ]
+
+
+def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
+    """Return the records of one SNAPSHOT_WRITERS entry. Raises LogCorruptionError."""
+    data, position = bytes(entry.body), 0
+    records = []
+    while position < len(data):
+        (stream_id,) = _unpack(_STREAM, data, position)
+        writer, position = _decode_writer(data, position + _STREAM.size)
+        records.append((stream_id, writer))
+    if len(records) != entry.count:
+        raise LogCorruptionError(f"{len(records)} writers where {entry.count} should be")
+    return records
+
+
+def _encode_writer(writer: WriterState) -> bytes:
+    writer_id = writer.writer_id.encode("ascii")
+    head = _WRITER.pack(len(writer_id), len(writer.batches), writer.last_sequence)
+    return head + writer_id + b"".join(_BATCH.pack(*batch) for batch in writer.batches)
+
+
+def _decode_writer(data: bytes, position: int) -> tuple[WriterState, int]:
+    """Return the writer at `position`, and where the next one is."""
+    id_length, batch_count, last_sequence = _unpack(_WRITER, data, position)
+    start = position + _WRITER.size + id_length
+    end = start + batch_count * _BATCH.size
+    if end > len(data):
+        raise LogCorruptionError("a description of writers is cut off")
+    writer_id = _decode_id(data[start - id_length : start])
+    batches = tuple(map(NumberedBatch._make, _BATCH.iter_unpack(data[start:end])))
+    return WriterState(writer_id, last_sequence, batches), end
+
+
+def _decode_id(octets: bytes) -> str:
+    try:
+        return octets.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise LogCorruptionError("the id of a writer is not ASCII") from error
+
+
+def _unpack(form: struct.Struct, data: bytes, position: int) -> tuple[int, ...]:
+    if position + form.size > len(data):
+        raise LogCorruptionError("a description of writers is cut off")
+    return form.unpack_from(data, position)

@@ -1,0 +1,149 @@
+"""Writers of the blocking and the asyncio client: each batch is appended once, or in doubt."""
+
+from __future__ import annotations
+
+import pytest
+from client_answers import NO_RETRY, append_handler, batches
+from scripted_peer import placed, ranges, reset
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, AppendOutcome, Writer
+from sbp_core.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    Outcome,
+    StatusCode,
+    UnsupportedError,
+    WriterGapError,
+)
+from sbp_core.wire.headers import Feature, HeartbeatResponse
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+
+@pytest.fixture
+def server(peer):
+    """A server that knows writers, with one stream."""
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    accepted = (Feature("idempotent-append"),)
+    peer.script(Opcode.HEARTBEAT, lambda each: each.answer(HeartbeatResponse(features=accepted)))
+    peer.script(Opcode.APPEND, append_handler())
+    return peer
+
+
+def numbers(server):
+    """(writer id, sequence) of the batches of each APPEND frame."""
+    return [
+        [(info.writer_id, info.sequence) for info in exchange.header.append_requests]
+        for exchange in server.seen(Opcode.APPEND)
+    ]
+
+
+def items(*octets):
+    return [AppendItem(1, each) for each in octets]
+
+
+def test_batches_are_numbered_by_stream(make, server) -> None:
+    server.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, server.endpoint), placed(2, 0, 0, -1, server.endpoint)),
+    )
+    writer = Writer("me")
+    driver = make(server.endpoint)
+    driver.do("append", [*items(b"a"), AppendItem(2, b"b"), *items(b"c")], writer=writer)
+    driver.do("append", [AppendItem(2, b"d"), *items(b"e")], writer=writer)
+    assert numbers(server) == [
+        [("me", 0), ("me", 0), ("me", 1)],
+        [("me", 1), ("me", 2)],
+    ]
+
+
+def test_a_lost_append_is_repeated_with_its_numbers(make, server) -> None:
+    server.script(Opcode.APPEND, reset, append_handler())
+    made = make(server.endpoint).do("append", items(b"a", b"b"), writer=Writer("me"))
+    assert made == [AppendOutcome(1, 100, 7), AppendOutcome(1, 101, 7)]
+    assert numbers(server) == [[("me", 0), ("me", 1)]] * 2
+    assert [batches(each) for each in server.seen(Opcode.APPEND)] == [[b"a", b"b"]] * 2
+
+
+def test_no_more_is_in_flight_than_a_server_remembers(make, server) -> None:
+    kept = limits.WRITER_BATCHES_KEPT
+    make(server.endpoint).do("append", items(*[b"x"] * (2 * kept + 1)), writer=Writer("me"))
+    sequences = [[sequence for _, sequence in frame] for frame in numbers(server)]
+    assert sequences == [[*range(kept)], [*range(kept, 2 * kept)], [2 * kept]]
+
+
+def test_a_server_that_does_not_know_writers_is_not_asked(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    writer = Writer()
+    with pytest.raises(UnsupportedError, match="does not know idempotent appends") as caught:
+        make(peer.endpoint).do("append", items(b"a"), writer=writer)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert peer.seen(Opcode.APPEND) == []
+    assert writer.begin(items(b"another")) == [0]
+
+
+def test_what_is_in_doubt_comes_first(make, server) -> None:
+    writer = Writer("me")
+    driver = make(server.endpoint)
+    driver.do("append", items(b"a"), writer=writer)
+    server.script(Opcode.APPEND, reset)
+    impatient = make(server.endpoint, retry=NO_RETRY)
+    with pytest.raises(ConnectionLostError) as caught:
+        impatient.do("append", items(b"b", b"c"), writer=writer)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    server.script(Opcode.APPEND, append_handler())
+    for other in ([b"x"], [b"b", b"x"]):
+        with pytest.raises(ConfigurationError, match="in doubt"):
+            driver.do("append", items(*other), writer=writer)
+    driver.do("append", items(b"b"), writer=writer)
+    with pytest.raises(ConfigurationError, match="in doubt"):
+        driver.do("append", items(b"x"), writer=writer)
+    driver.do("append", items(b"c", b"d"), writer=writer)
+    assert [sequence for frame in numbers(server)[2:] for _, sequence in frame] == [1, 2, 3]
+
+
+def test_what_was_refused_leaves_its_number_to_the_next_one(make, server) -> None:
+    refused = append_handler(n1=StatusCode.INVALID_REQUEST, n2=StatusCode.WRITER_GAP)
+    server.script(Opcode.APPEND, refused, append_handler())
+    writer = Writer("me")
+    driver = make(server.endpoint)
+    with pytest.raises(Exception, match="item 1 of 3"):
+        driver.do("append", items(b"a", b"b", b"c"), writer=writer)
+    driver.do("append", items(b"x"), writer=writer)
+    assert numbers(server)[-1] == [("me", 1)]
+
+
+def test_a_gap_is_for_the_caller(make, server) -> None:
+    server.script(Opcode.APPEND, append_handler(n0=StatusCode.WRITER_GAP))
+    with pytest.raises(WriterGapError) as caught:
+        make(server.endpoint).do("append", items(b"a"), writer=Writer())
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert len(server.seen(Opcode.APPEND)) == 1
+
+
+def test_a_range_server_that_was_not_told_yet_is_asked_again(make, server) -> None:
+    lacking = append_handler(n0=StatusCode.WRITERS_NOT_THERE)
+    server.script(Opcode.APPEND, lacking, append_handler())
+    assert make(server.endpoint).do("append", items(b"a"), writer=Writer())
+    assert len(server.seen(Opcode.APPEND)) == 2
+
+
+def test_a_writer_does_one_thing_at_a_time() -> None:
+    writer = Writer()
+    assert writer.begin(items(b"a")) == [0]
+    with pytest.raises(ConfigurationError, match="one append at a time"):
+        writer.begin(items(b"b"))
+    writer.end(items(b"a"), {0}, ())
+    assert writer.begin(items(b"b")) == [1]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * (limits.WRITER_ID_LENGTH_MAX + 1)])
+def test_a_writer_needs_a_name_that_servers_take(name) -> None:
+    with pytest.raises(ConfigurationError, match="cannot name a writer"):
+        Writer(name)
+
+
+def test_writers_have_names_of_their_own() -> None:
+    assert Writer().writer_id != Writer().writer_id

@@ -1,0 +1,147 @@
+"""Marks of writers in a log that is torn, damaged, compacted or repaired."""
+
+from __future__ import annotations
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import (
+    DIRECTORY,
+    NOW_MS,
+    batch,
+    contents,
+    created,
+    disk_with,
+    open_log,
+    segment_bases,
+)
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.log.batches import read_bodies
+from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.inspection import inspect_log
+from sbp_core.log.repair import repair_log
+from sbp_core.log.segment import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.writer_states import decode_mark, decode_writers, mark_of
+
+SEGMENT_BYTES = 700
+FIRST_BODY = SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_HEADER_BYTES
+
+
+def numbered(offset: int, sequence: int, writer: str = "w") -> list[Entry]:
+    entry = batch(offset, 1, b"body %d" % offset)
+    return [mark_of(entry, writer, sequence), entry]
+
+
+def filled(disk: FaultyDisk, batch_count: int = 12, segment_bytes: int = SEGMENT_BYTES):
+    """A log of some segments with one writer."""
+    log = open_log(disk, segment_bytes=segment_bytes)
+    log.append([created()])
+    for sequence in range(batch_count):
+        log.append(numbered(sequence, sequence))
+    return log
+
+
+def last_sequence(log) -> int | None:
+    state = log.writers.maybe_writer(1, "w")
+    return None if state is None else state.last_sequence
+
+
+def spoil(disk: FaultyDisk, base: int, offset: int) -> None:
+    inode = disk.names[segment_path(DIRECTORY, base)]
+    inode.write(bytes([inode.cached[offset] ^ 1]), offset)
+
+
+def test_a_mark_says_whose_the_batch_behind_it_is() -> None:
+    entry = batch(7, 3)
+    mark = mark_of(entry, "some.writer-1", 2**40)
+    assert (mark.kind, mark.base_offset, mark.count) == (EntryKind.WRITER_MARK, 7, 3)
+    assert decode_mark(mark) == ("some.writer-1", 2**40)
+    assert mark.body == b"\0\0\1\0\0\0\0\0some.writer-1"
+
+
+@pytest.mark.parametrize("body", [b"", b"\0" * 8, b"\0" * 8 + b"\xff"])
+def test_a_mark_that_makes_no_sense_is_damage(body) -> None:
+    with pytest.raises(LogCorruptionError):
+        decode_mark(Entry(EntryKind.WRITER_MARK, 1, 0, 0, 1, body))
+
+
+@pytest.mark.parametrize("octets", [b"", b"\2", b"\1\1", b"\1\5\0" + b"\0" * 8 + b"shor"])
+def test_writers_that_make_no_sense_are_damage(octets) -> None:
+    with pytest.raises(LogCorruptionError):
+        decode_writers(octets)
+
+
+def test_a_mark_whose_batch_was_torn_off_means_nothing() -> None:
+    disk = FaultyDisk()
+    log = filled(disk, 2, 10_000)
+    location = log.append(numbered(2, 2)).locations[1]
+    disk.kill_process()
+    disk.names[segment_path(DIRECTORY, 0)].truncate(location.position)
+    log = open_log(disk)
+    assert last_sequence(log) == 1
+    log.append([batch(2)])
+    disk.kill_process()
+    log = open_log(disk)
+    assert last_sequence(log) == 1, "another batch took the place of the one that was marked"
+    assert log.ranges()[0].next_offset == 3
+
+
+def test_a_damaged_batch_is_still_its_writers() -> None:
+    disk = FaultyDisk()
+    log = filled(disk, 2, 10_000)
+    location = log.append(numbered(2, 2)).locations[1]
+    log.close()
+    spoil(disk, 0, location.position + ENTRY_HEADER_BYTES)
+    log = open_log(disk)
+    assert len(log.recovery.damaged_batches) == 1
+    assert last_sequence(log) == 2
+
+
+def test_a_damaged_mark_refuses_the_start_and_is_forgotten_by_a_repair() -> None:
+    disk = FaultyDisk()
+    log = filled(disk, 2, 10_000)
+    location = log.append(numbered(2, 2)).locations[0]
+    log.append(numbered(3, 0, "v"))
+    log.close()
+    spoil(disk, 0, location.position + ENTRY_HEADER_BYTES)
+    with pytest.raises(LogCorruptionError, match="proves that it was synced"):
+        open_log(disk)
+    repair_log(disk, DIRECTORY, inspect_log(disk, DIRECTORY), NOW_MS)
+    log = open_log(disk)
+    assert last_sequence(log) is None
+    assert log.writers.maybe_writer(1, "v") is not None
+    slots = list(log.batches_from((1, 0), 0))
+    assert [bytes(each) for each in read_bodies((1, 0), slots).octets] == [
+        b"body 0",
+        b"body 1",
+        b"body 2",
+        b"body 3",
+    ]
+
+
+def test_damaged_writers_of_a_snapshot_are_read_from_the_segment_before() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.close()
+    spoil(disk, segment_bases(disk)[-1], FIRST_BODY)
+    log = open_log(disk_with(contents(disk)), segment_bytes=SEGMENT_BYTES)
+    assert log.recovery.maybe_damaged_snapshot is not None
+    assert last_sequence(log) == 11
+    found = inspect_log(disk, DIRECTORY)
+    assert len(found.faults) == 1
+    assert not found.lost
+    repair_log(disk, DIRECTORY, found, NOW_MS)
+    assert inspect_log(disk, DIRECTORY).is_intact
+    assert last_sequence(open_log(disk, segment_bytes=SEGMENT_BYTES)) == 11
+
+
+def test_a_repair_of_an_older_segment_forgets_nobody() -> None:
+    disk = FaultyDisk()
+    filled(disk).close()
+    bases = segment_bases(disk)
+    assert len(bases) > 3
+    del disk.names[segment_path(DIRECTORY, bases[1])]
+    repair_log(disk, DIRECTORY, inspect_log(disk, DIRECTORY), NOW_MS)
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    assert last_sequence(log) == 11
+    assert inspect_log(disk, DIRECTORY).lost

@@ -1,0 +1,85 @@
+"""What the placement driver keeps of writers: those at the end of the last sealed range."""
+
+import sqlite3
+
+import pytest
+
+from sbp_core.log.writer_states import encode_writers
+from sbp_core.pd.model import NO_WRITERS, NewStream, RangeRecord, SealedRange
+from sbp_core.pd.sqlite_store import SqliteStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = SqliteStore(tmp_path)
+    yield store
+    store.close()
+
+
+def created(store, name="s"):
+    ((stream, _),) = store.create_streams([NewStream(name, 1, 1, 0, (1,))], 0)
+    return stream.stream_id
+
+
+def go_on(store, stream_id, index, writers=b""):
+    """Seal a range, and open the next one."""
+    assert store.seal_ranges([SealedRange(stream_id, index, 0, writers)]) == [True]
+    assert store.create_ranges([RangeRecord(stream_id, index + 1, 0, None, 1, (1,))]) == [True]
+
+
+def test_no_writers_are_what_a_range_server_says_of_none():
+    assert encode_writers([]) == NO_WRITERS
+
+
+def test_the_next_range_begins_with_the_writers_of_the_seal(store):
+    stream_id = created(store)
+    assert store.writers_before(stream_id, 0) == b""
+    go_on(store, stream_id, 0, b"first")
+    assert store.writers_before(stream_id, 1) == b"first"
+    assert store.seal_ranges([SealedRange(stream_id, 0, 9, b"too late")]) == [False]
+    go_on(store, stream_id, 1, b"second")
+    assert [store.writers_before(stream_id, index) for index in range(4)] == [
+        b"",
+        b"",
+        b"second",
+        b"",
+    ]
+
+
+def test_a_server_that_says_nothing_took_nothing(store):
+    stream_id = created(store)
+    go_on(store, stream_id, 0)
+    assert store.writers_before(stream_id, 1) == NO_WRITERS
+    go_on(store, stream_id, 1, b"known")
+    go_on(store, stream_id, 2)
+    assert store.writers_before(stream_id, 3) == b"known"
+
+
+def test_a_deleted_stream_takes_its_writers_along(store):
+    stream_id = created(store)
+    go_on(store, stream_id, 0, b"known")
+    store.delete_streams([stream_id])
+    assert store.writers_before(stream_id, 1) == b""
+
+
+def test_what_was_sealed_before_there_were_writers_has_none(tmp_path):
+    store = SqliteStore(tmp_path)
+    fresh, moved, sealed = created(store, "a"), created(store, "b"), created(store, "c")
+    go_on(store, moved, 0)
+    go_on(store, moved, 1)
+    store.trim_streams([(moved, 0)])
+    store.seal_ranges([SealedRange(sealed, 0, 4)])
+    store.close()
+    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
+        connection.execute("DROP TABLE writers")
+        connection.execute("UPDATE schema_version SET version = 3")
+    connection.close()
+    store = SqliteStore(tmp_path)
+    assert [store.writers_before(*key) for key in ((fresh, 1), (moved, 2), (sealed, 1))] == [
+        b"",
+        NO_WRITERS,
+        NO_WRITERS,
+    ]
+    go_on(store, fresh, 0)
+    assert store.writers_before(fresh, 1) == NO_WRITERS
+    store.close()
