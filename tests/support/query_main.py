@@ -81,14 +81,14 @@ def main(order) -> None:
 
         def write(frame, number):
             mark("writes")
-            if number == order.get("dies_in"):
-                os.killpg(0, signal.SIGKILL)
             columns = frame.select("stream_id", "offset", frame.value.cast("string"))
             rows = [tuple(row) for row in columns.collect()]
             unfinished = folder / "unfinished"
             unfinished.write_text(json.dumps(rows), encoding="utf-8")
             unfinished.replace(folder / f"batch-{number:06d}.{order['life']:04d}.json")
             mark("has written")
+            if number == order.get("dies_after"):  # and before the batch is committed
+                os.killpg(0, signal.SIGKILL)
 
         source = spark.readStream.format(order.get("source", "sbp")).options(**order["options"])
         writer = source.load().writeStream.foreachBatch(write)
