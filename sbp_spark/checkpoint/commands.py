@@ -54,7 +54,14 @@ def to_starting_offsets(options: Namespace) -> int:
             f"{checkpoint.folder} has no committed batch: start the new query as this one was"
         )
     checkpoint.check_committed(batch)
-    streams = source.offset(batch).streams
+    offset = source.offset(batch)
+    if offset.pending:
+        raise ConfigurationError(
+            f"at the end of batch {batch} it was not decided yet where streams"
+            f" {', '.join(map(str, sorted(offset.pending)))} start: a range server has been away"
+            " since the query began; let the query run until it is back"
+        )
+    streams = offset.streams
     write_line(json.dumps({str(each): streams[each].next_offset for each in sorted(streams)}))
     return 0
 

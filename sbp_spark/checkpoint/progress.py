@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
@@ -16,12 +17,13 @@ from sbp_spark.positions import display_name
 class StreamProgress:
     """How far a query has come in a stream; name, tail and lag if servers were asked.
 
-    What lies below `next_offset` is read for good. `begun_offset` is where the micro-batch ends
-    that was begun last, None in a stream that it no longer reads.
+    What lies below `next_offset` is read for good; None: a range server has been away since the
+    query began, so it is not decided yet where reading starts. `begun_offset` is where the
+    micro-batch ends that was begun last, None in a stream that it does not read.
     """
 
     stream_id: int
-    next_offset: int
+    next_offset: int | None
     begun_offset: int | None
     remark: str = ""
     stream: str | None = None
@@ -37,21 +39,28 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
     checkpoint = source.checkpoint
     last = checkpoint.maybe_last_committed
     done = {} if last is None else source.offset(last).streams
-    begun = source.offset(checkpoint.logged[-1]).streams
+    newest = source.offset(checkpoint.logged[-1])
+    begun = newest.streams
     positions = dict(sorted({**begun, **done}.items()))
+    pending = [
+        StreamProgress(stream_id, None, None, _stalled(newest.stalled[stream_id]))
+        for stream_id in sorted(newest.pending)
+    ]
     found = [
         StreamProgress(
             stream_id,
             at.next_offset if stream_id in done else at.base_offset or 0,
             begun[stream_id].next_offset if stream_id in begun else None,
-            _remark(at),
+            _remark(at, newest.stalled.get(stream_id)),
         )
         for stream_id, at in positions.items()
     ]
     if client is None:
-        return found
+        return found + pending
     there = _look(client, positions)
-    return [_compare(each, positions[each.stream_id], there.get(each.stream_id)) for each in found]
+    return [
+        _compare(each, positions[each.stream_id], there.get(each.stream_id)) for each in found
+    ] + pending
 
 
 class _Seen(NamedTuple):
@@ -69,6 +78,7 @@ def _look(client: Client, stream_ids: Collection[int]) -> dict[int, _Seen]:
 def _compare(each: StreamProgress, at: StreamPosition, seen: _Seen | None) -> StreamProgress:
     if seen is None or find_gone([at], {each.stream_id: seen.info.created_at_ms}):
         return replace(each, remark="deleted" if seen is None else "created anew since")
+    assert each.next_offset is not None, "its start is decided"
     first = max(each.next_offset, seen.bounds.start_offset)
     remark = each.remark
     if first > each.next_offset:
@@ -84,8 +94,15 @@ def _compare(each: StreamProgress, at: StreamPosition, seen: _Seen | None) -> St
     )
 
 
-def _remark(at: StreamPosition) -> str:
-    """Return where reading is to end, if it is to."""
+def _stalled(since_ms: int) -> str:
+    since = datetime.fromtimestamp(since_ms / 1000, UTC).isoformat(timespec="seconds")
+    return f"stalled: a range server was away, since {since}"
+
+
+def _remark(at: StreamPosition, stalled_since_ms: int | None) -> str:
+    """Return what reading waits for, or where it is to end, if it is to."""
+    if stalled_since_ms is not None:
+        return _stalled(stalled_since_ms)
     if at.target_offset is not None:
         return f"an available-now run goes on to {at.target_offset}"
     return "" if at.end_offset is None else f"read up to {at.end_offset} only"

@@ -9,13 +9,13 @@ from typing import Any
 METADATA = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
 
 
-def sbp_offset(**streams: Any) -> dict[str, Any]:
-    """An offset: by stream id (`s1`) the next offset, or several fields."""
+def sbp_offset(*, stalled: dict[str, int] | None = None, **streams: Any) -> dict[str, Any]:
+    """An offset: by stream id (`s1`) the next offset, or several fields; who is stalled, and since."""
     entries = {
         key.removeprefix("s"): {"created": 7, **(at if isinstance(at, dict) else {"next": at})}
         for key, at in sorted(streams.items())
     }
-    return {"streams": entries, "version": 1}
+    return {**({"stalled": stalled} if stalled else {}), "streams": entries, "version": 1}
 
 
 def write_checkpoint(folder: Path, *batches: Any, committed: int, first: int = 0) -> Path:

@@ -56,6 +56,22 @@ def test_what_was_read_and_what_is_read_again(run, folder):
     assert output.splitlines()[-1].split() == ["22", "-", "6", "6", "-", "-"]
 
 
+def test_streams_whose_servers_are_away(run, tmp_path):
+    """One was read before; where to start in the other was not decided yet."""
+    away = sbp_offset(stalled={"1": 1_700_000_000_000, "5": 1_700_000_000_000}, s1=15, s22=6)
+    folder = write_checkpoint(tmp_path / "checkpoint", away, committed=1)
+    streams = shown(run, folder)["streams"]
+    assert [(s["stream_id"], s["next_offset"], s["begun_offset"]) for s in streams] == [
+        *((1, 15, 15), (22, 6, 6), (5, None, None)),
+    ]
+    stalled = "stalled: a range server was away, since 2023-11-14T22:13:20+00:00"
+    assert [s["remark"] for s in streams] == [stalled, "", stalled]
+    assert run("show", folder)[0] == 0
+    code, output, error = run("to-starting-offsets", folder)
+    assert (code, output) == (2, "")
+    assert "not decided yet where streams 5 start" in error
+
+
 def test_nothing_is_committed_yet(run, tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", THREE[0], committed=0)
     assert [s["next_offset"] for s in shown(run, folder)["streams"]] == [4, 0]
