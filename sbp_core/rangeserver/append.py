@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from sbp_core import limits
 from sbp_core.errors import (
     DiskFullError,
-    InvalidRequestError,
     LogWriteError,
     RangeNotFoundError,
     RangeSealedError,
@@ -23,6 +22,13 @@ from sbp_core.errors import (
 )
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.writer_states import NumberedBatch, mark_of
+from sbp_core.rangeserver.append_items import (
+    Item,
+    Outcome,
+    check_extensions,
+    result_of,
+    split_payload,
+)
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.hosting import RangeHost
@@ -34,21 +40,11 @@ from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.wire.headers import (
-    AppendInfo,
     AppendRequest,
     AppendResponse,
-    AppendResult,
     Status,
 )
 from sbp_core.wire.status import SUCCESS, status_for
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    info: AppendInfo
-    stream_id: int
-    range_index: int
-    batch: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +52,13 @@ class _AppendFrame:
     """A frame that is being served; `began_at` is when it came."""
 
     call: ServerCall
-    items: Sequence[_Item]
+    items: Sequence[Item]
     began_at: float
 
     @property
     def places(self) -> list[tuple[int, int]]:
         """The ranges to append to, (stream id, range index)."""
         return [(item.stream_id, item.range_index) for item in self.items]
-
-
-_Outcome = Entry | NumberedAppend | NumberedBatch | Status
-"""Of an item: a batch to append, without and with a number; one that was; or why it is refused."""
 
 
 class AppendHandler(PromptHandler):
@@ -92,7 +84,7 @@ class AppendHandler(PromptHandler):
         """Take one APPEND frame; the rest is to wait until its batches are durable, or refused."""
         began_at = self._metrics.now()
         request = call.decode(AppendRequest)
-        items = list(_split_payload(request.append_requests, call.payload))
+        items = list(split_payload(request.append_requests, call.payload))
         frame = _AppendFrame(call, items, began_at)
         lacking = self._host.lacking(frame.places, is_append=True)
         if lacking:
@@ -126,7 +118,7 @@ class AppendHandler(PromptHandler):
     async def _finish(
         self,
         frame: _AppendFrame,
-        outcomes: Sequence[_Outcome],
+        outcomes: Sequence[Outcome],
         entries: Sequence[Entry],
         written: asyncio.Future[int] | None,
     ) -> None:
@@ -143,7 +135,7 @@ class AppendHandler(PromptHandler):
     def _append_numbered(
         self,
         frame: _AppendFrame,
-        accepted: Sequence[_Outcome],
+        accepted: Sequence[Outcome],
         entries: Sequence[Entry],
         numbered: Sequence[NumberedAppend],
         written: asyncio.Future[int] | None,
@@ -172,7 +164,7 @@ class AppendHandler(PromptHandler):
         return finish
 
     def _count(
-        self, frame: _AppendFrame, outcomes: Sequence[_Outcome], entries: Sequence[Entry]
+        self, frame: _AppendFrame, outcomes: Sequence[Outcome], entries: Sequence[Entry]
     ) -> None:
         item_count = failed_count = len(frame.items)
         if outcomes:
@@ -186,15 +178,13 @@ class AppendHandler(PromptHandler):
         )
         self._metrics.touch([(entry.stream_id, entry.range_index) for entry in entries])
 
-    def _accept(
-        self, item: _Item, entries: list[Entry], numbered: list[NumberedAppend]
-    ) -> _Outcome:
+    def _accept(self, item: Item, entries: list[Entry], numbered: list[NumberedAppend]) -> Outcome:
         """Give one batch its offsets and put it to the `entries`, or say why not.
 
         One that has a number and waits for the disk, now or since before, is put to `numbered`.
         """
         try:
-            _check_extensions(item.info)
+            check_extensions(item.info)
             record_count = peek_batch(item.batch).record_count
             if len(item.batch) > limits.BATCH_BYTES_MAX:
                 raise RecordBatchError(
@@ -222,7 +212,7 @@ class AppendHandler(PromptHandler):
 
     def _accept_numbered(
         self,
-        item: _Item,
+        item: Item,
         hosted: HostedRange,
         record_count: int,
         entries: list[Entry],
@@ -264,7 +254,7 @@ class AppendHandler(PromptHandler):
     async def _respond(
         self,
         frame: _AppendFrame,
-        outcomes: Sequence[_Outcome],
+        outcomes: Sequence[Outcome],
         maybe_time_ms: int | None = None,
         *,
         throttle_time_ms: int = 0,
@@ -273,67 +263,10 @@ class AppendHandler(PromptHandler):
         await respond_all(
             frame.call,
             [
-                _result(item, each, time_ms)
+                result_of(item, each, time_ms)
                 for item, each in zip(frame.items, outcomes, strict=True)
             ],
             lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
-        )
-
-
-def _result(item: _Item, outcome: _Outcome, time_ms: int) -> AppendResult:
-    base_offset, status = -1, SUCCESS
-    if isinstance(outcome, Entry):
-        base_offset = outcome.base_offset
-    elif isinstance(outcome, Status):
-        status = outcome
-    elif isinstance(outcome, NumberedBatch):
-        base_offset, time_ms = outcome.base_offset, outcome.time_ms
-    return AppendResult(
-        stream_id=item.stream_id,
-        request_index=item.info.request_index,
-        base_offset=base_offset,
-        stream_append_time_ms=time_ms,
-        status=status,
-    )
-
-
-def _split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable[_Item]:
-    """Cut the payload by the lengths of the header; refuse the frame when they do not add up."""
-    position = 0
-    for info in infos:
-        end = position + info.batch_length
-        if info.batch_length < 0 or end > len(payload):
-            raise InvalidRequestError(
-                StatusCode.INVALID_REQUEST,
-                f"the batch of request {info.request_index} takes octets {position}..{end} of a"
-                f" payload of {len(payload)}; nothing of this frame was appended",
-            )
-        stream_range = info.stream_range
-        stream_id = info.stream_id
-        if stream_id < 0 and stream_range is not None:
-            stream_id = stream_range.stream_id
-        range_index = stream_range.range_index if stream_range is not None else -1
-        yield _Item(info, stream_id, range_index, payload[position:end])
-        position = end
-    if position != len(payload):
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
-            f"the batches take {position} octets, the payload has {len(payload)}; nothing of this"
-            " frame was appended",
-        )
-
-
-def _check_extensions(info: AppendInfo) -> None:
-    """Refuse what this server does not honour: no guarantee is weakened silently."""
-    if info.txn_id is not None:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
-            "staged appends are not available on this server; append without txn_id",
-        )
-    if info.sequence >= 0 and info.writer_id is None:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
-            f"sequence {info.sequence} is nobody's; append with a writer_id, or without sequence",
         )
 
 

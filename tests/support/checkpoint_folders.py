@@ -10,7 +10,7 @@ METADATA = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}}
 
 
 def sbp_offset(*, stalled: dict[str, int] | None = None, **streams: Any) -> dict[str, Any]:
-    """An offset: by stream id (`s1`) the next offset, or several fields; since when who is stalled."""
+    """An offset: by stream id (`s1`) the next offset, or several fields."""
     entries = {
         key.removeprefix("s"): {"created": 7, **(at if isinstance(at, dict) else {"next": at})}
         for key, at in sorted(streams.items())
