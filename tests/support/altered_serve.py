@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 
 from sbp_core import limits
 
@@ -96,16 +95,18 @@ def early_reads() -> None:
 
     def commit(committer: committing.GroupCommitter, submissions) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
-        group = committing._Group(tuple(submissions))
+        appended = []
 
         def write():
-            appended = committer._log.append(entries, is_durable=False)
-            committer._loop.call_soon_threadsafe(committer._on_commit, appended.ranges)
+            appended.append(committer._log.append(entries, is_durable=False))
+            committer._loop.call_soon_threadsafe(committer._on_commit, appended[0].ranges)
             time.sleep(LATE_SYNC_SECONDS)
             committer._log.sync()
-            return appended
 
-        committer._run(write, partial(committer._on_written, group), group)
+        def acknowledge():
+            committer._acknowledge(submissions, appended[0], is_durable=True)
+
+        committer._run(committing._Job(write, acknowledge, submissions))
 
     committing.GroupCommitter._commit = commit
 
