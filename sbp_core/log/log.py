@@ -175,13 +175,22 @@ class Log:
         """Return all ranges as they are now, by stream and index."""
         return list(self._states)
 
-    def append(self, entries: Sequence[Entry], *, is_durable: bool = True) -> Appended:
+    def append(
+        self,
+        entries: Sequence[Entry],
+        *,
+        is_durable: bool = True,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> Appended:
         """Write `entries` as one group commit; return once they are durable.
 
         Without `is_durable` they are written only: they outlive this process, and a power cut once
         a later group is durable, or `sync` was called. For batches and their marks only where there
         is a cleaner: what is trimmed or deleted may be off the disk before it is known durably that
         it may.
+
+        `on_written` is called once a group of another thread would come behind this one. It is not
+        for a group with decisions: then that is so when this returns.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
@@ -202,6 +211,7 @@ class Log:
             self._note(group)
             self._syncing.acquire()  # before the next group can be written: syncs are in order
         try:
+            on_written()
             return self._finish(group)
         finally:
             self._syncing.release()

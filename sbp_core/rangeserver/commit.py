@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from sbp_core import limits
@@ -36,11 +37,15 @@ class _Submission:
 
 @dataclass(slots=True)
 class _Job:
-    """Work for a thread. `then` is called when it is done, as are the jobs before it."""
+    """Work for a thread. `then` is called when it is done, as are the jobs before it.
 
-    work: Callable[[], None]
+    `is_written`: what the next job writes comes behind this, so that one may begin.
+    """
+
+    work: Callable[[_Job], None]
     then: Callable[[], None]
     submissions: Sequence[_Submission] = ()
+    is_written: bool = False
     is_done: bool = False
 
 
@@ -120,8 +125,16 @@ class GroupCommitter:
         """Whether a thread is to begin with what is queued: one, or another for a lot."""
         if not self._jobs:
             return bool(self._queue) or self._is_sync_due
-        is_lot = self._queued_bytes >= limits.OVERLAPPING_GROUP_BYTES_MIN
-        return is_lot and len(self._jobs) == 1 and self._sync_interval_ms == 0
+        return (
+            self._is_lot_queued
+            and len(self._jobs) == 1
+            and self._jobs[0].is_written
+            and self._sync_interval_ms == 0
+        )
+
+    @property
+    def _is_lot_queued(self) -> bool:
+        return self._queued_bytes >= limits.OVERLAPPING_GROUP_BYTES_MIN
 
     def _begin_soon(self) -> None:
         """Let a thread work once all that arrived in this turn of the loop is queued."""
@@ -135,7 +148,7 @@ class GroupCommitter:
         self._is_begin_due = False
         if not self.failed.done() and self._is_wanted:
             if self._is_sync_due:
-                self._run(_Job(self._log.sync, self._on_synced))
+                self._run(_Job(lambda _: self._log.sync(), self._on_synced))
             else:
                 self._commit(self._take_group())
         elif not self._jobs:
@@ -148,8 +161,14 @@ class GroupCommitter:
         )
         appended: list[Appended] = []
 
-        def append() -> None:
-            appended.append(self._log.append(entries, is_durable=is_durable))
+        def on_written(job: _Job) -> None:
+            job.is_written = True
+            if self._is_lot_queued:  # what is queued from now on sees for itself
+                self._loop.call_soon_threadsafe(self._begin_soon)
+
+        def append(job: _Job) -> None:
+            written = partial(on_written, job)
+            appended.append(self._log.append(entries, is_durable=is_durable, on_written=written))
 
         def acknowledge() -> None:
             self._acknowledge(submissions, appended[0], is_durable=is_durable)
@@ -161,7 +180,7 @@ class GroupCommitter:
 
         def on_thread() -> None:
             try:
-                job.work()
+                job.work(job)
             except SbpError as error:
                 self._loop.call_soon_threadsafe(self._fail, error)
             except Exception as error:  # noqa: BLE001 - whoever waits must be told of all failures

@@ -97,7 +97,7 @@ def early_reads() -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
         appended = []
 
-        def write():
+        def write(_):
             appended.append(committer._log.append(entries, is_durable=False))
             committer._loop.call_soon_threadsafe(committer._on_commit, appended[0].ranges)
             time.sleep(LATE_SYNC_SECONDS)

@@ -233,3 +233,21 @@ def test_a_failed_sync_fails_what_was_written_meanwhile(tmp_path):
         assert committer.failed.done()
 
     run(tmp_path, body)
+
+
+def test_the_next_group_waits_until_the_one_before_it_is_written(tmp_path):
+    async def body(committer, disk, durable):
+        await begin(committer, disk)
+        log = committer._log
+        first = committer.submit([large(0)])
+        with log._writing:  # the thread cannot begin to write
+            await until(lambda: len(committer._jobs) == 1)
+            second = committer.submit([large(1)])
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(committer._jobs) == 1
+        await until(lambda: len(committer._jobs) == 2)
+        disk.gate.set()
+        await asyncio.gather(first, second)
+
+    run(tmp_path, body)
