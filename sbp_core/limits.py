@@ -218,6 +218,8 @@ PLACEMENT_DRIVERS_MAX: Final = 16
 """Nodes of a placement driver's cluster that a client takes note of."""
 STREAMS_PER_CALL: Final = 2_000
 """Streams that the client names in one metadata frame, so that the answer stays decodable."""
+BOUNDS_WATCHED_MIN: Final = 100
+"""Fewer streams are asked about each time: it takes a server less than finding what changed."""
 
 assert FRAME_BYTES_MIN < RECEIVE_BUFFER_BYTES < FRAME_BYTES_MAX
 assert STRING_BYTES_MAX < HEADER_BYTES_MAX < HEADER_DECODED_BYTES_MAX

@@ -99,6 +99,10 @@ class SourceOffset:
         """Streams of the query's start whose servers have been away since: nothing is read yet."""
         return frozenset(self.stalled.keys() - self.streams.keys())
 
+    def next_offsets(self) -> dict[int, int]:
+        """Return how far each stream is read, by id."""
+        return {stream_id: at.next_offset for stream_id, at in self.streams.items()}
+
     def to_json(self) -> dict[str, object]:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
         if self.is_initial:

@@ -32,6 +32,7 @@ from sbp_spark.offsets import (
     intervals,
 )
 from sbp_spark.options import SourceOptions, parse_source_options
+from sbp_spark.quiet import NOTHING_AHEAD, Quiet, is_quiet
 from sbp_spark.read_plan import plan_read
 from sbp_spark.record_sizes import RecordSizes
 from sbp_spark.schema import check_source_schema, source_arrow_schema
@@ -57,6 +58,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._maybe_trigger: Trigger | None = None
         self._maybe_losses: LossPolicy | None = None
         self._maybe_commits: Commits | None = None
+        self._maybe_quiet: Quiet | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the constant that stands for the start of a fresh query."""
@@ -91,9 +93,15 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         with plain_errors():
             self._trigger.on_asked()
-            begin = SourceOffset.from_json(start)
-            self._look(begin)
-            begin, gone = self._losses.settle_gone(begin, self._snapshot)
+            quiet, self._maybe_quiet = self._maybe_quiet, None
+            if quiet is not None and start != quiet.answer:
+                quiet = None
+            given = SourceOffset.from_json(start) if quiet is None else quiet.offset
+            self._look(given, quiet)
+            if quiet is not None and self._snapshot is quiet.snapshot:
+                self._maybe_quiet = quiet
+                return self._go_nowhere(quiet, limit)
+            begin, gone = self._losses.settle_gone(given, self._snapshot)
             self._commits.on_processed(begin)
             way = way_ahead(self._streams().client, self._options(), begin, self._snapshot)
             self._losses.settle_trimmed(way.losses)
@@ -105,7 +113,21 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_unlimited = isinstance(limit, ReadAllAvailable)
             ends = way.farthest() if is_unlimited else self._admitted(way)
             lost = self._losses.to_report([*gone, *way.losses])
-            return advance(begin, way.positions(ends), lost, way.stalled).to_json()
+            end = advance(begin, way.positions(ends), lost, way.stalled)
+            answer = end.to_json()
+            if end is given and not self._is_available_now and is_quiet(way):
+                self._maybe_quiet = Quiet(end, answer, self._snapshot)
+            return answer
+
+    def _go_nowhere(self, quiet: Quiet, limit: ReadLimit) -> dict[str, Any]:
+        """Return the answer of a look that shows what the last one did: nothing new.
+
+        What goes by the time still does.
+        """
+        self._commits.on_processed(quiet.offset)
+        if not isinstance(limit, ReadAllAvailable):
+            self._admitted(NOTHING_AHEAD)
+        return quiet.answer
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the tails as they were last seen, for Spark's progress, and which are stalled."""
@@ -120,6 +142,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises SbpError.
         """
         with plain_errors():
+            self._maybe_quiet = None
             begin, finish = SourceOffset.from_json(start), SourceOffset.from_json(end)
             wanted = [
                 each for each in intervals(begin, finish) if each.start_offset < each.end_offset
@@ -151,17 +174,18 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._checked_options = options
         return self._checked_options
 
-    def _look(self, begin: SourceOffset) -> None:
+    def _look(self, begin: SourceOffset, quiet: Quiet | None) -> None:
         """Look at the streams; only once with Trigger.AvailableNow, unless that look is doubtful.
 
         Raises SbpError.
         """
-        known = {stream_id: at.next_offset for stream_id, at in begin.streams.items()}
+        known = begin.next_offsets() if quiet is None else quiet.known
         is_frozen = self._is_available_now and (
             self._maybe_targets is not None or is_plausible(self._snapshot, known)
         )
         if not is_frozen:
-            self._snapshot = self._streams().look(known)
+            believed = None if quiet is None else quiet.snapshot
+            self._snapshot = self._streams().look(known, believed=believed)
 
     @property
     def _commits(self) -> Commits:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sbp_core.client import AwayRange, Client, Reach, StreamBounds, StreamInfo
+from sbp_core.client import AwayRange, BoundsView, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.data_loss import DOUBT_WAITS_S
@@ -77,6 +77,8 @@ class StreamWatch:
         self._maybe_stalls = None if stall_ms_max is None else Stalls(stall_ms_max, sleep=sleep)
         self._streams: dict[int, StreamInfo] | None = None
         self._revision: int | None = None
+        self._view: BoundsView | None = None
+        self._last = Snapshot()
 
     @property
     def client(self) -> Client:
@@ -97,29 +99,36 @@ class StreamWatch:
             self._revision = revision
         return self._streams
 
-    def look(self, known: Mapping[int, int] | None = None) -> Snapshot:
+    def look(
+        self, known: Mapping[int, int] | None = None, *, believed: Snapshot | None = None
+    ) -> Snapshot:
         """Return the streams and their bounds as they are now.
 
         `known` is how far streams were read, by id. A look that lacks one of them, or shows an end
         below that, may come of metadata that lag: it is not believed before it was repeated for
-        a while. Raises SbpError.
+        a while. `believed` was plausible for `known`; where nothing has changed since, that very
+        snapshot is returned. Raises SbpError.
         """
         for wait_s in DOUBT_WAITS_S:
             try:
                 snapshot = self._look_once(known or {})
             except NotFoundError:  # deleted between the questions
                 snapshot = None
-            if snapshot is not None and is_plausible(snapshot, known or {}):
+            if snapshot is not None and (
+                snapshot is believed or is_plausible(snapshot, known or {})
+            ):
                 return snapshot
             self._revision = None
             self._sleep(wait_s)
         return self._look_once(known or {})
 
     def _look_once(self, known: Mapping[int, int]) -> Snapshot:
-        streams = self.streams()
         if self._maybe_stalls is None:
-            bounds = self.client.stream_bounds(list(streams))
-            return Snapshot(streams, {bound.stream_id: bound for bound in bounds})
+            streams, view = self._watch_bounds()
+            if streams is not self._last.streams or view.bounds is not self._last.bounds:
+                self._last = Snapshot(streams, view.bounds)
+            return self._last
+        streams = self.streams()
         found = self._maybe_stalls.reach(self.client, streams, known)
         return Snapshot(
             streams,
@@ -127,6 +136,24 @@ class StreamWatch:
             {each: at.away for each, at in found.items() if at.away},
             {each: self._maybe_stalls.since_ms(at) for each, at in found.items() if at.away},
         )
+
+    def _watch_bounds(self) -> tuple[Mapping[int, StreamInfo], BoundsView]:
+        """Return the streams and their bounds.
+
+        As long as the metadata have the revision as of which the streams were found, so are they.
+        """
+        view = self._view
+        if self._streams is not None and view is not None and self._is_current(view):
+            view = self._view = self.client.watch_bounds(tuple(self._streams), view)
+            if self._is_current(view):
+                return self._streams, view
+        streams = self.streams()
+        self._view = self.client.watch_bounds(tuple(streams), view)
+        return streams, self._view
+
+    def _is_current(self, view: BoundsView) -> bool:
+        """Whether bounds are of the metadata in which the streams were found."""
+        return self._revision is not None and view.maybe_revision == self._revision
 
     def _select_again(self, selection: Selection) -> dict[int, StreamInfo]:
         if isinstance(selection, StreamPattern):

@@ -25,6 +25,7 @@ from sbp_core.client.types import (
     StreamSpec,
     StreamUpdate,
 )
+from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
 
@@ -36,6 +37,7 @@ __all__ = [
     "AppendOutcome",
     "AsyncClient",
     "AwayRange",
+    "BoundsView",
     "CallTiming",
     "Client",
     "Connecting",

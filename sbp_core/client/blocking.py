@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import append as appending
-from sbp_core.client import calls, changes, cursors, lookup, metadata, placement
+from sbp_core.client import calls, changes, cursors, lookup, metadata, placement, watching
 from sbp_core.client import fetch as fetching
 from sbp_core.client import reach as reaching
 from sbp_core.client.blocking_connection import BlockingConnection
@@ -53,6 +53,7 @@ from sbp_core.client.types import (
     StreamSpec,
     StreamUpdate,
 )
+from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
@@ -320,6 +321,15 @@ class Client:
     def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""
         return self._run(placement.stream_bounds(self._context, stream_ids))
+
+    def watch_bounds(
+        self, stream_ids: Sequence[int], earlier: BoundsView | None = None
+    ) -> BoundsView:
+        """Return where streams begin and end now, for those who look again and again.
+
+        `earlier` is what the last look returned: with it only what changed since is asked for.
+        """
+        return self._run(watching.watch_bounds(self._context, stream_ids, earlier))
 
     def reach(
         self,

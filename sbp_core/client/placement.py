@@ -271,12 +271,18 @@ class Bounds:
 
     def _settle(self, stream_id: int, tail: RangeInfo, next_offset: int) -> None:
         first = (self._router.maybe_ranges(stream_id) or (tail,))[0]
-        start_offset = first.start_offset
-        if first.range_index == tail.range_index:
-            start_offset = max(start_offset, tail.start_offset)
-        self.found[stream_id] = StreamBounds(
-            stream_id, start_offset, max(start_offset, next_offset)
-        )
+        self.found[stream_id] = bounds_between(first, tail, next_offset)
+
+
+def bounds_between(first: RangeInfo, tail: RangeInfo, next_offset: int) -> StreamBounds:
+    """Return the bounds of a stream from its first range to `next_offset`, in its range `tail`.
+
+    A range server may have trimmed its range further than the placement driver knows.
+    """
+    start_offset = first.start_offset
+    if first.range_index == tail.range_index:
+        start_offset = max(start_offset, tail.start_offset)
+    return StreamBounds(tail.stream_id, start_offset, max(start_offset, next_offset))
 
 
 def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> Call:

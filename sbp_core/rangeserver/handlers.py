@@ -85,22 +85,30 @@ class RangeOperations:
         )
 
     async def describe(self, call: ServerCall) -> None:
-        """SPEC "DESCRIBE_RANGES": bounds of ranges, `next_offset` is what is durable now."""
+        """SPEC "DESCRIBE_RANGES": bounds of ranges, `next_offset` is what is durable now.
+
+        Of those that are named, or of those that changed since a revision.
+        """
         request = call.decode(DescribeRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
+        revision = self._host.table.revision
+        if not request.ranges and request.since_revision >= 0:
+            changed = self._host.table.maybe_changed(request.since_revision, request.changed_max)
+            revision = -1 if changed is None else revision
+            results = [self._describe(*hosted.key) for hosted in changed or ()]
+        else:
+            results = [self._describe(each.stream_id, each.range_index) for each in request.ranges]
         await respond_all(
-            call,
-            [self._describe(wanted) for wanted in request.ranges],
-            lambda part: DescribeRangesResponse(describe_responses=part, status=SUCCESS),
+            call, results, lambda part: DescribeRangesResponse(0, part, SUCCESS, revision)
         )
 
-    def _describe(self, wanted: RangeId) -> DescribeRangeResult:
+    def _describe(self, stream_id: int, range_index: int) -> DescribeRangeResult:
         try:
-            hosted = self._host.table.range_at(wanted.stream_id, wanted.range_index)
+            hosted = self._host.table.range_at(stream_id, range_index)
             hosted.receive(RangeInput.FETCH)
         except SbpError as error:
-            return DescribeRangeResult(stream_id=wanted.stream_id, status=status_for(error))
-        return DescribeRangeResult(wanted.stream_id, self._table_of(hosted), SUCCESS)
+            return DescribeRangeResult(stream_id=stream_id, status=status_for(error))
+        return DescribeRangeResult(stream_id, self._table_of(hosted), SUCCESS)
 
     async def seal(self, call: ServerCall) -> None:
         """SPEC "SEAL_RANGES" at a range server: seal for ever, answer the sealed range."""

@@ -138,7 +138,7 @@ class RangeHost:
         Raises RangeNotFoundError, NotFoundError, StatusError when the log cannot be written.
         """
         hosted = self.table.range_at(stream_id, range_index)
-        hosted.receive(RangeInput.SEAL)
+        self.table.move(hosted, RangeInput.SEAL)
         failpoint("range.before_seal")
         await self._write(
             Entry(EntryKind.SEAL, stream_id, hosted.range_index, hosted.assigned_offset, 0)
@@ -149,7 +149,7 @@ class RangeHost:
     async def delete(self, stream_id: int) -> None:
         """Refuse the stream from now on, durably. Raises RangeNotFoundError if it is not here."""
         for hosted in self.table.ranges_of(stream_id):
-            hosted.receive(RangeInput.DELETE)
+            self.table.move(hosted, RangeInput.DELETE)
         self._waiters.notify(stream_id)
         await self._write(Entry(EntryKind.STREAM_DELETED, stream_id, -1, 0, 0))
 

@@ -8,6 +8,8 @@ ever reads what a crash could take back.
 from __future__ import annotations
 
 import enum
+import secrets
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -33,6 +35,9 @@ class RangeInput(enum.Enum):
 
 
 _OPEN, _SEALED, _DELETED = RangeState
+
+_REVISION_BITS: Final = 62
+"""Those of a first revision: what is counted on from there stays an i64."""
 
 RANGE: Final = Machine(
     "range",
@@ -76,6 +81,8 @@ class HostedRange:
         self.next_offset = start_offset
         """Offset after the last durable record."""
         self.assigned_offset = start_offset
+        self.revision = -1
+        """That of the table when this range changed last."""
 
     @property
     def key(self) -> RangeKey:
@@ -122,11 +129,17 @@ class HostedRange:
 
 
 class RangeTable:
-    """All ranges of a server, by stream and index. Changed by what the log says only."""
+    """All ranges of a server, by stream and index. Changed by what the log says only.
+
+    `revision` counts the changes of what is told of ranges, from a random number on: one of an
+    earlier life of the server is none of this one.
+    """
 
     def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:
         self._streams: dict[int, dict[int, HostedRange]] = {}
         self._latest: dict[int, HostedRange] = {}
+        self._by_change: OrderedDict[RangeKey, HostedRange] = OrderedDict()
+        self._first_revision = self.revision = secrets.randbits(_REVISION_BITS)
         for logged in ranges:
             self.publish(logged)
 
@@ -201,6 +214,34 @@ class RangeTable:
             ranges[logged.range_index] = hosted
             self._latest[logged.stream_id] = ranges[max(ranges)]
         hosted.publish(logged)
+        self._on_changed(hosted)
+
+    def move(self, hosted: HostedRange, asked: RangeInput) -> None:
+        """Let a range go into another state before the log has it. Raises as `receive` does."""
+        hosted.receive(asked)
+        self._on_changed(hosted)
+
+    def maybe_changed(self, since_revision: int, count_max: int) -> list[HostedRange] | None:
+        """Return the ranges that changed since a revision, those that changed last first.
+
+        None if they are more than `count_max`, or if the revision is not of this table.
+        """
+        if not self._first_revision <= since_revision <= self.revision:
+            return None
+        changed: list[HostedRange] = []
+        for hosted in reversed(self._by_change.values()):
+            if hosted.revision <= since_revision:
+                break
+            if len(changed) >= count_max:
+                return None
+            changed.append(hosted)
+        return changed
+
+    def _on_changed(self, hosted: HostedRange) -> None:
+        self.revision += 1
+        hosted.revision = self.revision
+        self._by_change[hosted.key] = hosted
+        self._by_change.move_to_end(hosted.key)
 
 
 def first_offset(ranges: Sequence[HostedRange]) -> int:

@@ -6,7 +6,15 @@ import json
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from sbp_core.client import AwayRange, CursorInfo, RangeInfo, Reach, StreamBounds, StreamInfo
+from sbp_core.client import (
+    AwayRange,
+    BoundsView,
+    CursorInfo,
+    RangeInfo,
+    Reach,
+    StreamBounds,
+    StreamInfo,
+)
 from sbp_core.errors import ConnectError, NotFoundError, StatusCode
 from sbp_spark import read_plan, source_streams, stream_watch
 from sbp_spark.schema import source_schema
@@ -58,6 +66,10 @@ class FakeCluster:
         if missing := [each for each in stream_ids if each not in bounds]:
             raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
         return [StreamBounds(each, *bounds[each]) for each in stream_ids]
+
+    def watch_bounds(self, stream_ids, earlier=None):
+        bounds = {each.stream_id: each for each in self.stream_bounds(stream_ids)}
+        return earlier if earlier and earlier.bounds == bounds else BoundsView(bounds, stream_ids)
 
     def lookup_offsets(self, timestamps):
         self.lookups.append(timestamps)

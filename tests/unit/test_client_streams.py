@@ -16,6 +16,7 @@ from scripted_peer import (
     status,
 )
 
+from sbp_core import limits
 from sbp_core.client import (
     StreamBounds,
     StreamSpec,
@@ -303,3 +304,57 @@ def test_a_trim_that_is_recorded_and_not_everywhere_is_not_one_without_effect(ma
         with pytest.raises(ConnectError, match="has recorded the trim") as caught:
             make(peer.endpoint).do("trim_streams", {1: 5})
     assert caught.value.outcome is Outcome.UNKNOWN
+
+
+def revisions(revision: int, *pieces: Any) -> Handler:
+    """A range server that counts revisions, and this is the present one."""
+    describe = describe_tail(*pieces)
+
+    def handle(exchange: Exchange) -> None:
+        if exchange.header.ranges:
+            describe(exchange)
+            return
+        since = exchange.header.since_revision
+        results = tuple(DescribeRangeResult(each.stream_id, each) for each in pieces)
+        exchange.answer(
+            DescribeRangesResponse(
+                describe_responses=results if 0 <= since < revision else (), revision=revision
+            )
+        )
+
+    return handle
+
+
+def test_who_watches_bounds_asks_once_in_full(make, peer, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "BOUNDS_WATCHED_MIN", 1)
+    where = peer.endpoint
+    pieces = placed(1, 0, 0, -1, where), placed(2, 0, 0, -1, where)
+    peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=6))
+    tails = placed(1, 0, 0, -1, "", 3), placed(2, 0, 0, -1, "", 4)
+    peer.script(Opcode.DESCRIBE_RANGE, revisions(7, *tails))
+    driver = make(peer.endpoint)
+    first = driver.do("watch_bounds", [1, 2])
+    assert first.bounds == {1: StreamBounds(1, 0, 3), 2: StreamBounds(2, 0, 4)}
+    asked = len(peer.requests)
+    assert driver.do("watch_bounds", [1, 2], first) is first
+    assert len(peer.requests) == asked + 2
+    peer.script(
+        Opcode.DESCRIBE_RANGE, revisions(8, placed(2, 0, 1, -1, "", 9), placed(3, 0, 0, -1, ""))
+    )
+    second = driver.do("watch_bounds", [1, 2], first)
+    assert second.bounds == {1: StreamBounds(1, 0, 3), 2: StreamBounds(2, 1, 9)}
+    assert len(peer.requests) == asked + 4
+    assert driver.do("watch_bounds", [2], second).bounds == {2: StreamBounds(2, 1, 9)}
+
+
+def test_bounds_of_a_server_that_counts_no_revisions_are_asked_in_full(
+    make, peer, monkeypatch
+) -> None:
+    monkeypatch.setattr(limits, "BOUNDS_WATCHED_MIN", 1)
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint), revision=6))
+    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(placed(1, 0, 0, -1, "", 3)))
+    driver = make(peer.endpoint)
+    first = driver.do("watch_bounds", [1])
+    assert first.maybe_revision is None
+    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(placed(1, 0, 0, -1, "", 5)))
+    assert driver.do("watch_bounds", [1], first).bounds == {1: StreamBounds(1, 0, 5)}

@@ -320,3 +320,39 @@ def test_faults_show_at_the_first_use_and_the_reader_can_be_sent(cluster):
     other = SbpStreamReader({"endpoint": "h:1", "streams": "a"}, columns)
     with pytest.raises(ConfigurationError, match=r"\.schema"):
         other.prepareForTriggerAvailableNow()
+
+
+def test_a_query_that_has_read_everything_sees_what_comes_nevertheless(cluster):
+    query = reader(startingOffsets="earliest")
+    _, offset = read_up(query)
+    for _ in range(3):
+        again = json.loads(json.dumps(offset))
+        assert json.dumps(query.latestOffset(again, ALL)) == json.dumps(offset)
+    cluster.streams["a"][3] = 57
+    read, offset = read_up(query, offset)
+    assert read == [(1, 50, 57)]
+    cluster.streams["b"][3] = 33
+    read, offset = read_up(query, offset)
+    assert read == [(2, 30, 33)]
+    cluster.change(b=None)
+    with pytest.raises(StreamChangedError, match="stream 2 "):
+        query.latestOffset(offset, ALL)
+
+
+def test_a_query_that_has_read_everything_may_be_asked_from_elsewhere(cluster):
+    query = reader(startingOffsets="earliest")
+    first = query.latestOffset(query.initialOffset(), ALL)
+    assert query.latestOffset(first, ALL) == first
+    earlier = json.loads(json.dumps(first))
+    earlier["streams"]["1"] |= {"next": 40, "base": 0}
+    assert nexts(query.latestOffset(earlier, ALL)) == {1: 50, 2: 30}
+    assert nexts(earlier) == {1: 40, 2: 30}
+
+
+def test_losses_that_were_noted_are_reported_by_a_query_that_has_read_everything(cluster):
+    query = reader(startingOffsets="earliest", failOnDataLoss="report")
+    first = query.latestOffset(query.initialOffset(), ALL)
+    assert query.latestOffset(first, ALL) == first
+    cluster.change(a=None)
+    assert query.partitions({"initial": True, "version": 1}, first)
+    assert query.latestOffset(first, ALL)["lost"]["1"]

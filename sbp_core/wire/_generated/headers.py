@@ -227,10 +227,12 @@ class DescribePlacementDriverClusterRequest:
 
 @dataclass(frozen=True, slots=True)
 class DescribeRangesRequest:
-    """Table DescribeRangesRequest."""
+    """Without `ranges`: those that changed since a revision, unless they are more than `changed_max`."""
 
     timeout_ms: int = 0
     ranges: tuple[RangeId, ...] = ()
+    since_revision: int = -1
+    changed_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -694,6 +696,7 @@ class DescribeRangesResponse:
     throttle_time_ms: int = 0
     describe_responses: tuple[DescribeRangeResult, ...] = ()
     status: Status | None = None
+    revision: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -875,6 +878,8 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
     DescribeRangesRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
         Field("ranges", 1, Vector(Table("RangeId"))),
+        Field("since_revision", 2, Scalar("q"), -1),
+        Field("changed_max", 3, Scalar("i"), 0),
     ),
     DescribeStreamResult: (
         Field("stream", 0, Table("Stream")),
@@ -1142,6 +1147,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("throttle_time_ms", 0, Scalar("i"), 0),
         Field("describe_responses", 1, Vector(Table("DescribeRangeResult"))),
         Field("status", 2, Table("Status")),
+        Field("revision", 3, Scalar("q"), -1),
     ),
     FetchRequest: (
         Field("max_wait_ms", 0, Scalar("i"), 0),
