@@ -85,8 +85,8 @@ def test_columns_are_chosen_by_a_schema(sbp, stream):
 
 def test_options_about_records_are_refused(sbp):
     with pytest.raises(PySparkException) as raised:
-        load_table(sbp, "topics", streams="a", includeHeaders="true", group="b")
-    for told in ("4 faults", "table is 'topics'", "streams is given", "includeHeaders", "'group'"):
+        load_table(sbp, "topics", streams="a", includeHeaders="true", grup="b")
+    for told in ("4 faults", "table is 'topics'", "streams is given", "includeHeaders", "'grup'"):
         assert told in str(raised.value)
 
 
