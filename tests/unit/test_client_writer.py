@@ -177,7 +177,7 @@ def test_what_an_earlier_append_left_in_doubt_is_not_said_to_be_absent(make, ser
     with pytest.raises(ConnectionLostError):
         driver.do("append", items(b"a"), writer=writer)
     with pytest.raises(StatusError) as caught:
-        driver.do("append", items(b"a", b"b"), writer=writer)
+        driver.do("append", items(b"a"), writer=writer)
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
