@@ -344,7 +344,6 @@ class WriterUnknownError(StatusError):
     """The server does not know the writer, or not any more: whether it repeats cannot be told."""
 
     codes = (StatusCode.WRITER_UNKNOWN,)
-    outcome = Outcome.NOT_APPLIED
 
 
 class WritersNotThereError(StatusError):

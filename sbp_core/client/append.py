@@ -11,7 +11,7 @@ the places of the last ones only: a frame has no more of a stream than that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,13 +78,15 @@ def append(
     at most once). With a `writer` that is done too, and appends each batch once; UnsupportedError
     where a server cannot do that. Raises ConfigurationError before anything is sent when a batch is
     unusable; otherwise the error of the first item that failed, once all items are settled. Its
-    `outcome` speaks of the whole call: NOT_APPLIED only if nothing was appended.
+    `outcome` speaks of the whole call, and of earlier ones that left batches of it in doubt:
+    NOT_APPLIED only if nothing was appended.
     """
     for index, item in enumerate(items):
         _check_item(index, item)
     if writer is None:
         return (yield from _run(context, _Append(context, items), is_repeatable=retry_unknown))
-    work = _Append(context, items, writer.writer_id, writer.begin(items))
+    sequences = writer.begin(items)
+    work = _Append(context, items, writer.writer_id, sequences, writer.doubted(items))
     try:
         return (yield from _run(context, work, is_repeatable=True))
     finally:
@@ -122,12 +124,13 @@ class _Append:
         items: Sequence[AppendItem],
         writer_id: str | None = None,
         sequences: Sequence[int] = (),
+        uncertain: Collection[int] = (),
     ) -> None:
         self.items = items
         self.pending = list(range(len(items)))
         self.outcomes: dict[int, AppendOutcome] = {}
         self.failures: dict[int, SbpError] = {}
-        self._uncertain: set[int] = set()
+        self._uncertain = set(uncertain)
         self._sent: set[int] = set()
         self._writer_id = writer_id
         self._sequences = sequences
@@ -136,7 +139,7 @@ class _Append:
 
     @property
     def in_doubt(self) -> set[int]:
-        """Items of which it is not known whether one of the tries had its effect."""
+        """Items of which it is not known whether one of the tries, of now or before, worked."""
         return self._uncertain | self._sent
 
     def build_frames(self, errors: dict[int, SbpError]) -> list[_Frame]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.types import AppendItem
 from sbp_core.errors import ConfigurationError
-
-_WRITER_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.WRITER_ID_LENGTH_MAX}}}")
+from sbp_core.wire.writer_id import is_writer_id
 
 
 class Writer:
@@ -28,38 +28,39 @@ class Writer:
 
     def __init__(self, writer_id: str | None = None) -> None:
         self.writer_id: Final = uuid.uuid4().hex if writer_id is None else writer_id
-        if not _WRITER_ID.fullmatch(self.writer_id):
+        if not is_writer_id(self.writer_id):
             raise ConfigurationError(
                 f"{self.writer_id!a} cannot name a writer: expected 1 to"
                 f" {limits.WRITER_ID_LENGTH_MAX} letters, digits, '.', '_' or '-'"
             )
         self._next: dict[int, int] = {}
         self._in_doubt: dict[int, tuple[bytes, ...]] = {}
-        self._is_busy = False
+        self._at_work = threading.Lock()
 
     def begin(self, items: Sequence[AppendItem]) -> list[int]:
         """Return the sequences of batches to append; `end` comes next.
 
         Raises ConfigurationError if the writer is at work, or others are in doubt.
         """
-        if self._is_busy:
+        if not self._at_work.acquire(blocking=False):
             raise ConfigurationError(
                 f"writer {self.writer_id} is at work: one append at a time, or another writer"
             )
-        sequences = []
-        counts: dict[int, int] = {}
-        for item in items:
-            count = counts.get(item.stream_id, 0)
-            doubted = self._in_doubt.get(item.stream_id, ())
-            if count < len(doubted) and doubted[count] != item.batch:
-                raise ConfigurationError(
-                    f"an earlier append of writer {self.writer_id} to stream {item.stream_id} is in"
-                    " doubt: append the same batches again, or go on with another writer"
-                )
-            sequences.append(self._next.get(item.stream_id, 0) + count)
-            counts[item.stream_id] = count + 1
-        self._is_busy = True
-        return sequences
+        try:
+            return self._number(items)
+        except ConfigurationError:
+            self._at_work.release()
+            raise
+
+    def doubted(self, items: Sequence[AppendItem]) -> set[int]:
+        """Return the indexes of the `items` to append that an earlier append left in doubt."""
+        counts: Counter[int] = Counter()
+        found = set()
+        for index, item in enumerate(items):
+            if counts[item.stream_id] < len(self._in_doubt.get(item.stream_id, ())):
+                found.add(index)
+            counts[item.stream_id] += 1
+        return found
 
     def end(
         self,
@@ -68,7 +69,6 @@ class Writer:
         uncertain: Collection[int],
     ) -> None:
         """Take in what became of `items`, by their indexes; all others were surely not appended."""
-        self._is_busy = False
         by_stream: dict[int, list[int]] = {}
         for index, item in enumerate(items):
             by_stream.setdefault(item.stream_id, []).append(index)
@@ -83,6 +83,22 @@ class Writer:
             )
             if doubted or fresh:
                 self._in_doubt[stream_id] = max(doubted, fresh, key=len)
+        self._at_work.release()
+
+    def _number(self, items: Sequence[AppendItem]) -> list[int]:
+        sequences = []
+        counts: dict[int, int] = {}
+        for item in items:
+            count = counts.get(item.stream_id, 0)
+            doubted = self._in_doubt.get(item.stream_id, ())
+            if count < len(doubted) and doubted[count] != item.batch:
+                raise ConfigurationError(
+                    f"an earlier append of writer {self.writer_id} to stream {item.stream_id} is in"
+                    " doubt: append the same batches again, or go on with another writer"
+                )
+            sequences.append(self._next.get(item.stream_id, 0) + count)
+            counts[item.stream_id] = count + 1
+        return sequences
 
 
 def _prefix_length(flags: Iterable[bool]) -> int:

@@ -268,7 +268,7 @@ class _Inspector:
         reason = f"the file is missing, with positions [{base}, {end})"
         self._fault(segment_path(self._directory, base), base, reason)
         self._damaged.append(DamagedSegment(Segment(base, end, 0), tuple(self._states)))
-        self._states.writers.forget_all()
+        self._states.forget_writers()
 
     def _fault(self, path: Path, position: int, reason: str) -> None:
         self._faults.append(Fault(path, position, reason))

@@ -128,6 +128,10 @@ class RangeStates:
             if is_deleted and stream_id not in held:
                 del self._streams[stream_id]
 
+    def forget_writers(self) -> None:
+        """Forget the writers of all streams: entries may be missing that said more of them."""
+        self.writers.forget_all({stream_id: max(own) for stream_id, own in self._streams.items()})
+
     def apply(self, entry: Entry) -> None:
         """Move on to what one entry makes of the ranges. Raises as `after` does."""
         for logged in self._touched(entry, {}):

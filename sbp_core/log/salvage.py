@@ -93,7 +93,7 @@ class SegmentReading:
                 return
             self._go_around(item, scanner.time_ms)
         if self._segment.generation > 0:  # the marks are left out
-            self.states.writers.forget_all()
+            self.states.forget_writers()
         if not self.has_snapshot and not self.faults:
             reason = "the segment ends within the snapshot of its ranges"
             if may_be_torn:
@@ -105,7 +105,7 @@ class SegmentReading:
         found = damage.maybe_batch()
         if found is None:
             self._fault(damage.position, damage.reason)
-            self.states.writers.forget_all()
+            self.states.forget_writers()
             return
         entry, location = found
         self._fault(damage.position, damage.reason, _records(entry))
@@ -132,6 +132,8 @@ class SegmentReading:
                 if not self._is_past_snapshot:
                     writers = self.states.writers if self.faults else self._snapshot.writers
                     self.states = RangeStates(self.ranges_at_base, writers)
+                    if self.faults:
+                        self.states.forget_writers()
         except LogCorruptionError as error:
             if not self.faults:
                 self._fault(location.position, str(error))
@@ -154,7 +156,8 @@ class SegmentReading:
         records = _records(entry)
         key = (records.stream_id, records.range_index)
         known = self.states.maybe_range(key)
-        if known is None:
+        if known is None:  # the entries that said who appended before it may be missing, too
+            self.states.writers.forget_before(*key)
             known = LoggedRange(*key, records.base_offset, records.base_offset)
         is_seal = entry.kind is EntryKind.SEAL
         state = known.state.or_later(RangeState.SEALED if is_seal else RangeState.OPEN)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple
@@ -44,6 +44,9 @@ _WRITER: Final = struct.Struct(">BBq")
 _BATCH: Final = struct.Struct(">qIQ")
 _STREAM: Final = struct.Struct(">q")
 _VERSION: Final = b"\x01"
+
+NO_WRITERS: Final = _VERSION
+"""What is said of the writers of a stream to which none appended."""
 
 
 class NumberedBatch(NamedTuple):
@@ -94,12 +97,12 @@ class WriterStates:
     def maybe_writer(self, stream_id: int, writer_id: str) -> WriterState | None:
         """Return a writer of a stream."""
         with self._lock:
-            return self._streams.get(stream_id, _NO_WRITERS).get(writer_id)
+            return self._streams.get(stream_id, _NOBODY).get(writer_id)
 
     def writers_of(self, stream_id: int) -> list[WriterState]:
         """Return the writers of a stream, the one that appended least recently first."""
         with self._lock:
-            return list(self._streams.get(stream_id, _NO_WRITERS).values())
+            return list(self._streams.get(stream_id, _NOBODY).values())
 
     def known_from(self, stream_id: int) -> int:
         """Return the index of the range at whose start the writers of a stream became known here.
@@ -111,8 +114,9 @@ class WriterStates:
     def apply(self, entry: Entry, time_ms: int) -> None:
         """Take in an entry; a WRITER_MARK only if its batch stands behind it.
 
-        Of the writers before a range the first entry counts: there may be appends since.
-        Raises LogCorruptionError for a body that makes no sense.
+        Of the writers before a range the first entry counts: there may be appends since. From where
+        on they are known is said last: who asks for that first, and then for a writer, finds them.
+        Raises LogCorruptionError for a body that makes no sense, and changes nothing.
         """
         match entry.kind:
             case EntryKind.WRITER_MARK:
@@ -122,18 +126,28 @@ class WriterStates:
                 writer = known or WriterState(writer_id, sequence - 1, ())
                 self._put(entry.stream_id, writer.after(sequence, batch))
             case EntryKind.RANGE_WRITERS if entry.range_index > self.known_from(entry.stream_id):
+                told = decode_writers(entry.body)
                 self._forget(entry.stream_id)
-                self._known_from[entry.stream_id] = entry.range_index
-                for writer in decode_writers(entry.body):
+                for writer in told:
                     self._put(entry.stream_id, writer)
+                self._known_from[entry.stream_id] = entry.range_index
             case EntryKind.STREAM_DELETED:
                 self._forget(entry.stream_id)
                 self._known_from.pop(entry.stream_id, None)
 
-    def forget_all(self) -> None:
-        """Forget all writers: what is known of them may be out of date."""
-        for stream_id in list(self._streams):
-            self._forget(stream_id)
+    def forget_before(self, stream_id: int, range_index: int) -> None:
+        """Forget a stream's writers: what is known of them up to a range may be out of date.
+
+        So is what anybody else says of those before it: it must not count any more.
+        """
+        self._forget(stream_id)
+        if range_index > self.known_from(stream_id):
+            self._known_from[stream_id] = range_index
+
+    def forget_all(self, last_ranges: Mapping[int, int]) -> None:
+        """Forget all writers so; `last_ranges` are the last one of each stream, by its index."""
+        for stream_id in {*self._streams, *last_ranges}:
+            self.forget_before(stream_id, last_ranges.get(stream_id, 0))
 
     def snapshot(self) -> Iterator[tuple[int, WriterState]]:
         """Yield all that is known, as (stream id, writer) for `restore`.
@@ -173,11 +187,11 @@ class WriterStates:
 
     def _forget(self, stream_id: int) -> None:
         with self._lock:
-            for writer_id in self._streams.pop(stream_id, _NO_WRITERS):
+            for writer_id in self._streams.pop(stream_id, _NOBODY):
                 del self._order[stream_id, writer_id]
 
 
-_NO_WRITERS: Final[OrderedDict[str, WriterState]] = OrderedDict()
+_NOBODY: Final[OrderedDict[str, WriterState]] = OrderedDict()
 
 
 class MarkReader:

@@ -14,9 +14,6 @@ from sbp_core.wire.status import shown
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}")
 
-NO_WRITERS: Final = b"\x01"
-"""What is known of the writers of a stream to which none appended (see PROTOCOL.md, "Writers")."""
-
 NO_CURSOR: Final = -1
 """In place of a cursor's next offset: there is none, or there is to be none."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sbp_core.pd.model import NO_WRITERS, SealedRange
+from sbp_core.log.writer_states import NO_WRITERS
+from sbp_core.pd.model import SealedRange
 
 Query = Callable[..., list[Any]]
 

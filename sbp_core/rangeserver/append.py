@@ -142,16 +142,19 @@ class AppendHandler(PromptHandler):
     ) -> Rest:
         """Answer a frame with batches of writers: others may wait for these, and these for others.
 
-        So nothing that is waited for is cancelled when nobody waits for this answer any longer.
+        So nothing that is waited for is cancelled when nobody waits for this answer any longer. A
+        frame that only waits for others takes its memory meanwhile, as those do.
         """
         if written is not None:
             self._writers.follow(numbered, written)
         awaited = {each.written for each in numbered if each.written is not None}
+        held_bytes = 0 if written is not None else frame.call.memory_bytes
 
         async def finish() -> None:
             outcomes = list(accepted)
             try:
-                await asyncio.gather(*map(asyncio.shield, awaited))
+                with self._committer.hold(held_bytes):
+                    await asyncio.gather(*map(asyncio.shield, awaited))
                 for at, outcome in enumerate(accepted):
                     if isinstance(outcome, NumberedAppend):
                         outcomes[at] = outcome.placed()
@@ -168,15 +171,14 @@ class AppendHandler(PromptHandler):
     ) -> None:
         item_count = failed_count = len(frame.items)
         if outcomes:
-            is_plain = len(entries) == item_count
-            failed_count = 0 if is_plain else sum(isinstance(each, Status) for each in outcomes)
+            failed_count = sum(isinstance(each, Status) for each in outcomes)
         self._metrics.appends.add(
             item_count,
             failed_count,
             sum([entry.length for entry in entries]),
             self._metrics.now() - frame.began_at,
         )
-        self._metrics.touch([(entry.stream_id, entry.range_index) for entry in entries])
+        self._metrics.touch({(entry.stream_id, entry.range_index) for entry in entries})
 
     def _accept(self, item: Item, entries: list[Entry], numbered: list[NumberedAppend]) -> Outcome:
         """Give one batch its offsets and put it to the `entries`, or say why not.
@@ -225,6 +227,7 @@ class AppendHandler(PromptHandler):
         """
         number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
         check_number(number)
+        is_told = self._host.knows_writers(*hosted.key)  # before the look: it may come meanwhile
         repeated = self._writers.maybe_repeat(number, record_count)
         if repeated is not None:
             if isinstance(repeated, NumberedAppend):
@@ -232,7 +235,9 @@ class AppendHandler(PromptHandler):
             return repeated
         _check_range_index(hosted, item.range_index)
         hosted.receive(RangeInput.APPEND)
-        self._check_writers(hosted)
+        if not is_told:
+            self._host.look_up_soon(hosted.stream_id)
+            raise _not_told(hosted)
         self._writers.check_next(number)
         base_offset = hosted.assign(record_count)
         write_base_offset(item.batch, base_offset)
@@ -240,16 +245,6 @@ class AppendHandler(PromptHandler):
         entries += (mark_of(batch, number.writer_id, number.sequence), batch)
         numbered.append(self._writers.begin(number, base_offset, record_count))
         return numbered[-1]
-
-    def _check_writers(self, hosted: HostedRange) -> None:
-        """Raise WritersNotThereError while it is not known who appended before this range."""
-        if not self._host.knows_writers(*hosted.key):
-            self._host.look_up_soon(hosted.stream_id)
-            raise WritersNotThereError(
-                StatusCode.WRITERS_NOT_THERE,
-                f"range {hosted.range_index} of stream {hosted.stream_id} came from another server,"
-                " and the placement driver did not say yet who appended there; try again",
-            )
 
     async def _respond(
         self,
@@ -282,4 +277,12 @@ def _check_range_index(hosted: HostedRange, range_index: int) -> None:
     raise RangeNotFoundError(
         StatusCode.RANGE_NOT_FOUND,
         f"range {range_index} of stream {hosted.stream_id} is not hosted here",
+    )
+
+
+def _not_told(hosted: HostedRange) -> WritersNotThereError:
+    return WritersNotThereError(
+        StatusCode.WRITERS_NOT_THERE,
+        f"range {hosted.range_index} of stream {hosted.stream_id} came from another server,"
+        " and the placement driver did not say yet who appended there; try again",
     )

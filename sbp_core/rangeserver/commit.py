@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -95,6 +96,15 @@ class GroupCommitter:
                 StatusCode.TOO_MANY_REQUESTS,
                 f"{self._pending_bytes} octets wait for the disk already; try again later",
             )
+
+    @contextmanager
+    def hold(self, memory_bytes: int) -> Iterator[None]:
+        """Count the memory of who waits for entries of others, too (see `check_room`)."""
+        self._memory_bytes += memory_bytes
+        try:
+            yield
+        finally:
+            self._memory_bytes -= memory_bytes
 
     def submit(self, entries: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[int]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.

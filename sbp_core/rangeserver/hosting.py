@@ -66,6 +66,8 @@ class RangeHost:
         self._waiters = waiters
         self._placement = placement
         self._lookups: dict[int, asyncio.Task[None]] = {}
+        self._known_before: dict[int, int] = {}
+        """Of streams the last range that was found to have its writers known: it stays so."""
 
     def on_commit(self, ranges: Iterable[LoggedRange]) -> None:
         """Make visible what a group commit changed."""
@@ -119,8 +121,11 @@ class RangeHost:
         Nobody did before the first one. Otherwise the range before has to be here, and all that
         goes for that one, or the placement driver told.
         """
-        first = self.writers.known_from(stream_id)
-        return self.table.has_ranges(stream_id, range(first, range_index))
+        first = max(self.writers.known_from(stream_id), self._known_before.get(stream_id, 0))
+        is_known = self.table.has_ranges(stream_id, range(first, range_index))
+        if is_known and range_index > first:
+            self._known_before[stream_id] = range_index
+        return is_known
 
     def writers_at_end(self, sealed: HostedRange) -> bytes:
         """Return the writers at the end of a sealed range as they go over the wire.

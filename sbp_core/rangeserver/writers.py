@@ -7,7 +7,6 @@ repeat of one of these is answered when the original is, and never before.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +16,15 @@ from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
     StatusCode,
+    ThrottledError,
     WriterGapError,
     WriterRepeatError,
     WriterUnknownError,
 )
 from sbp_core.log.writer_states import NumberedBatch, WriterStates
 from sbp_core.wire.status import shown
+from sbp_core.wire.writer_id import is_writer_id
 
-_WRITER_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.WRITER_ID_LENGTH_MAX}}}")
 _SEQUENCE_MAX: Final = 2**63 - 2
 
 
@@ -47,7 +47,7 @@ class BatchNumber:
 
 def check_number(number: BatchNumber) -> None:
     """Raise InvalidRequestError unless a batch can be called so."""
-    if not _WRITER_ID.fullmatch(number.writer_id):
+    if not is_writer_id(number.writer_id):
         raise _invalid(
             f"{shown(number.writer_id)} cannot name a writer: use 1 to"
             f" {limits.WRITER_ID_LENGTH_MAX} of A-Z a-z 0-9 . _ -"
@@ -79,7 +79,8 @@ class Writers:
 
     def __init__(self, known: WriterStates) -> None:
         self._known = known
-        self._in_flight: dict[tuple[int, str], list[NumberedAppend]] = {}
+        self._in_flight: dict[tuple[int, str], dict[int, NumberedAppend]] = {}
+        """Of each writer in a stream its batches by sequence, in that order."""
 
     def maybe_repeat(
         self, number: BatchNumber, record_count: int
@@ -91,10 +92,8 @@ class Writers:
         """
         if number.sequence > self._last_sequence(number):
             return None
-        in_flight = self._in_flight.get(number.writer, ())
-        found: NumberedAppend | NumberedBatch | None = next(
-            (each for each in in_flight if each.number == number), None
-        )
+        in_flight = self._in_flight.get(number.writer, {})
+        found: NumberedAppend | NumberedBatch | None = in_flight.get(number.sequence)
         if found is None:
             state = self._known.maybe_writer(*number.writer)
             found = None if state is None else state.maybe_batch(number.sequence)
@@ -112,10 +111,19 @@ class Writers:
         return found
 
     def check_next(self, number: BatchNumber) -> None:
-        """Raise WriterGapError or WriterUnknownError unless a batch, no repeat, is the next one."""
+        """Raise unless a batch, no repeat, is the next one, and may wait for the disk with others.
+
+        WriterGapError, WriterUnknownError, ThrottledError if too many are waiting.
+        """
         last = self._last_sequence(number)
         if number.sequence == last + 1:
-            return
+            if len(self._in_flight.get(number.writer, ())) < limits.WRITER_BATCHES_KEPT:
+                return
+            raise ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"{number} was not appended: {limits.WRITER_BATCHES_KEPT} batches of its writer"
+                " wait for the disk already; try again later",
+            )
         if last < 0:
             raise WriterUnknownError(
                 StatusCode.WRITER_UNKNOWN,
@@ -132,14 +140,19 @@ class Writers:
     def begin(self, number: BatchNumber, base_offset: int, record_count: int) -> NumberedAppend:
         """Take note of a batch that is appended; `follow` comes next."""
         append = NumberedAppend(number, base_offset, record_count)
-        self._in_flight.setdefault(number.writer, []).append(append)
+        self._in_flight.setdefault(number.writer, {})[number.sequence] = append
         return append
 
     def follow(self, appends: Iterable[NumberedAppend], written: asyncio.Future[int]) -> None:
-        """Let the batches that were begun wait for `written`, which nobody must cancel."""
-        begun = [append for append in appends if append.written is None]
-        for append in begun:
-            append.written = written
+        """Let the batches that were begun wait for `written`, which nobody must cancel.
+
+        Those that wait for something else already, and second mentions, are left as they are.
+        """
+        begun = []
+        for append in appends:
+            if append.written is None:
+                append.written = written
+                begun.append(append)
         written.add_done_callback(partial(self._on_written, begun))
 
     def _on_written(self, begun: Iterable[NumberedAppend], written: asyncio.Future[int]) -> None:
@@ -148,7 +161,7 @@ class Writers:
             return
         for append in begun:
             in_flight = self._in_flight[append.number.writer]
-            in_flight.remove(append)
+            del in_flight[append.number.sequence]
             if not in_flight:
                 del self._in_flight[append.number.writer]
 
@@ -156,7 +169,7 @@ class Writers:
         """Return the last sequence that was taken from the writer, -1 if none is known."""
         in_flight = self._in_flight.get(number.writer)
         if in_flight:
-            return in_flight[-1].number.sequence
+            return next(reversed(in_flight))
         state = self._known.maybe_writer(*number.writer)
         return -1 if state is None else state.last_sequence
 

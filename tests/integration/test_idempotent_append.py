@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from core_cluster import core_cluster, rows_batch
 from held_disk import HeldDisk
+from numbered_appends import WAIT_SECONDS, eventually, numbered, one_stream, send, values
 from raw_client import RawClient
 
 from sbp_core import limits
@@ -22,58 +23,22 @@ from sbp_core.errors import (
     WriterRepeatError,
     WriterUnknownError,
 )
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.writer_states import NumberedBatch, WriterState, encode_writers
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.server import PlacementDriver
 from sbp_core.pd.settings import PlacementDriverSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.rangeserver.writers import Writers
 from sbp_core.session.negotiation import NO_WISHES
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
-WAIT_SECONDS = 30
-
 
 def run(body):
     asyncio.run(asyncio.wait_for(body, 2 * WAIT_SECONDS))
-
-
-def numbered(stream_id, *names, writer="w", first=0, range_index=-1):
-    """The header and the payload of an APPEND of numbered batches of one record each."""
-    batches = [rows_batch([name.encode()], stream_id) for name in names]
-    infos = tuple(
-        AppendInfo(
-            StreamRange(stream_id=stream_id, range_index=range_index),
-            at,
-            len(batch),
-            stream_id,
-            writer,
-            first + at,
-        )
-        for at, batch in enumerate(batches)
-    )
-    return AppendRequest(0, infos), batches
-
-
-async def send(client, stream_id, *names, **options):
-    """The base offsets of batches that are appended, or why they are not."""
-    request, batches = numbered(stream_id, *names, **options)
-    (answer,) = await client.ask(Opcode.APPEND, request, batches)
-    results = sorted(answer.append_responses, key=lambda result: result.request_index)
-    return [maybe_error(each.status) or each.base_offset for each in results]
-
-
-@asynccontextmanager
-async def one_stream(folder, **options):
-    async with core_cluster(folder, **options) as cluster:
-        (stream,) = await cluster.client.create_streams([StreamSpec("s")])
-        async with RawClient.at(cluster.server.endpoint) as client:
-            yield cluster, stream.stream_id, client
-
-
-async def values(cluster, stream_id):
-    return [value.decode() for _, value in await cluster.read(stream_id)]
 
 
 def test_a_repeat_is_answered_with_the_place_and_time_of_the_original(tmp_path):
@@ -134,8 +99,10 @@ def test_what_comes_behind_a_refused_batch_of_its_writer_is_a_gap(tmp_path):
 def test_a_repeat_that_is_too_old_or_another_batch_is_refused(tmp_path):
     async def body():
         async with one_stream(tmp_path) as (_, stream_id, client):
-            names = [f"n{at}" for at in range(limits.WRITER_BATCHES_KEPT + 1)]
-            assert await send(client, stream_id, *names) == list(range(len(names)))
+            kept = limits.WRITER_BATCHES_KEPT
+            names = [f"n{at}" for at in range(kept + 1)]
+            assert await send(client, stream_id, *names[:kept]) == list(range(kept))
+            assert await send(client, stream_id, names[kept], first=kept) == [kept]
             old, known = await send(client, stream_id, *names[:2])
             assert isinstance(old, WriterRepeatError)
             assert known == 1
@@ -331,17 +298,6 @@ def test_the_writers_go_with_the_stream_to_another_server_and_back(tmp_path, tak
     run(body())
 
 
-async def eventually(client, stream_id, *names, **options):
-    """What an append comes to, once the server knows who appended before."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            found = await send(client, stream_id, *names, **options)
-            codes = {getattr(each, "code", 0) for each in found}
-            if StatusCode.WRITERS_NOT_THERE not in codes:
-                return found
-            await asyncio.sleep(0.01)
-
-
 def without_writers(list_hosted_ranges):
     """What a placement driver answers that knows nothing of writers."""
 
@@ -379,6 +335,35 @@ def test_who_appended_before_is_asked_for_and_never_guessed(tmp_path, taking_tur
                 servers[endpoint]._membership.list_hosted_ranges = told[endpoint]
                 assert await eventually(raw, stream_id, "a", **options) == [0]
                 assert await eventually(raw, stream_id, "b", first=1, **options) == [2]
+
+    run(body())
+
+
+def test_what_is_told_while_a_batch_is_looked_for_does_not_make_it_a_gap(
+    tmp_path, taking_turns, monkeypatch
+):
+    """The log's thread takes in who appended before, while the loop looks for a repeat."""
+    look = Writers.maybe_repeat
+
+    def told_meanwhile(self, number, record_count):
+        found = look(self, number, record_count)
+        known = encode_writers([WriterState("w", 0, (NumberedBatch(0, 1, 7),))])
+        told = Entry(EntryKind.RANGE_WRITERS, number.stream_id, 1, 1, 1, known)
+        self._known.apply(told, 7)
+        return found
+
+    async def body():
+        async with two_servers(tmp_path) as (servers, client):
+            (stream,) = await client.create_streams([StreamSpec("s")])
+            for server in servers.values():
+                membership = server._membership
+                membership.list_hosted_ranges = without_writers(membership.list_hosted_ranges)
+            opened = await moved(client, stream.stream_id)
+            async with RawClient.at(opened.servers[0]) as raw:
+                monkeypatch.setattr(Writers, "maybe_repeat", told_meanwhile)
+                (refused,) = await send(raw, stream.stream_id, "a")
+                assert refused.code == StatusCode.WRITERS_NOT_THERE
+                assert await send(raw, stream.stream_id, "a") == [0]
 
     run(body())
 

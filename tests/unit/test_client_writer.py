@@ -13,6 +13,7 @@ from sbp_core.errors import (
     ConnectionLostError,
     Outcome,
     StatusCode,
+    StatusError,
     UnsupportedError,
     WriterGapError,
 )
@@ -137,6 +138,47 @@ def test_a_writer_does_one_thing_at_a_time() -> None:
         writer.begin(items(b"b"))
     writer.end(items(b"a"), {0}, ())
     assert writer.begin(items(b"b")) == [1]
+
+
+def test_a_writer_that_numbers_batches_is_at_work() -> None:
+    """Another thread may come in between at any time: here, when the batches are looked at."""
+    writer = Writer()
+    refusals = []
+
+    class Watched(AppendItem):
+        @property
+        def batch(self):
+            with pytest.raises(ConfigurationError, match="one append at a time") as caught:
+                writer.begin(items(b"b"))
+            refusals.append(caught.value)
+            return b"a"
+
+    writer._in_doubt[1] = (b"a",)
+    item = object.__new__(Watched)
+    object.__setattr__(item, "stream_id", 1)
+    assert writer.begin([item]) == [0]
+    assert refusals
+
+
+def test_a_refused_beginning_leaves_the_writer_free() -> None:
+    writer = Writer()
+    writer.begin(items(b"a"))
+    writer.end(items(b"a"), (), {0})
+    with pytest.raises(ConfigurationError, match="in doubt"):
+        writer.begin(items(b"b"))
+    assert writer.begin(items(b"a")) == [0]
+
+
+@pytest.mark.parametrize("code", [StatusCode.WRITER_GAP, StatusCode.WRITER_UNKNOWN])
+def test_what_an_earlier_append_left_in_doubt_is_not_said_to_be_absent(make, server, code) -> None:
+    writer = Writer()
+    server.script(Opcode.APPEND, reset, append_handler(n0=code))
+    driver = make(server.endpoint, retry=NO_RETRY)
+    with pytest.raises(ConnectionLostError):
+        driver.do("append", items(b"a"), writer=writer)
+    with pytest.raises(StatusError) as caught:
+        driver.do("append", items(b"a"), writer=writer)
+    assert caught.value.outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * (limits.WRITER_ID_LENGTH_MAX + 1)])

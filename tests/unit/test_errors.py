@@ -78,7 +78,7 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.RS_SHUTTING_DOWN: (ShuttingDownError, AGAIN, LOOK_UP, NO),
     StatusCode.WRITER_GAP: (WriterGapError, False, False, NO),
     StatusCode.WRITER_REPEAT: (WriterRepeatError, False, False, Outcome.APPLIED),
-    StatusCode.WRITER_UNKNOWN: (WriterUnknownError, False, False, NO),
+    StatusCode.WRITER_UNKNOWN: (WriterUnknownError, False, False, MAYBE),
     StatusCode.WRITERS_NOT_THERE: (WritersNotThereError, AGAIN, LOOK_UP, NO),
 }
 

@@ -21,7 +21,15 @@ from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKin
 from sbp_core.log.inspection import inspect_log
 from sbp_core.log.repair import repair_log
 from sbp_core.log.segment import SEGMENT_HEADER_BYTES, segment_path
-from sbp_core.log.writer_states import decode_mark, decode_writers, mark_of
+from sbp_core.log.writer_states import (
+    NumberedBatch,
+    WriterState,
+    WriterStates,
+    decode_mark,
+    decode_writers,
+    encode_writers,
+    mark_of,
+)
 
 SEGMENT_BYTES = 700
 FIRST_BODY = SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_HEADER_BYTES
@@ -145,3 +153,58 @@ def test_a_repair_of_an_older_segment_forgets_nobody() -> None:
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
     assert last_sequence(log) == 11
     assert inspect_log(disk, DIRECTORY).lost
+
+
+def told(offset: int = 50, last_sequence: int = 4) -> Entry:
+    """What the placement driver says of the writers before range 1."""
+    before = WriterState("w", last_sequence, (NumberedBatch(offset - 10, 10, 1),))
+    return Entry(EntryKind.RANGE_WRITERS, 1, 1, offset, 1, encode_writers([before]))
+
+
+@pytest.mark.parametrize("is_creation_lost", [False, True])
+def test_after_a_repair_older_news_of_writers_do_not_count(is_creation_lost: bool) -> None:
+    disk = FaultyDisk()
+    log = open_log(disk)
+    news = [created(1, 1, 50), told()]
+    locations = log.append(news).locations
+    for sequence, offset in ((5, 50), (6, 51)):
+        entry = batch(offset, key=(1, 1))
+        log.append([mark_of(entry, "w", sequence), entry])
+    log.close()
+    for location in locations[0 if is_creation_lost else 1 :]:
+        spoil(disk, 0, location.position)
+    repair_log(disk, DIRECTORY, inspect_log(disk, DIRECTORY), NOW_MS)
+    log = open_log(disk)
+    assert log.writers.known_from(1) == 1
+    log.append([told()])
+    state = log.writers.maybe_writer(1, "w")
+    assert state is None or state.last_sequence == 6
+
+
+class WatchedStates(WriterStates):
+    """Notes from where on writers are known, while they are taken in one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def _put(self, stream_id: int, writer: WriterState) -> None:
+        self.seen.append(self.known_from(stream_id))
+        super()._put(stream_id, writer)
+
+
+def test_the_writers_before_a_range_are_known_once_all_are_there() -> None:
+    states = WatchedStates()
+    states.apply(told(), 0)
+    assert states.seen == [0]
+    assert states.known_from(1) == 1
+
+
+def test_writers_that_make_no_sense_change_nothing() -> None:
+    states = WriterStates()
+    entry = batch(0)
+    states.apply(mark_of(entry, "w", 0), 7)
+    with pytest.raises(LogCorruptionError):
+        states.apply(Entry(EntryKind.RANGE_WRITERS, 1, 1, 50, 1, b"\2"), 7)
+    assert states.maybe_writer(1, "w") is not None
+    assert states.known_from(1) == 0

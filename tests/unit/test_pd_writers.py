@@ -4,8 +4,8 @@ import sqlite3
 
 import pytest
 
-from sbp_core.log.writer_states import encode_writers
-from sbp_core.pd.model import NO_WRITERS, NewStream, RangeRecord, SealedRange
+from sbp_core.log.writer_states import NO_WRITERS, encode_writers
+from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.sqlite_store import SqliteStore
 
 
