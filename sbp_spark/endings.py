@@ -32,13 +32,18 @@ NO_ENDING: Final = Ending()
 
 
 def find_endings(
-    client: Client, ending: Positions | None, begin: SourceOffset, snapshot: Snapshot
+    client: Client,
+    ending: Positions | None,
+    begin: SourceOffset,
+    snapshot: Snapshot,
+    timeout_ms: int | None = None,
 ) -> dict[int, Ending]:
     """Return where reading ends, by stream id; a stream that is left out is read for ever.
 
     An end by time is the first record that was appended at the time or later. It is looked for as
-    long as there is none, in the streams that have new records and all of whose servers are there.
-    Raises SbpError.
+    long as there is none, in the streams that have new records, behind those that were read. The
+    servers of all these have to be there, and answer in `timeout_ms` if it is given. Raises
+    SbpError.
     """
     if ending is None:
         return {}
@@ -50,22 +55,28 @@ def find_endings(
         for stream_id, at in begin.streams.items()
         if at.end_offset is not None and at.end_time_ms == times_ms.get(stream_id)
     }
+    read_offsets = {stream_id: at.next_offset for stream_id, at in begin.streams.items()}
+    hidden = {
+        stream_id
+        for stream_id in times_ms
+        if snapshot.maybe_upto(stream_id, read_offsets.get(stream_id, 0)) is not None
+    }
+    sought = {
+        stream_id: time_ms
+        for stream_id, time_ms in times_ms.items()
+        if stream_id not in known_ends
+        and stream_id not in hidden
+        and _has_new(begin.streams.get(stream_id), snapshot.tails[stream_id])
+    }
     found = find_times(
-        client,
-        {
-            stream_id: time_ms
-            for stream_id, time_ms in times_ms.items()
-            if stream_id not in known_ends
-            and stream_id not in snapshot.away
-            and _has_new(begin.streams.get(stream_id), snapshot.tails[stream_id])
-        },
-        snapshot.bounds,
+        client, sought, snapshot.bounds, read_offsets=read_offsets, timeout_ms=timeout_ms
     )
+    hidden |= sought.keys() - found.keys()
     endings = {}
     for stream_id, position in asked.items():
         if isinstance(position, AtTime | Ago):
             kept = known_ends.get(stream_id, found.get(stream_id))
-            is_hidden = kept is None and stream_id in snapshot.away
+            is_hidden = kept is None and stream_id in hidden
             endings[stream_id] = Ending(kept, kept, times_ms[stream_id], is_hidden)
             continue
         assert not isinstance(position, AtCursor), "no option ends at a cursor"

@@ -141,19 +141,20 @@ class _Meter:
                 tails[stream_id] = max(starts[stream_id], at.next_offset)
         behind = {each: start for each, start in starts.items() if start < tails[each]}
         octets = self._sizes.estimate(behind, tails)
-        times_ms = self._client.append_times(behind)
+        times_ms = self._client.append_times(behind, timeout_ms=_ANSWER_MS)
         now_ms = time.time_ns() // 1_000_000
         measured = []
         for each in there:
             named = replace(each, stream=display_name(infos[each.stream_id]))
             if each.stream_id in starts:
                 count = tails[each.stream_id] - starts[each.stream_id]
+                is_unknown = each.stream_id in behind and each.stream_id not in times_ms
                 time_ms = times_ms.get(each.stream_id) or now_ms
                 named = replace(
                     named,
                     record_count=count,
                     size_bytes=count * octets.get(each.stream_id, 0),
-                    age_ms=max(0, now_ms - time_ms),
+                    age_ms=None if is_unknown else max(0, now_ms - time_ms),
                 )
             measured.append(named)
         return measured

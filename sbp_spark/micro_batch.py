@@ -6,16 +6,18 @@ of times and consumer groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from sbp_core.client import Client
 from sbp_spark.data_loss import Loss
 from sbp_spark.endings import NO_ENDING, Ending, find_endings
+from sbp_spark.lookups import wall_ms
 from sbp_spark.offsets import SourceOffset, StreamPosition
 from sbp_spark.options import Ago, AtTime, Positions, SourceOptions
 from sbp_spark.positions import check_ends, positions_of
 from sbp_spark.source_streams import starting_offsets
+from sbp_spark.stalls import answer_ms
 from sbp_spark.stream_watch import Snapshot
 
 
@@ -102,13 +104,7 @@ def way_ahead(
     """
     is_fresh = begin.is_initial
     pending = snapshot.streams.keys() if is_fresh else begin.pending & snapshot.streams.keys()
-    dated = _dated(options.starting, snapshot)
-    found = {
-        stream_id: bound
-        for stream_id, bound in snapshot.bounds.items()
-        if stream_id in pending and not (stream_id in dated and stream_id in snapshot.away)
-    }
-    chosen = starting_offsets(client, options, found, snapshot.streams, is_late=not is_fresh)
+    chosen = _chosen_starts(client, options, begin, snapshot, pending)
     joined = {
         stream_id: bound.start_offset
         for stream_id, bound in snapshot.bounds.items()
@@ -121,16 +117,8 @@ def way_ahead(
         if stream_id in snapshot.bounds
     }
     wanted = bases | resumed
-    endings = find_endings(client, options.ending, begin, snapshot)
-    ends = {
-        stream_id: each.offset for stream_id, each in endings.items() if each.offset is not None
-    }
-    if options.ending is not None:
-        check_ends(options.ending.option, chosen, ends, snapshot.streams)
-    tails = {
-        stream_id: min(tail, ends.get(stream_id, tail))
-        for stream_id, tail in snapshot.tails.items()
-    }
+    endings = find_endings(client, options.ending, begin, snapshot, _maybe_timeout_ms(options))
+    tails = _tails(options.ending, endings, chosen, snapshot)
     starts = {
         stream_id: max(start, min(snapshot.bounds[stream_id].start_offset, tails[stream_id]))
         for stream_id, start in wanted.items()
@@ -141,20 +129,71 @@ def way_ahead(
         if start < starts[stream_id]
     )
     uptos = {
-        stream_id: _maybe_upto(snapshot, endings, stream_id, start)
+        stream_id: upto
         for stream_id, start in starts.items()
+        if (upto := _maybe_upto(snapshot, endings, stream_id, start)) is not None
     }
-    readable = {
-        stream_id: tails[stream_id] if upto is None else min(tails[stream_id], upto)
-        for stream_id, upto in uptos.items()
-    }
-    held_up = {each for each, upto in uptos.items() if upto is not None}
-    stalled = {
-        stream_id: since_ms
-        for stream_id, since_ms in snapshot.stalled.items()
-        if stream_id in held_up or stream_id in pending - found.keys()
-    }
+    readable = {each: min(tails[each], uptos.get(each, tails[each])) for each in starts}
+    stalled = _stalled_since(begin, snapshot, uptos.keys() | (pending - chosen.keys()))
     return Way(snapshot, bases, starts, readable, endings, losses, stalled)
+
+
+def _chosen_starts(
+    client: Client,
+    options: SourceOptions,
+    begin: SourceOffset,
+    snapshot: Snapshot,
+    pending: Collection[int],
+) -> dict[int, int]:
+    """Return where the options let those pending streams start of which that can be found out."""
+    dated = _dated(options.starting, snapshot)
+    bounds = {
+        stream_id: bound
+        for stream_id, bound in snapshot.bounds.items()
+        if stream_id in pending and not (stream_id in dated and stream_id in snapshot.away)
+    }
+    return starting_offsets(
+        client,
+        options,
+        bounds,
+        snapshot.streams,
+        late_since_ms=None if begin.is_initial else begin.stalled,
+        timeout_ms=_maybe_timeout_ms(options),
+    )
+
+
+def _maybe_timeout_ms(options: SourceOptions) -> int | None:
+    """Return how long servers are waited for that are asked for times; None: until they answer."""
+    stall_ms_max = options.limits.stall_ms_max
+    return None if stall_ms_max is None else answer_ms(stall_ms_max)
+
+
+def _tails(
+    ending: Positions | None,
+    endings: Mapping[int, Ending],
+    chosen: Mapping[int, int],
+    snapshot: Snapshot,
+) -> dict[int, int]:
+    """Return the streams' tails, cut to where reading ends; it has to be behind the `chosen`."""
+    ends = {
+        stream_id: each.offset for stream_id, each in endings.items() if each.offset is not None
+    }
+    if ending is not None:
+        check_ends(ending.option, chosen, ends, snapshot.streams)
+    return {
+        stream_id: min(tail, ends.get(stream_id, tail))
+        for stream_id, tail in snapshot.tails.items()
+    }
+
+
+def _stalled_since(
+    begin: SourceOffset, snapshot: Snapshot, held_up: Collection[int]
+) -> dict[int, int]:
+    """Return since when streams are held up; those that are pending keep when the query began."""
+    now_ms = wall_ms()
+    kept = {stream_id: begin.stalled[stream_id] for stream_id in begin.pending}
+    since_ms = {**snapshot.stalled, **kept}
+    return {stream_id: since_ms.get(stream_id, now_ms) for stream_id in held_up}
 
 
 def _maybe_upto(

@@ -122,17 +122,26 @@ def starting_offsets(
     bounds: Mapping[int, StreamBounds],
     streams: Mapping[int, StreamInfo],
     *,
-    is_late: bool = False,
+    late_since_ms: Mapping[int, int] | None = None,
+    timeout_ms: int | None = None,
 ) -> dict[int, int]:
     """Return the first offset to read of each stream of `bounds`, which are some of `streams`.
 
     One that was trimmed is returned if that is not to fail, or is for others to judge: a cursor is
-    where records were to be read. `is_late`: the query began without these streams, and others may
-    have come and gone since. Raises SbpError.
+    where records were to be read. `late_since_ms` is since when a query that runs has waited for
+    the streams, by id; others may have come and gone. With a `timeout_ms` those that start at a
+    time which their servers do not find in it are left out. Raises SbpError.
     """
-    if not is_late:
+    if late_since_ms is None:
         check_option_positions(options, streams.values())
-    starts = find_offsets(client, options.starting, bounds, streams)
+    starts = find_offsets(
+        client,
+        options.starting,
+        bounds,
+        streams,
+        late_since_ms=late_since_ms,
+        timeout_ms=timeout_ms,
+    )
     is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
     trimmed_allowed = [
         stream_id

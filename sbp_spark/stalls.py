@@ -25,6 +25,11 @@ _NOBODY: Final = ""
 _LISTED_MAX: Final = 20
 
 
+def answer_ms(stall_ms_max: int) -> int:
+    """Return how long a server has to answer where it may be away for `stall_ms_max`."""
+    return min(limits.REQUEST_TIMEOUT_MS, max(stall_ms_max, ANSWER_MS_MIN))
+
+
 class ReachClient(Protocol):
     """What is needed of a client."""
 
@@ -70,7 +75,7 @@ class Stalls:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._stall_s_max = stall_ms_max / 1000
-        self._timeout_ms = min(limits.REQUEST_TIMEOUT_MS, max(stall_ms_max, ANSWER_MS_MIN))
+        self._timeout_ms = answer_ms(stall_ms_max)
         self._clock = clock
         self._wall = wall
         self._sleep = sleep

@@ -378,20 +378,34 @@ class AsyncClient:
         """Return the errors of those servers that do not answer a PING in time."""
         return await self._run(reaching.probe(endpoints, timeout_ms))
 
-    async def lookup_offsets(self, timestamps: Mapping[int, int]) -> dict[int, int]:
+    async def lookup_offsets(
+        self,
+        timestamps: Mapping[int, int],
+        *,
+        start_offsets: Mapping[int, int] | None = None,
+        timeout_ms: int | None = None,
+    ) -> dict[int, int]:
         """Return for each stream, by id, where to start for what was appended since a time.
 
         Times in us (UTC), by the clocks of the range servers, which count in ms. The answer is the
         first record, in the order of offsets, that was appended then or later, or else the tail.
+        Of a stream in `start_offsets` only records from there on count, and only the servers of
+        ranges that end behind it are asked. With a `timeout_ms` servers are not waited for any
+        longer: streams that they have ranges of are left out.
         """
-        return await self._run(lookup.lookup_offsets(self._context, timestamps))
+        return await self._run(
+            lookup.lookup_offsets(self._context, timestamps, start_offsets or {}, timeout_ms)
+        )
 
-    async def append_times(self, offsets: Mapping[int, int]) -> dict[int, int | None]:
+    async def append_times(
+        self, offsets: Mapping[int, int], *, timeout_ms: int | None = None
+    ) -> dict[int, int | None]:
         """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
-        If that one was trimmed, when the first one left was; None at the tail and beyond.
+        If that one was trimmed, when the first one left was; None at the tail and beyond. With a
+        `timeout_ms` streams whose servers take longer are left out.
         """
-        return await self._run(lookup.append_times(self._context, offsets))
+        return await self._run(lookup.append_times(self._context, offsets, timeout_ms))
 
     async def commit_cursors(self, group: str, offsets: Mapping[int, int]) -> None:
         """Remember the offsets that a consumer group reads next, by stream id; durably.

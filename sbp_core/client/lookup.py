@@ -29,22 +29,33 @@ class Found:
     maybe_time_ms: int | None
 
 
-def lookup_offsets(context: Context, timestamps: Mapping[int, int]) -> Program[dict[int, int]]:
+def lookup_offsets(
+    context: Context,
+    timestamps: Mapping[int, int],
+    start_offsets: Mapping[int, int],
+    timeout_ms: int | None,
+) -> Program[dict[int, int]]:
     """Return for each stream, by id, the first record appended at a time, in us (UTC), or later.
 
-    The first one in the order of offsets; the tail where there is none. Times are those of the
-    range servers, in whole ms. Raises ConfigurationError for a time before 1970, NotFoundError
-    naming all missing streams.
+    The first one in the order of offsets, of those from its start offset on, if it has one; the
+    tail where there is none. Times are those of the range servers, in whole ms. Raises
+    ConfigurationError for a time before 1970, NotFoundError naming all missing streams.
     """
     wanted = {
-        stream_id: LookupOffsetInfo(stream_id=stream_id, timestamp_us=_check(timestamp_us, "time"))
+        stream_id: LookupOffsetInfo(
+            stream_id=stream_id,
+            timestamp_us=_check(timestamp_us, "time"),
+            start_offset=_check(start_offsets.get(stream_id, 0), "offset"),
+        )
         for stream_id, timestamp_us in timestamps.items()
     }
-    found = yield from _look_up(context, wanted)
+    found = yield from _look_up(context, wanted, timeout_ms)
     return {stream_id: each.offset for stream_id, each in found.items()}
 
 
-def append_times(context: Context, offsets: Mapping[int, int]) -> Program[dict[int, int | None]]:
+def append_times(
+    context: Context, offsets: Mapping[int, int], timeout_ms: int | None
+) -> Program[dict[int, int | None]]:
     """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
     That of the first record which is left, if the offset was trimmed; None at the tail and beyond.
@@ -54,7 +65,7 @@ def append_times(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
         stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
         for stream_id, offset in offsets.items()
     }
-    found = yield from _look_up(context, wanted)
+    found = yield from _look_up(context, wanted, timeout_ms)
     return {stream_id: each.maybe_time_ms for stream_id, each in found.items()}
 
 
@@ -64,16 +75,20 @@ def _check(number: int, what: str) -> int:
     return number
 
 
-def _look_up(context: Context, wanted: Mapping[int, LookupOffsetInfo]) -> Program[dict[int, Found]]:
-    """Ask every server that hosts ranges of the streams; what it has of them it looks up itself.
+def _look_up(
+    context: Context, wanted: Mapping[int, LookupOffsetInfo], timeout_ms: int | None
+) -> Program[dict[int, Found]]:
+    """Ask the servers of all ranges that end behind the start offsets; they look up what they have.
 
     Where a stream went on in a new range meanwhile, it is asked for again: a server that also hosts
-    a later range would have told of that one.
+    a later range would have told of that one. With a `timeout_ms` no server is waited for longer,
+    nor asked again: the streams that it has ranges of are left out.
     """
-    stream_ids = list(wanted)
     attempts = Attempts(context, (yield Now()))
-    lookups = _Lookups(context.router)
-    while pending := [each for each in stream_ids if each not in lookups.found]:
+    lookups = _Lookups(context.router, wanted)
+    call_ms = context.timeout_ms if timeout_ms is None else timeout_ms
+    pending = list(wanted)
+    while pending:
         check_errors((yield from locate(context, pending)))
         questions = lookups.questions(pending)
         replies = yield from gather(
@@ -81,8 +96,8 @@ def _look_up(context: Context, wanted: Mapping[int, LookupOffsetInfo]) -> Progra
                 Call(
                     server,
                     Opcode.LOOKUP_OFFSETS,
-                    LookupOffsetsRequest(context.timeout_ms, tuple(wanted[each] for each in part)),
-                    context.timeout_ms,
+                    LookupOffsetsRequest(call_ms, tuple(wanted[each] for each in part)),
+                    call_ms,
                 )
                 for server, part in questions
             ]
@@ -91,38 +106,49 @@ def _look_up(context: Context, wanted: Mapping[int, LookupOffsetInfo]) -> Progra
             lookups.on_reply(server, part, reply)
         check_errors((yield from revalidate(context, lookups.answered())))
         lookups.settle()
-        if lookups.failure is None:
+        pending = [each for each in pending if each not in lookups.found]
+        if not lookups.failures:
             continue
-        endpoint, error = lookups.failure
         attempts.on_failure()
+        endpoint, error = lookups.worst_failure()
+        if timeout_ms is not None and error.retriable:
+            pending = [each for each in pending if each not in lookups.failures]
+            continue
         wait_ms = attempts.maybe_wait_ms(error, (yield Now()))
         if wait_ms is None:
             raise attempts.explain(error, "LOOKUP_OFFSETS", endpoint) from error
         yield from pause(wait_ms)
-    return {stream_id: lookups.found[stream_id] for stream_id in stream_ids}
+    return {
+        stream_id: lookups.found[stream_id] for stream_id in wanted if stream_id in lookups.found
+    }
 
 
 class _Lookups:
-    """What `_look_up` knows so far: of each stream the ranges, and what their servers found."""
+    """What `_look_up` knows so far: of each stream the ranges, and what their servers found.
 
-    def __init__(self, router: Router) -> None:
+    `failures` are those of the last questions, by stream: whom it was asked of, and the error.
+    """
+
+    def __init__(self, router: Router, wanted: Mapping[int, LookupOffsetInfo]) -> None:
         self.found: dict[int, Found] = {}
-        self.failure: tuple[str | None, SbpError] | None = None
+        self.failures: dict[int, tuple[str | None, SbpError]] = {}
         self._router = router
+        self._wanted = wanted
         self._asked: dict[int, tuple[RangeInfo, ...]] = {}
         self._answers: dict[int, dict[str, Found]] = {}
 
     def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
         """Return which server to ask for which streams."""
-        self.failure = None
+        self.failures = {}
         self._asked = {each: self._router.maybe_ranges(each) or () for each in stream_ids}
         self._answers = {stream_id: {} for stream_id in stream_ids}
         hosted: dict[str, list[int]] = {}
-        for stream_id, ranges in self._asked.items():
-            for piece in ranges:
+        for stream_id in stream_ids:
+            ahead = self._ahead(stream_id)
+            for piece in ahead:
                 if not piece.servers:
                     self._on_error(stream_id, None, no_server(piece))
-            for server in dict.fromkeys(piece.servers[0] for piece in ranges if piece.servers):
+            for server in dict.fromkeys(piece.servers[0] for piece in ahead if piece.servers):
                 hosted.setdefault(server, []).append(stream_id)
         return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
 
@@ -150,10 +176,11 @@ class _Lookups:
         """Return the streams all of whose servers have answered."""
         return [
             stream_id
-            for stream_id, ranges in self._asked.items()
+            for stream_id in self._asked
             if self._router.maybe_ranges(stream_id) is not None
             and all(
-                piece.servers and piece.servers[0] in self._answers[stream_id] for piece in ranges
+                piece.servers and piece.servers[0] in self._answers[stream_id]
+                for piece in self._ahead(stream_id)
             )
         ]
 
@@ -164,13 +191,21 @@ class _Lookups:
             if ranges == self._router.maybe_ranges(stream_id):
                 self.found[stream_id] = first_found(ranges, self._answers[stream_id])
 
+    def worst_failure(self) -> tuple[str | None, SbpError]:
+        """Return one that no wait cures, if there is any."""
+        return min(self.failures.values(), key=lambda each: each[1].retriable)
+
+    def _ahead(self, stream_id: int) -> list[RangeInfo]:
+        start_offset = self._wanted[stream_id].start_offset
+        return [each for each in self._asked[stream_id] if each.is_ahead_of(start_offset)]
+
     def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
-        self.failure = (endpoint, error)
+        self.failures[stream_id] = endpoint, error
         self._router.forget(stream_id)
 
 
 def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, Found]) -> Found:
-    """Return the first record that any of a stream's servers found, or the stream's tail.
+    """Return the first record that any of the servers found that were asked, or the stream's tail.
 
     Where a server found nothing it answers the end of what it has. Of these only that of the last
     range's server counts: what was appended there since then is not to be skipped for a record that
@@ -179,7 +214,9 @@ def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, Found]) -> Fo
     if not ranges:
         return Found(0, None)
     first, last = ranges[0], ranges[-1]
-    tail_offset = max(answers[last.servers[0]].offset, last.start_offset)
+    tail_offset = last.end_offset
+    if tail_offset is None:
+        tail_offset = max(answers[last.servers[0]].offset, last.start_offset)
     records = [answer for answer in answers.values() if answer.maybe_time_ms is not None]
     found = min([*records, Found(tail_offset, None)], key=lambda each: each.offset)
     return Found(max(found.offset, first.start_offset), found.maybe_time_ms)

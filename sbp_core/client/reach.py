@@ -106,7 +106,7 @@ def _ahead(router: Router, stream_id: int, position: int | None) -> tuple[RangeI
     return tuple(
         piece
         for piece in router.maybe_ranges(stream_id) or ()
-        if position is None or piece.end_offset is None or piece.end_offset > position
+        if position is None or piece.is_ahead_of(position)
     )
 
 

@@ -75,6 +75,10 @@ class RangeInfo:
     next_offset: int
     servers: tuple[str, ...]
 
+    def is_ahead_of(self, offset: int) -> bool:
+        """Whether the range may have records from an offset on."""
+        return self.end_offset is None or self.end_offset > offset
+
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:

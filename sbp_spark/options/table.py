@@ -71,7 +71,8 @@ SOURCE_OPTIONS: Final = (
         " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970; or `-10m`,"
         " so long before now (ms, s, m, h, d). Records are appended at the time that their range"
         " server's clock shows, in ms; `now` is what the driver's clock shows when a new query"
-        " plans its first micro-batch, or when a batch is planned.",
+        " plans its first micro-batch, or when a batch is planned; for a stream that waits for a"
+        " range server then (`maxRangeStall`), when the query first missed that.",
     ),
     OptionSpec(
         "startingOffsetsByTimestamp",
@@ -83,7 +84,9 @@ SOURCE_OPTIONS: Final = (
         "startingOffsetsByTimestampStrategy",
         "error (latest for times like -10m)",
         "What a starting time means for a stream that has no record of that time or later: `error`,"
-        " or `latest`, the tail as it is then; what comes later is read, whatever its time is.",
+        " or `latest`, the tail as it is then; what comes later is read, whatever its time is. A"
+        " stream that had to wait for a range server (`maxRangeStall`) while others were read takes"
+        " `latest`, with a warning in the log, as a query that runs is not to fail for that.",
     ),
     OptionSpec(
         "endingOffsets",

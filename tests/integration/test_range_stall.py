@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from spark_streams import append_values, numbered
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
+from sbp_spark.lag import lag
 from sbp_spark.schema import source_schema
 from sbp_spark.stream_reader import SbpStreamReader
 
@@ -122,12 +124,42 @@ def test_a_query_that_begins_meanwhile_and_a_run_to_the_tail(scene):
     assert again.values == {scene.lost: numbered(0, 10)}
 
 
-def test_a_sealed_range_of_a_server_that_is_away_is_waited_for(scene):
-    append_values(scene.client, scene.lost, numbered(0, 10))
+def move_lost(scene):
+    """Let the lost stream go on at the server that stays."""
     stream_id = int(scene.ids[scene.lost])
     scene.client.delete_streams([scene.spare])  # so that there is more room at the other server
     opened = scene.client.seal_streams([stream_id])[stream_id]
     assert opened.servers[0] != scene.server.endpoint
+
+
+def test_a_server_of_what_was_read_is_not_needed_for_an_end_by_time(scene):
+    for name in (scene.kept, scene.lost):
+        append_values(scene.client, name, numbered(0, 10))
+    move_lost(scene)
+    options = {"startingOffsets": "earliest", "endingTimestamp": "2100-01-01"}
+    query = scene.query(**options)
+    assert not query.read()
+    scene.run(scene.server.kill())
+    to_the_tail = scene.query(**options)
+    for run in (query, to_the_tail):
+        first = len(query.values[scene.lost])
+        for name in (scene.kept, scene.lost):
+            append_values(scene.client, name, numbered(first, first + 10))
+        if run is to_the_tail:
+            run._reader.prepareForTriggerAvailableNow()
+            run.offset, run.values = query.offset, query.values
+        assert not run.read()
+        assert run.values == dict.fromkeys((scene.kept, scene.lost), numbered(0, first + 10))
+    append_values(scene.client, scene.lost, [b"x"])
+    source = {"endOffset": json.dumps(to_the_tail.offset), "latestOffset": None}
+    found = {each.stream: each for each in lag({"sources": [source]}, scene.cluster.endpoint)}
+    assert found[scene.lost].record_count == 1
+    assert found[scene.lost].age_ms is not None
+
+
+def test_a_sealed_range_of_a_server_that_is_away_is_waited_for(scene):
+    append_values(scene.client, scene.lost, numbered(0, 10))
+    move_lost(scene)
     append_values(scene.client, scene.lost, numbered(10, 20))
     query = scene.query(startingOffsets="earliest")
     scene.run(scene.server.kill())

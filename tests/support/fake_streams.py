@@ -28,7 +28,8 @@ class FakeCluster:
 
     `times` are those of the records of streams, by id, from offset 0 on; `lookups` is what was
     asked for. `cursors` are those of groups, by stream id. `fails` is raised instead of setting
-    cursors or trimming.
+    cursors or trimming. `placed` has the ranges of streams, by id, as (start, end, server); others
+    have an open one of their own. `away` are servers, or streams whose own one is meant.
     """
 
     def __init__(self, **streams):
@@ -42,6 +43,7 @@ class FakeCluster:
         self.trims = []
         self.fails = None
         self.away = set()
+        self.placed = {}
 
     def maybe_revision(self):
         return self.revision
@@ -71,21 +73,44 @@ class FakeCluster:
         bounds = {each.stream_id: each for each in self.stream_bounds(stream_ids)}
         return earlier if earlier and earlier.bounds == bounds else BoundsView(bounds, stream_ids)
 
-    def lookup_offsets(self, timestamps):
+    def _away_servers(self):
+        return {f"rs{each}:1" if isinstance(each, int) else each for each in self.away}
+
+    def ranges_ahead(self, bound, offset):
+        """The ranges of a stream that end behind an offset, each with whether it is away."""
+        own = [(bound.start_offset, None, f"rs{bound.stream_id}:1")]
+        away = self._away_servers()
+        return [
+            (start, end, server, server in away)
+            for start, end, server in self.placed.get(bound.stream_id, own)
+            if end is None or end > offset
+        ]
+
+    def lookup_offsets(self, timestamps, *, start_offsets, timeout_ms):
         self.lookups.append(timestamps)
         bounds = {each.stream_id: each for each in self.stream_bounds(list(timestamps))}
+        first = {
+            stream_id: max(bound.start_offset, start_offsets.get(stream_id, 0))
+            for stream_id, bound in bounds.items()
+        }
+        silent = {
+            stream_id
+            for stream_id, bound in bounds.items()
+            if any(is_away for *_, is_away in self.ranges_ahead(bound, first[stream_id]))
+        }
+        if silent and timeout_ms is None:
+            raise ConnectError("scripted")
         return {
             stream_id: next(
                 (
                     offset
-                    for offset in range(
-                        bounds[stream_id].start_offset, bounds[stream_id].next_offset
-                    )
+                    for offset in range(first[stream_id], bounds[stream_id].next_offset)
                     if self.times[stream_id][offset] * 1000 >= timestamp_us
                 ),
                 bounds[stream_id].next_offset,
             )
             for stream_id, timestamp_us in timestamps.items()
+            if stream_id not in silent
         }
 
     def describe_cursors(self, group, stream_ids):
@@ -106,18 +131,19 @@ class FakeCluster:
             entry[2] = max(entry[2], offsets.get(entry[0], 0))
 
     def reach(self, positions, *, timeout_ms, spared):
-        """Streams in `away` have one range, whose server does not answer."""
         found = {}
         for bound in self.stream_bounds(list(positions)):
-            stream_id, start, tail = bound.stream_id, bound.start_offset, bound.next_offset
-            found[stream_id] = Reach(stream_id, start, tail)
-            if stream_id in self.away:
-                gone = AwayRange(start, None, "h:1", ConnectError("scripted"))
-                found[stream_id] = Reach(stream_id, start, None, (gone,))
+            stream_id, error = bound.stream_id, ConnectError("scripted")
+            pieces = self.ranges_ahead(bound, positions[stream_id] or 0)
+            away = tuple(AwayRange(*piece, error) for *piece, is_away in pieces if is_away)
+            is_tail_away = pieces and pieces[-1][-1]
+            tail = None if is_tail_away else bound.next_offset
+            found[stream_id] = Reach(stream_id, bound.start_offset, tail, away)
         return found
 
     def probe(self, endpoints, *, timeout_ms):
-        return dict.fromkeys(endpoints, ConnectError("scripted")) if self.away else {}
+        away = self._away_servers()
+        return {each: ConnectError("scripted") for each in endpoints if each in away}
 
     def list_ranges(self, stream_ids):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}

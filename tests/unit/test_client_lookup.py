@@ -99,3 +99,43 @@ def test_a_trim_that_a_server_did_not_hear_of_counts():
     found = first_found(pieces, {"a": Found(2, 50), "b": Found(15, None)})
     assert found == Found(7, 50)
     assert first_found([], {}) == Found(0, None)
+
+
+def test_servers_of_ranges_before_the_start_are_not_asked(make, servers):
+    driver_peer, one, other = servers
+    pieces = (placed(5, 0, 0, 10, one.endpoint), placed(5, 1, 10, -1, other.endpoint))
+    sealed = placed(6, 0, 0, 10, one.endpoint)
+    driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, sealed, revision=3))
+    other.script(Opcode.LOOKUP_OFFSETS, answer(12, 8_000))
+    driver = make(driver_peer.endpoint)
+    starts = {5: 10, 6: 10}
+    assert driver.do("lookup_offsets", {5: 1, 6: 1}, start_offsets=starts) == {5: 12, 6: 10}
+    assert driver.do("append_times", {5: 11}) == {5: 8_000}
+    assert not one.seen(Opcode.LOOKUP_OFFSETS)
+    asked, _ = (each.header.lookup_requests for each in other.seen(Opcode.LOOKUP_OFFSETS))
+    assert [each.start_offset for each in asked] == [10]
+
+
+@pytest.mark.parametrize(
+    "trouble", [reset, silent, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=str
+)
+def test_who_is_not_waited_for_leaves_out_its_streams(make, servers, trouble):
+    driver_peer, one, other = servers
+    pieces = (placed(5, 0, 0, -1, one.endpoint), placed(6, 0, 0, -1, other.endpoint))
+    driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
+    one.script(Opcode.LOOKUP_OFFSETS, trouble)
+    other.script(Opcode.LOOKUP_OFFSETS, answer(8, 7_000))
+    driver = make(driver_peer.endpoint)
+    assert driver.do("lookup_offsets", {5: 1, 6: 1}, timeout_ms=100) == {6: 8}
+    assert driver.do("append_times", {5: 1, 6: 1}, timeout_ms=100) == {6: 7_000}
+    assert len(one.seen(Opcode.LOOKUP_OFFSETS)) == 2
+
+
+def test_what_no_wait_cures_is_raised_all_the_same(make, servers):
+    driver_peer, one, other = servers
+    pieces = (placed(5, 0, 0, -1, one.endpoint), placed(6, 0, 0, -1, other.endpoint))
+    driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
+    one.script(Opcode.LOOKUP_OFFSETS, answer(0, code=StatusCode.UNSUPPORTED_OPERATION))
+    other.script(Opcode.LOOKUP_OFFSETS, reset)
+    with pytest.raises(UnsupportedError, match=f"LOOKUP_OFFSETS at {one.endpoint}"):
+        make(driver_peer.endpoint).do("lookup_offsets", {5: 1, 6: 1}, timeout_ms=100)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
 
 import pytest
 from fake_streams import ALL, nexts, read_up, reader, use_fake_cluster
 
-from sbp_core.client import AwayRange, Reach
-from sbp_core.errors import ConfigurationError, ConnectError
-from sbp_spark import endings, lookups
+from sbp_core.errors import ConfigurationError
+from sbp_spark import endings, lookups, micro_batch
 
 NOW_MS = 1_000_000
 
@@ -19,7 +17,7 @@ NOW_MS = 1_000_000
 def clock(monkeypatch):
     """The driver's clock, in ms."""
     shown = [NOW_MS]
-    for module in (endings, lookups):
+    for module in (endings, lookups, micro_batch):
         monkeypatch.setattr(module, "wall_ms", lambda: shown[0])
     return shown
 
@@ -77,9 +75,9 @@ def test_what_comes_while_a_start_is_looked_up_is_not_skipped(cluster):
     """The tail moved between the two questions: what came before the lookup is after the start."""
     looked_up = cluster.lookup_offsets
 
-    def lookup_offsets(timestamps):
+    def lookup_offsets(timestamps, **options):
         cluster.streams["a"][3] += 5
-        return looked_up(timestamps)
+        return looked_up(timestamps, **options)
 
     cluster.lookup_offsets = lookup_offsets
     query = reader("a", startingTimestamp=at(53), startingOffsetsByTimestampStrategy="latest")
@@ -190,23 +188,11 @@ def test_an_end_before_the_start_is_named(cluster):
         query.latestOffset(query.initialOffset(), ALL)
 
 
-def away_in_the_middle(cluster, stream_id):
-    """The servers of the offsets [10, 20) of a stream do not answer."""
-
-    def reach(positions, *, timeout_ms, spared):
-        found = {}
-        for bound in cluster.stream_bounds(list(positions)):
-            gone = AwayRange(10, 20, "h:9", ConnectError("scripted"))
-            away = (gone,) if bound.stream_id == stream_id and cluster.away else ()
-            found[bound.stream_id] = Reach(*astuple(bound), away)
-        return found
-
-    return reach
+MIDDLE = [(0, 10, "rs1:1"), (10, 20, "rs9:1"), (20, None, "rs1:1")]
 
 
 def test_a_start_by_time_waits_for_all_servers_of_the_stream(cluster):
-    cluster.away = {1}
-    cluster.reach = away_in_the_middle(cluster, 1)
+    cluster.away, cluster.placed[1] = {"rs9:1"}, MIDDLE
     query = reader(startingTimestamp=at(15), maxRangeStall="1ms")
     read, end = read_up(query)
     assert read == [(2, 15, 30)]
@@ -217,11 +203,89 @@ def test_a_start_by_time_waits_for_all_servers_of_the_stream(cluster):
 
 
 def test_an_end_by_time_that_a_server_away_may_have_is_not_passed(cluster):
-    cluster.away = {1}
-    cluster.reach = away_in_the_middle(cluster, 1)
+    cluster.away, cluster.placed[1] = {"rs9:1"}, MIDDLE
     query = reader(endingTimestamp=at(15), startingOffsets="earliest", maxRangeStall="1ms")
     read, end = read_up(query)
     assert read == [(2, 10, 15)]
     assert end["stalled"].keys() == {"1"}
     cluster.away = set()
     assert read_up(query, end)[0] == [(1, 0, 15)]
+
+
+def test_a_server_of_what_was_read_does_not_matter_to_an_end_by_time(cluster):
+    cluster.placed[1] = [(0, 50, "rs9:1"), (50, None, "rs1:1")]
+    options = {"endingTimestamp": at(60), "startingOffsets": "earliest", "maxRangeStall": "1ms"}
+    query = reader(**options)
+    _, end = read_up(query)
+    cluster.away = {"rs9:1"}
+    cluster.streams["a"][3] = cluster.streams["b"][3] = 55
+    read, end = read_up(query, end)
+    assert read == [(1, 50, 55), (2, 30, 55)]
+    cluster.streams["a"][3] = 70
+    again = reader(**options)
+    again.prepareForTriggerAvailableNow()
+    read, end = read_up(again, end)
+    assert read == [(1, 55, 60)]
+    assert "stalled" not in end
+
+
+def dying_at_lookups(cluster, *servers):
+    """These servers answer looks, and go away before they are asked for times."""
+    looked_up = cluster.lookup_offsets
+
+    def lookup_offsets(timestamps, **options):
+        before, cluster.away = cluster.away, {*cluster.away, *servers}
+        found = looked_up(timestamps, **options)
+        cluster.away = before
+        return found
+
+    cluster.lookup_offsets = lookup_offsets
+    return looked_up
+
+
+def test_a_server_that_dies_at_a_lookup_holds_up_its_own_streams_only(cluster, clock):
+    options = {"startingTimestamp": at(15), "endingTimestamp": at(25), "maxRangeStall": "1ms"}
+    alive = dying_at_lookups(cluster, "rs1:1")
+    query = reader(**options)
+    read, end = read_up(query)
+    assert read == [(2, 15, 25)]
+    assert end["stalled"] == {"1": NOW_MS}
+    clock[0] += 1000
+    assert query.latestOffset(end, ALL) == end
+    cluster.lookup_offsets = alive
+    read, end = read_up(query, end)
+    assert read == [(1, 15, 25)]
+    assert "stalled" not in end
+    dying_at_lookups(cluster, "rs1:1")
+    later = reader(**options | {"endingTimestamp": at(28)})
+    read, end = read_up(later, end)
+    assert read == [(2, 25, 28)]
+    assert list(end["stalled"]) == ["1"]
+
+
+def test_a_relative_start_that_was_waited_for_counts_from_when_the_query_began(cluster, clock):
+    dying_at_lookups(cluster, "rs1:1")
+    options = {"startingTimestamp": "-25s", "maxRangeStall": "1ms"}
+    _, end = read_up(reader(**options))
+    clock[0] += 60_000
+    cluster.streams["b"][3] = 40
+    _, end = read_up(reader(**options), end)
+    assert end["stalled"] == {"1": NOW_MS}
+    del cluster.lookup_offsets
+    assert read_up(reader(**options), end)[0] == [(1, 25, 50)]
+
+
+def test_a_time_past_the_end_of_a_late_stream_is_its_tail_with_a_warning(cluster, caplog):
+    cluster.away = {2}
+    query = reader(startingTimestamp=at(35), maxRangeStall="1ms")
+    read, end = read_up(query)
+    assert read == [(1, 35, 50)]
+    cluster.away = set()
+    read, end = read_up(query, end)
+    assert read == []
+    assert nexts(end) == {1: 50, 2: 30}
+    assert "startingTimestamp is past the end of b, whose last record is before 985000" in (
+        caplog.text
+    )
+    cluster.streams["b"][3] = 31
+    assert read_up(query, end)[0] == [(2, 30, 31)]

@@ -1,0 +1,33 @@
+"""How far a query is behind by what its servers say, of which one goes away meanwhile."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from fake_streams import FakeCluster
+
+from sbp_spark import lag
+
+
+def test_the_age_is_not_known_where_a_server_does_not_tell_in_time(monkeypatch):
+    cluster = FakeCluster(**{"1": [1, 100, 0, 50], "2": [2, 200, 0, 50], "3": [3, 300, 0, 50]})
+    cluster.describe_streams = lambda stream_ids: cluster.list_streams()
+    asked = []
+
+    def append_times(offsets, *, timeout_ms):
+        asked.append((offsets, timeout_ms))
+        return {2: 1_000}
+
+    cluster.append_times = append_times
+    sizes = SimpleNamespace(estimate=lambda starts, tails: {})
+    monkeypatch.setattr(lag, "client_for", lambda *_: cluster)
+    monkeypatch.setattr(lag, "RecordSizes", lambda _: sizes)
+    nexts = {"1": 40, "2": 40, "3": 50}
+    streams = {key: {"created": 1, "next": at} for key, at in nexts.items()}
+    source = {"endOffset": json.dumps({"streams": streams, "version": 1}), "latestOffset": None}
+    silent, told, at_tail = lag.lag({"sources": [source]}, "h:1")
+    assert (silent.record_count, silent.age_ms) == (10, None)
+    assert told.age_ms > 0
+    assert (at_tail.record_count, at_tail.age_ms) == (0, 0)
+    assert asked == [({1: 40, 2: 40}, lag._ANSWER_MS)]
