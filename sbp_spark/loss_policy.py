@@ -54,7 +54,8 @@ class LossPolicy:
         self._settle_backward(there.values(), snapshot)
         losses = [Loss(at.stream_id, at.next_offset, None) for at in gone]
         log_losses(losses, self._names)
-        return (SourceOffset(there, stalled=begin.stalled) if gone else begin), losses
+        stalled = {each: at for each, at in begin.stalled.items() if each not in gone_ids}
+        return (SourceOffset(there, stalled=stalled) if gone else begin), losses
 
     def settle_trimmed(self, losses: Sequence[Loss]) -> None:
         """Raise DataLossError if losses are to fail; planning logs those that go into no offset."""

@@ -322,3 +322,17 @@ def test_trimmed_records_are_told_of_while_the_server_is_away(cluster):
     end = query.latestOffset(end, ALL)
     assert end["lost"] == {"2": [[30, 35]]}
     assert nexts(end)[2] == 35
+
+
+def test_a_stalled_stream_that_is_left_out_and_named_again_is_new(cluster):
+    """Its start was decided long ago: it is no stream of the query's start any more."""
+    _, end = read_up(stalling())
+    cluster.away = {1}
+    cluster.streams["b"][3] = 40
+    _, end = read_up(stalling(), end)
+    assert end["stalled"].keys() == {"1"}
+    options = {"startingOffsets": "latest", "failOnDataLoss": "false"}
+    _, end = read_up(stalling("b", **options), end)
+    assert "stalled" not in end
+    cluster.away = set()
+    assert read_up(stalling(**options), end)[0] == [(1, 0, 50)]
