@@ -50,7 +50,8 @@ SOURCE_OPTIONS: Final = (
         "table",
         "none",
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
-        " consumer groups). In a batch only, and with no option beside it but endpoint.",
+        " consumer groups); null is what a range server that is away would have to tell. In a batch"
+        " only, and with no option beside it but endpoint.",
     ),
     OptionSpec(
         "startingOffsets",
