@@ -5,7 +5,6 @@ A query never fails by that, and hardly waits for it: the next micro-batch tells
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from threading import Thread
 from time import monotonic
@@ -13,6 +12,7 @@ from typing import Final
 
 from sbp_core.client import Client, StreamBounds
 from sbp_core.errors import SbpError
+from sbp_spark.log import LOG
 from sbp_spark.offsets import SourceOffset, find_gone
 from sbp_spark.options import CommitOptions
 from sbp_spark.stream_watch import Snapshot
@@ -21,7 +21,6 @@ WAIT_S: Final = 1.0
 """How long a micro-batch waits for an attempt, at most; not at all after a failure."""
 PAUSE_S: Final = 5.0
 """How long there is no attempt after a failure."""
-_LOG: Final = logging.getLogger("sbp_spark")
 
 
 class Commits:
@@ -112,7 +111,7 @@ class _Teller:
         except Exception as error:  # noqa: BLE001 - whatever it is, the query goes on
             if not self._is_failing:
                 fault = None if isinstance(error, SbpError) else error
-                _LOG.warning(
+                LOG.warning(
                     "cannot %s: %s; the query goes on, and tries it again",
                     self._what,
                     error,
@@ -123,7 +122,7 @@ class _Teller:
             return
         self.told |= news
         if self._is_failing:
-            _LOG.warning("it works again to %s", self._what)
+            LOG.warning("it works again to %s", self._what)
         self._is_failing = False
 
 

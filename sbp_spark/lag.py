@@ -24,7 +24,7 @@ from pyspark.sql.streaming.listener import (
 from sbp_core.client import StreamInfo, parse_endpoint
 from sbp_core.errors import NotFoundError, SbpError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.data_loss import LOG
+from sbp_spark.log import LOG
 from sbp_spark.offsets import CheckpointError, SourceOffset
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.positions import display_name

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from sbp_spark.data_loss import LOG
+from sbp_spark.log import LOG
 
 RECORDS_FIRST: Final = 10_000
 """Of the first micro-batch: enough to learn from, few enough for the slowest of queries."""
