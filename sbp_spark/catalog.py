@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sbp_core.client import Client, CursorInfo, StreamBounds, StreamInfo
+from sbp_core.client import Client, CursorInfo, Reach, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import CatalogOptions, Table
@@ -26,6 +27,8 @@ from sbp_spark.positions import display_name
 from sbp_spark.schema import source_arrow_schema
 
 _TRIES: Final = 5
+_ANSWER_MS: Final = 1_000
+"""How long a range server has to answer; what is left out for that is null."""
 _MS_MAX: Final = (2**63 - 1) // 1000
 
 Row = dict[str, Any]
@@ -98,6 +101,7 @@ def table_rows(client: Client, table: Table) -> list[Row]:
 
 
 def _stream_rows(client: Client) -> list[Row]:
+    infos, found = _ask_of_all(client, partial(_reach, client))
     return [
         {
             **_identity(info),
@@ -105,10 +109,9 @@ def _stream_rows(client: Client) -> list[Row]:
             "replica_count": info.replica_count,
             "retention_ms": info.retention_period_ms or None,
             "retention_bytes": info.retention_bytes or None,
-            "start_offset": held.start_offset,
-            "next_offset": held.next_offset,
+            **_bounds(found[info.stream_id]),
         }
-        for info, held in zip(*_ask_of_all(client, client.stream_bounds), strict=True)
+        for info in infos
     ]
 
 
@@ -134,8 +137,8 @@ def _cursor_rows(client: Client) -> list[Row]:
         for each in client.list_groups()
         for cursor in client.describe_cursors(each.group)
     ]
-    found = zip(*_ask_of_all(client, client.stream_bounds), strict=True)
-    streams = {info.stream_id: (info, held) for info, held in found}
+    infos, found = _ask_of_all(client, partial(_reach, client))
+    streams = {info.stream_id: (info, found[info.stream_id]) for info in infos}
     return [
         {
             "consumer_group": group,
@@ -148,7 +151,21 @@ def _cursor_rows(client: Client) -> list[Row]:
     ]
 
 
-def _lag(cursor: CursorInfo, info: StreamInfo, held: StreamBounds) -> Row:
+def _reach(client: Client, stream_ids: list[int]) -> dict[int, Reach]:
+    """Return what the streams hold, not waiting for servers that are away."""
+    return client.reach(dict.fromkeys(stream_ids), timeout_ms=_ANSWER_MS, spared={})
+
+
+def _bounds(held: Reach) -> Row:
+    """Return the bounds of a stream, without those that are not known: its server is away."""
+    if held.next_offset is None:
+        return {}
+    return {"start_offset": held.start_offset, "next_offset": held.next_offset}
+
+
+def _lag(cursor: CursorInfo, info: StreamInfo, held: Reach) -> Row:
+    if held.next_offset is None:
+        return {"stream": display_name(info)}
     first = max(cursor.next_offset, held.start_offset)
     return {
         "stream": display_name(info),

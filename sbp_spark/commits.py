@@ -5,55 +5,57 @@ A query never fails by that, and hardly waits for it: the next micro-batch tells
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Thread
 from time import monotonic
 from typing import Final
 
 from sbp_core.client import Client, StreamBounds
 from sbp_core.errors import SbpError
+from sbp_spark.log import LOG
 from sbp_spark.offsets import SourceOffset, find_gone
 from sbp_spark.options import CommitOptions
 from sbp_spark.stream_watch import Snapshot
 
 WAIT_S: Final = 1.0
-"""How long a micro-batch waits for servers that are slow, at most; not at all after a failure."""
+"""How long a micro-batch waits for an attempt, at most; not at all after a failure."""
 PAUSE_S: Final = 5.0
-"""How long nothing is told after a failure."""
-_LOG: Final = logging.getLogger("sbp_spark")
+"""How long there is no attempt after a failure."""
 
 
 class Commits:
     """Tells servers how far one run of a query has come.
 
-    It does so on a thread of its own, one attempt at a time. A failure is logged once, until an
-    attempt has succeeded again. Everything that was not told yet goes with the next attempt.
+    Cursors and trims have a teller each, so that a trim that has to wait holds no cursor up.
     """
 
     def __init__(self, client: Client, options: CommitOptions) -> None:
-        self._client = client
-        self._options = options
-        self._cursors: Mapping[int, int] = {}
+        self._is_trimming = options.is_trimming
         self._trims: Mapping[int, int] = {}
-        self._told_cursors: dict[int, int] = {}
-        self._told_trims: dict[int, int] = {}
-        self._thread: Thread | None = None
-        self._is_failing = False
-        self._pause_until_s = 0.0
+        self._trimming = _Teller("trim what was read", client.trim_streams)
+        self._maybe_cursors: _Teller | None = None
+        group = options.maybe_group
+        if group is not None:
+            self._maybe_cursors = _Teller(
+                f"set the cursors of group {group}",
+                lambda news: client.commit_cursors(group, news),
+            )
 
     def on_processed(self, at: SourceOffset) -> None:
         """Take note that micro-batches up to `at` are done: Spark asks for the next one."""
-        if self._options.maybe_group is not None:
-            self._cursors = {each: position.next_offset for each, position in at.streams.items()}
-        self._attempt()
+        if self._maybe_cursors is not None:
+            self._maybe_cursors.tell(
+                {each: position.next_offset for each, position in at.streams.items()}
+            )
+        self._trim()
 
     def on_commit(self, at: SourceOffset, snapshot: Snapshot) -> None:
         """Take note that nothing before `at` will be read again: Spark has logged what follows.
 
-        Only that is trimmed, in streams that are those which were read and have not lost records.
+        Only that is trimmed, in streams that are those which were read, have not lost records and
+        all of whose servers are there.
         """
-        if not self._options.is_trimming:
+        if not self._is_trimming:
             return
         created = {each: info.created_at_ms for each, info in snapshot.streams.items()}
         gone = {each.stream_id for each in find_gone(at.streams.values(), created)}
@@ -61,54 +63,69 @@ class Commits:
             stream_id: position.next_offset
             for stream_id, position in at.streams.items()
             if stream_id not in gone
+            and stream_id not in snapshot.stalled
             and _holds(snapshot.bounds.get(stream_id), position.next_offset)
         }
-        self._attempt()
+        self._trim()
 
-    def _attempt(self) -> None:
+    def _trim(self) -> None:
+        """Trim up to the cursors that are set: none may lie before the first record."""
+        trims = self._trims
+        if self._maybe_cursors is not None:
+            cursors = self._maybe_cursors.told
+            trims = {each: upto for each, upto in trims.items() if upto <= cursors.get(each, -1)}
+        self._trimming.tell(trims)
+
+
+class _Teller:
+    """Tells servers one kind of offset, on a thread of its own, one attempt at a time.
+
+    A failure is logged once, until an attempt has succeeded again. Everything that was not told yet
+    goes with the next attempt.
+    """
+
+    def __init__(self, what: str, call: Callable[[dict[int, int]], object]) -> None:
+        self.told: dict[int, int] = {}
+        """The offset that the servers have of each stream, by id."""
+        self._what = what
+        self._call = call
+        self._thread: Thread | None = None
+        self._is_failing = False
+        self._pause_until_s = 0.0
+
+    def tell(self, wanted: Mapping[int, int]) -> None:
         """Tell what is not known yet, unless the last attempt is under way or has just failed."""
         if self._thread is not None and self._thread.is_alive():
             return
         if monotonic() < self._pause_until_s:
             return
-        cursors = _difference(self._cursors, self._told_cursors)
-        trims = _difference(self._trims, self._told_trims)
-        if cursors or trims:
-            self._thread = Thread(target=self._tell, args=(cursors, trims), daemon=True)
+        news = {each: upto for each, upto in wanted.items() if self.told.get(each) != upto}
+        if news:
+            self._thread = Thread(target=self._attempt, args=(news,), daemon=True)
             self._thread.start()
             self._thread.join(0 if self._is_failing else WAIT_S)
 
-    def _tell(self, cursors: Mapping[int, int], trims: Mapping[int, int]) -> None:
-        """Set the cursors, and trim only then: no cursor may lie before the first record."""
+    def _attempt(self, news: dict[int, int]) -> None:
         try:
-            if cursors:
-                assert self._options.maybe_group is not None
-                self._client.commit_cursors(self._options.maybe_group, cursors)
-                self._told_cursors |= cursors
-            if trims:
-                self._client.trim_streams(trims)
-                self._told_trims |= trims
-        except SbpError as error:
+            self._call(news)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the query goes on
             if not self._is_failing:
-                _LOG.warning("%s; the query goes on, and tries it again", self._explain(error))
+                fault = None if isinstance(error, SbpError) else error
+                LOG.warning(
+                    "cannot %s: %s; the query goes on, and tries it again",
+                    self._what,
+                    error,
+                    exc_info=fault,
+                )
             self._is_failing = True
             self._pause_until_s = monotonic() + PAUSE_S
             return
+        self.told |= news
         if self._is_failing:
-            _LOG.warning("what the query has read is committed again")
+            LOG.warning("it works again to %s", self._what)
         self._is_failing = False
-
-    def _explain(self, error: SbpError) -> str:
-        group = self._options.maybe_group
-        what = [f"set the cursors of group {group}"] if group is not None else []
-        what += ["trim what was read"] if self._options.is_trimming else []
-        return f"cannot {' and '.join(what)}: {error}"
 
 
 def _holds(bounds: StreamBounds | None, offset: int) -> bool:
     """Whether there are records before an offset, and none before it is still to be written."""
     return bounds is not None and bounds.start_offset < offset <= bounds.next_offset
-
-
-def _difference(wanted: Mapping[int, int], told: Mapping[int, int]) -> dict[int, int]:
-    return {each: offset for each, offset in wanted.items() if told.get(each) != offset}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import SbpError
+from sbp_spark.log import LOG
+from sbp_spark.wording import listed
 
-LOG: Final = logging.getLogger("sbp_spark")
 DOUBT_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
 """Pauses between looks at metadata that show a loss: they may lag."""
-_LISTED_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +43,23 @@ class DataLossError(SbpError):
 
     def __str__(self) -> str:
         return (
-            f"{describe_losses(self.losses, self.names, listed_max=_LISTED_MAX)}. They were to be"
+            f"{describe_losses(self.losses, self.names, is_short=True)}. They were to be"
             " read, but were trimmed before, or their range is gone. Lengthen the retention or read"
             " more often; to go on behind the loss, set failOnDataLoss to false, or to report"
         )
 
 
 def describe_losses(
-    losses: Iterable[Loss], names: Mapping[int, str], *, listed_max: int | None = None
+    losses: Iterable[Loss], names: Mapping[int, str], *, is_short: bool = False
 ) -> str:
-    """Return how many offsets are lost, and which; None lists all of them."""
+    """Return how many offsets are lost, and which; only the first of many if `is_short`."""
     every = list(losses)
     ends = [each.end_offset for each in every]
     count = sum(end - each.start_offset for each, end in zip(every, ends, strict=True) if end)
     least = "at least " if None in ends else ""
-    listed = "; ".join(each.describe(names) for each in every[:listed_max])
-    more = 0 if listed_max is None else max(0, len(every) - listed_max)
-    return (
-        f"{least}{count} offsets are lost, no range holds them: {listed}"
-        f"{f' and {more} more intervals' if more else ''}"
-    )
+    described = [each.describe(names) for each in every]
+    which = listed(described, "; ") if is_short else "; ".join(described)
+    return f"{least}{count} offsets are lost, no range holds them: {which}"
 
 
 def log_losses(losses: Iterable[Loss], names: Mapping[int, str]) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.listener import (
 from sbp_core.client import StreamInfo, parse_endpoint
 from sbp_core.errors import NotFoundError, SbpError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.data_loss import LOG
+from sbp_spark.log import LOG
 from sbp_spark.offsets import CheckpointError, SourceOffset
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.positions import display_name
@@ -38,10 +38,11 @@ _ANSWER_MS: Final = 1_000
 class StreamLag:
     """How far a query is behind in one stream; what is not known is None.
 
-    `record_count` records are there and not read, from `next_offset` on. `size_bytes` is about how
-    long they are: one record batch of them is looked at. `age_ms` is how long ago the oldest of
-    them was appended, by the range server's clock, 0 if there is none. `stalled_since_ms` is since
-    when (UTC) the query leaves the stream out because a range server is away.
+    `record_count` records are there and not read, from `next_offset` on; that is not known of a
+    stream that is stalled. `size_bytes` is about how long they are: one record batch of them is
+    looked at. `age_ms` is how long ago the oldest of them was appended, by the range server's
+    clock, 0 if there is none. `stalled_since_ms` is since when (UTC) the query leaves the stream
+    out because a range server is away.
     """
 
     stream_id: int
@@ -107,16 +108,24 @@ class LagListener(StreamingQueryListener):
 def log_lag(progress: Mapping[str, Any], found: Sequence[StreamLag]) -> None:
     """Write how far a query is behind over all streams to the log."""
     LOG.info(
-        "query %s batch %s is behind by %d records, %s octets or so, the oldest %s ms old;"
+        "query %s batch %s is behind by %s records, %s octets or so, the oldest %s ms old;"
         " %d of %d streams are stalled",
         progress["name"] or progress["id"],
         progress["batchId"],
-        sum(each.record_count or 0 for each in found),
-        sum(each.size_bytes or 0 for each in found),
-        max(each.age_ms or 0 for each in found),
+        _over_all(sum, [each.record_count for each in found]),
+        _over_all(sum, [each.size_bytes for each in found]),
+        _over_all(max, [each.age_ms for each in found]),
         sum(each.stalled_since_ms is not None for each in found),
         len(found),
     )
+
+
+def _over_all(combine: Callable[[Sequence[int]], int], values: Sequence[int | None]) -> str:
+    """Return what holds for all streams in words; where some are not known it is no less."""
+    known = [each for each in values if each is not None]
+    if len(known) == len(values):
+        return str(combine(known or [0]))
+    return f"at least {combine(known)}" if known and combine(known) else "an unknown number of"
 
 
 class _Meter:
@@ -181,7 +190,8 @@ def _sources(progress: Mapping[str, Any]) -> list[list[StreamLag]]:
 def _compare(end: SourceOffset, latest: SourceOffset) -> Iterator[StreamLag]:
     for stream_id in sorted(end.streams.keys() | latest.stalled.keys()):
         at, tail = end.streams.get(stream_id), latest.streams.get(stream_id)
-        count = None if at is None or tail is None else max(0, tail.next_offset - at.next_offset)
+        is_known = stream_id not in latest.stalled  # otherwise the tail is how far one can read
+        count = max(0, tail.next_offset - at.next_offset) if at and tail and is_known else None
         next_offset = None if at is None else at.next_offset
         yield StreamLag(stream_id, next_offset, count, latest.stalled.get(stream_id))
 

@@ -12,7 +12,8 @@ from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_spark.data_loss import LOG
 from sbp_spark.options import Ago, AtCursor, AtTime, Earliest, Position, Positions
-from sbp_spark.positions import display_name, listed, locate, positions_of
+from sbp_spark.positions import display_name, locate, positions_of
+from sbp_spark.wording import listed
 
 NOTHING_READ: Final[Mapping[int, int]] = MappingProxyType({})
 
@@ -99,7 +100,7 @@ def find_offsets(
         )
     elif missing:
         raise ConfigurationError(
-            f"option {positions.option} is past the end of {listed(missing)} (ms since 1970);"
+            f"option {positions.option} is past the end of {listed(missing, '; ')} (ms since 1970);"
             " expected a record of that time or later; start earlier, or set"
             " startingOffsetsByTimestampStrategy to latest"
         )

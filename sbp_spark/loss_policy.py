@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from sbp_core.client import StreamInfo
-from sbp_spark.data_loss import LOG, DataLossError, Loss, log_losses
+from sbp_spark.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.log import LOG
 from sbp_spark.offsets import (
     NEW_CHECKPOINT,
     Interval,
@@ -18,8 +18,7 @@ from sbp_spark.offsets import (
 from sbp_spark.options import OnDataLoss
 from sbp_spark.positions import display_name
 from sbp_spark.stream_watch import Snapshot
-
-_LISTED_MAX: Final = 20
+from sbp_spark.wording import listed
 
 
 class LossPolicy:
@@ -54,7 +53,8 @@ class LossPolicy:
         self._settle_backward(there.values(), snapshot)
         losses = [Loss(at.stream_id, at.next_offset, None) for at in gone]
         log_losses(losses, self._names)
-        return (SourceOffset(there, stalled=begin.stalled) if gone else begin), losses
+        stalled = {each: at for each, at in begin.stalled.items() if each not in gone_ids}
+        return (SourceOffset(there, stalled=stalled) if gone else begin), losses
 
     def settle_trimmed(self, losses: Sequence[Loss]) -> None:
         """Raise DataLossError if losses are to fail; planning logs those that go into no offset."""
@@ -128,13 +128,8 @@ def _gone_error(
         for at in gone
     ]
     return StreamChangedError(
-        f"the checkpoint has read stream {_listed(read)}, which the query no longer reads"
-        f" (new to it: {_listed(sorted(new))}): deleted, created anew under the same name, or left"
-        " out of the option streams; name it again, or set failOnDataLoss to false, or report, to"
-        f" go on without what it still held, or {NEW_CHECKPOINT}"
+        f"the checkpoint has read stream {listed(read)}, which the query no longer reads"
+        f" (new to it: {listed(sorted(new)) or 'none'}): deleted, created anew under the same"
+        " name, or left out of the option streams; name it again, or set failOnDataLoss to false,"
+        f" or report, to go on without what it still held, or {NEW_CHECKPOINT}"
     )
-
-
-def _listed(streams: Sequence[object]) -> str:
-    more = f" and {len(streams) - _LISTED_MAX} more" if len(streams) > _LISTED_MAX else ""
-    return (", ".join(map(str, streams[:_LISTED_MAX])) or "none") + more

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
+
+from sbp_spark.log import LOG
 
 RECORDS_FIRST: Final = 10_000
 """Of the first micro-batch: enough to learn from, few enough for the slowest of queries."""
@@ -22,11 +24,44 @@ LATE: Final = 1.1
 GROWTH_MIN: Final = 1.05
 GROWTH_MAX: Final = 2.0
 """How many times as much is tried where nobody knows how long a micro-batch took."""
+APART: Final = 2
+"""How many times as much one micro-batch has to take as another, to tell what a record costs."""
+RECORDS_PART: Final = 0.25
+"""Of the fixed time of a micro-batch, as which its records may take: fewer gain hardly any time."""
+_RECORD_MS_MIN: Final = 1e-6
 _TICK_MS_MAX: Final = 100
 _TICK_PARTS: Final = 50
 """Of an interval, as which asking after it may take: so that two micro-batches of which one takes
 longer by GROWTH_MIN never both seem to end with it."""
 _INTERVAL_STEP_MS: Final = 100
+
+
+class Batch(NamedTuple):
+    """What a micro-batch read, and how long it took."""
+
+    record_count: int
+    took_ms: float
+
+    def maybe_costs(self, before: Batch) -> Costs | None:
+        """Return what both cost, None if they are too much alike to tell."""
+        few, many = sorted((self.record_count, before.record_count))
+        if many < APART * max(1, few):
+            return None
+        slope_ms = (self.took_ms - before.took_ms) / (self.record_count - before.record_count)
+        record_ms = max(slope_ms, _RECORD_MS_MIN)
+        return Costs(max(0.0, self.took_ms - record_ms * self.record_count), record_ms)
+
+
+class Costs(NamedTuple):
+    """How long a micro-batch takes whatever it reads, and what each record adds to that."""
+
+    fixed_ms: float
+    record_ms: float
+
+    @property
+    def records_least(self) -> int:
+        """With how few records a micro-batch is worth its fixed time."""
+        return int(RECORDS_PART * self.fixed_ms / self.record_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +70,15 @@ class Pace:
 
     A micro-batch that was too long tells how many records fit. One that was in time tells that no
     fewer do, and perhaps more. While Spark waited for its trigger nobody knows how long it took:
-    then more is tried, `growth` times as much, more boldly each time in a row.
+    then more is tried, `growth` times as much, more boldly each time in a row. One that took
+    fewer records than another `before`, and hardly less time, was not worth it: more are tried.
     """
 
     target_ms: int
     records_max: int = RECORDS_FIRST
     growth: float = GROWTH_MIN
+    before: Batch | None = None
+    maybe_costs: Costs | None = None
 
     def after(
         self, record_count: int, took_ms: float, *, is_idle: bool = False, interval_ms: int = 0
@@ -53,14 +91,25 @@ class Pace:
         target_ms = max(self.target_ms, interval_ms)
         fitting = int(record_count * target_ms / max(took_ms, 1))
         growth = GROWTH_MIN
+        batch = Batch(record_count, took_ms)
+        before = self.before or batch
+        costs = None if is_idle else batch.maybe_costs(before)
         if is_idle or took_ms <= LATE * target_ms:
             fitting = max(fitting, self.records_max)
+        elif costs is not None:
+            fitting = max(fitting, min(costs.records_least, int(self.records_max * GROWTH_MAX)))
         if is_idle and record_count >= self.records_max:
             fitting = max(fitting, int(self.records_max * self.growth))
             growth = min(2 * self.growth - 1, GROWTH_MAX)
         low = max(RECORDS_MIN, self.records_max // STEP_MAX)
         records_max = min(max(fitting, low), self.records_max * STEP_MAX)
-        return replace(self, records_max=records_max, growth=growth)
+        return replace(
+            self,
+            records_max=records_max,
+            growth=growth,
+            before=before if costs is None else batch,
+            maybe_costs=costs,
+        )
 
 
 class Ticks:
@@ -108,6 +157,7 @@ class PaceMaker:
         self._wall = wall
         self._ticks = Ticks()
         self._maybe_running: tuple[int, float] | None = None
+        self._is_told = False
 
     @property
     def records_max(self) -> int:
@@ -123,7 +173,21 @@ class PaceMaker:
             self._pace = self._pace.after(
                 record_count, took_ms, is_idle=is_idle, interval_ms=self._ticks.interval_ms
             )
+            self._warn()
         self._maybe_running = None
+
+    def _warn(self) -> None:
+        """Say once that no number of records keeps the target."""
+        target_ms = max(self._pace.target_ms, self._ticks.interval_ms)
+        costs = self._pace.maybe_costs
+        if costs is not None and costs.fixed_ms > target_ms and not self._is_told:
+            LOG.warning(
+                "targetBatchDuration cannot be kept: micro-batches take about %.1f s whatever they"
+                " read, and the target is %.1f s",
+                costs.fixed_ms / 1000,
+                target_ms / 1000,
+            )
+            self._is_told = True
 
     def on_admitted(self, record_count: int) -> None:
         """A micro-batch of so many records begins, none if there are none."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping
 
 from sbp_core.client import StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
@@ -17,8 +16,7 @@ from sbp_spark.options import (
     Position,
     Positions,
 )
-
-_LISTED_MAX: Final = 20
+from sbp_spark.wording import listed
 
 
 def display_name(info: StreamInfo) -> str:
@@ -54,8 +52,8 @@ def check_positions(positions: Positions, infos: Collection[StreamInfo]) -> None
     faults += [f"leaves out {display_name(info)}" for info in infos if info.stream_id not in found]
     if faults:
         raise ConfigurationError(
-            f"option {positions.option} {listed(faults)}; expected exactly the streams that are"
-            " read, by name or id"
+            f"option {positions.option} {listed(faults, '; ')}; expected exactly the streams that"
+            " are read, by name or id"
         )
 
 
@@ -98,7 +96,7 @@ def check_inside(
     ]
     if faults:
         raise ConfigurationError(
-            f"option {option} lies outside of: {listed(faults)}; expected an offset from the"
+            f"option {option} lies outside of: {listed(faults, '; ')}; expected an offset from the"
             " first one to the next one to be written, or a word such as latest"
         )
 
@@ -117,8 +115,8 @@ def check_ends(
     ]
     if faults:
         raise ConfigurationError(
-            f"option {option} lies before the start: {listed(faults)}; expected no end before its"
-            " start: end later, or start earlier"
+            f"option {option} lies before the start: {listed(faults, '; ')}; expected no end before"
+            " its start: end later, or start earlier"
         )
 
 
@@ -126,9 +124,3 @@ def _ids(infos: Collection[StreamInfo]) -> dict[str, int]:
     """Return the ids of streams by all that JSON may call them."""
     ids = {str(info.stream_id): info.stream_id for info in infos}
     return ids | {info.name: info.stream_id for info in infos if info.name is not None}
-
-
-def listed(faults: Sequence[str]) -> str:
-    """Return faults as one line; of many only the first."""
-    more = f"; and {len(faults) - _LISTED_MAX} more" if len(faults) > _LISTED_MAX else ""
-    return "; ".join(faults[:_LISTED_MAX]) + more

@@ -10,8 +10,9 @@ from typing import Final, Protocol
 from sbp_core import limits
 from sbp_core.client import Reach, StreamInfo
 from sbp_core.errors import SbpError, StatusError
-from sbp_spark.data_loss import LOG
+from sbp_spark.log import LOG
 from sbp_spark.positions import display_name
+from sbp_spark.wording import listed
 
 ANSWER_MS_MIN: Final = 1_000
 """What a server has to answer a question, at least, however short the stall that is allowed."""
@@ -22,7 +23,6 @@ _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 1.0
 _NOBODY: Final = ""
 """Stands for the server of ranges that no server hosts."""
-_LISTED_MAX: Final = 20
 
 
 def answer_ms(stall_ms_max: int) -> int:
@@ -128,16 +128,23 @@ class Stalls:
         """Take note of who was away, and who is not any more."""
         missed = {piece.server or _NOBODY: piece.error for each in found for piece in each.away}
         for server, error in missed.items():
-            absence = self._absences.setdefault(server, _Absence(began_s, began_ms, error))
-            absence.error = error
+            if server not in self._absences:
+                self._absences[server] = _Absence(began_s, began_ms, error)
+                if self._stall_s_max > 0:
+                    LOG.warning(
+                        "%s is away (%s); it is waited for, for %g s at most",
+                        _called(server),
+                        error,
+                        self._stall_s_max,
+                    )
+            self._absences[server].error = error
         for server in self._absences.keys() - missed.keys():
             absence = self._absences.pop(server)
-            if absence.is_given_up:
-                LOG.warning(
-                    "%s is there again, or not needed any more, after %.0f s; its streams are read",
-                    _called(server),
-                    self._clock() - absence.since_s,
-                )
+            LOG.warning(
+                "%s is there again, or not needed any more, after %.0f s; its streams are read",
+                _called(server),
+                self._clock() - absence.since_s,
+            )
 
     def _left_s(self) -> float:
         """Return how long to wait for those that are not given up."""
@@ -159,13 +166,12 @@ class Stalls:
                 if any((piece.server or _NOBODY) == server for piece in at.away)
             ]
             LOG.warning(
-                "%s is away for more than %g s (%s); %d streams wait for it, others go on: %s%s",
+                "%s is away for more than %g s (%s); %d streams wait for it, others go on: %s",
                 _called(server),
                 self._stall_s_max,
                 absence.error,
                 len(names),
-                ", ".join(names[:_LISTED_MAX]),
-                f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else "",
+                listed(names),
             )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from pyspark import TaskContext
 
-from sbp_spark.data_loss import LOG as _LOG
+from sbp_spark.log import LOG as _LOG
 
 _PROPERTIES: Final = {"query_id": "sql.streaming.queryId", "batch_id": "streaming.sql.batchId"}
 """Local properties of a job that Spark sets for the tasks of a streaming query."""

@@ -43,9 +43,18 @@ class Trigger:
 
         A stream that is new to the query is not waited for: its start has to be kept.
         """
-        is_due = self._is_due(way.record_count)
+        ends = self._admit(way)
+        record_count = sum(ends.values()) - sum(way.starts.values())
+        is_due = self._is_due(way.record_count, is_cut=record_count < way.record_count)
         if is_waiting_allowed and not is_due and not way.bases:
             return dict(way.starts)
+        self._turn += 1
+        if self._maybe_pace is not None:
+            self._maybe_pace.on_admitted(record_count)
+        return ends
+
+    def _admit(self, way: Way) -> dict[int, int]:
+        """Return how far the limits let the next micro-batch go in each stream."""
         limits = self._limits
         sizes = None
         if limits.bytes_max is not None:
@@ -53,21 +62,20 @@ class Trigger:
         records_max = limits.records_max
         if self._maybe_pace is not None:
             records_max = min(records_max or INT64_MAX, self._maybe_pace.records_max)
-        self._turn += 1
-        ends = admit(
+        return admit(
             way.starts,
             way.tails,
             records_max=records_max,
             bytes_max=limits.bytes_max,
             record_bytes=sizes,
-            turn=self._turn,
+            turn=self._turn + 1,
         )
-        if self._maybe_pace is not None:
-            self._maybe_pace.on_admitted(sum(ends.values()) - sum(way.starts.values()))
-        return ends
 
-    def _is_due(self, record_count: int) -> bool:
-        """Whether there are records enough, or the last micro-batch is long ago."""
+    def _is_due(self, record_count: int, *, is_cut: bool) -> bool:
+        """Whether there are records enough, or the last micro-batch is long ago.
+
+        Where other limits let not even these into one (`is_cut`), waiting would bring no more.
+        """
         records_min = self._limits.records_min
         if records_min is None:
             return True
@@ -76,7 +84,7 @@ class Trigger:
             self._maybe_last_s is None
             or (now_s - self._maybe_last_s) * 1000 >= self._limits.delay_ms_max
         )
-        if record_count >= records_min or is_long_ago:
+        if record_count >= records_min or is_cut or is_long_ago:
             self._maybe_last_s = now_s
             return True
         return False

@@ -11,9 +11,15 @@ from typing import Final
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_table
 from sbp_core.errors import ConfigurationError
-from sbp_spark.checkpoint.files import Checkpoint, SbpSource, find_source, open_checkpoint
+from sbp_spark.checkpoint.files import (
+    Checkpoint,
+    SbpSource,
+    find_source,
+    find_sources,
+    open_checkpoint,
+)
 from sbp_spark.checkpoint.progress import StreamProgress, measure
-from sbp_spark.checkpoint.rewinding import carry_out, plan_rewind
+from sbp_spark.checkpoint.rewinding import carry_out, plan_rewind, ways_back
 
 _HEADING: Final = ("ID", "STREAM", "READ TO", "BEGUN TO", "TAIL", "LAG", "")
 
@@ -54,14 +60,7 @@ def to_starting_offsets(options: Namespace) -> int:
             f"{checkpoint.folder} has no committed batch: start the new query as this one was"
         )
     checkpoint.check_committed(batch)
-    offset = source.offset(batch)
-    if offset.pending:
-        raise ConfigurationError(
-            f"at the end of batch {batch} it was not decided yet where streams"
-            f" {', '.join(map(str, sorted(offset.pending)))} start: a range server has been away"
-            " since the query began; let the query run until it is back"
-        )
-    streams = offset.streams
+    streams = source.decided_offset(batch).streams
     write_line(json.dumps({str(each): streams[each].next_offset for each in sorted(streams)}))
     return 0
 
@@ -69,21 +68,29 @@ def to_starting_offsets(options: Namespace) -> int:
 def rewind(options: Namespace) -> int:
     """Take a query back, so that it reads again what came after a micro-batch."""
     checkpoint = open_checkpoint(options.folder)
-    source = find_source(checkpoint)
+    sources = find_sources(checkpoint)
     plan = plan_rewind(checkpoint, _target(checkpoint, options))
+    ways = [ways_back(source, plan) for source in sources]
     write_line(f"query {checkpoint.query_id} goes on behind batch {plan.target}:")
-    target, last = source.offset(plan.target), source.offset(plan.undone[-1])
-    for stream_id, at in sorted(last.streams.items()):
-        known = target.streams.get(stream_id)
-        begin = at.base_offset if known is None else known.next_offset
-        write_line(f"  stream {stream_id} is read again from {begin}, it was at {at.next_offset}")
+    for source, streams in zip(sources, ways, strict=True):
+        where = f" of source {source.index}" if len(sources) > 1 else ""
+        for each in streams:
+            write_line(
+                f"  stream {each.stream_id}{where} is read again from {each.start_offset},"
+                f" it was at {each.end_offset}"
+            )
     undone = ", ".join(map(str, plan.undone))
     write_line(
         f"Batches {undone} are run anew: the same numbers, but as many records in each as limits"
         " and tails then say."
     )
-    if source.count > 1:
-        write_line(f"The other {source.count - 1} sources of the query go back as far.")
+    others = sources[0].count - len(sources)
+    if others:
+        write_line(f"The other sources of the query, {others}, go back as far.")
+    write_line(
+        "What the query has let servers trim (trimOnCommit) is gone, and is not read again:"
+        " failOnDataLoss decides what is done about that."
+    )
     write_line(
         "Sinks get those records again. One that remembers the numbers of batches passes over"
         " those it has had, and loses what is in them: the file sinks, Delta, foreachBatch code"

@@ -95,6 +95,21 @@ class SbpSource:
             )
         return INITIAL if found[self.index] is None else SourceOffset.from_json(found[self.index])
 
+    def decided_offset(self, batch: int) -> SourceOffset:
+        """Return where a micro-batch ends, to read on from there.
+
+        Raises ConfigurationError if it was open then where some stream starts: that would be
+        decided anew, and what lies between would be passed over. Raises CheckpointError.
+        """
+        offset = self.offset(batch)
+        if offset.pending:
+            raise ConfigurationError(
+                f"at the end of batch {batch} it was not decided yet where streams"
+                f" {', '.join(map(str, sorted(offset.pending)))} start: a range server was away;"
+                " let the query run until it is back, and take a batch that came after that"
+            )
+        return offset
+
 
 def open_checkpoint(path: str) -> Checkpoint:
     """Return the checkpoint in a folder. Raises ConfigurationError if it is none."""
@@ -121,16 +136,29 @@ def find_source(checkpoint: Checkpoint, wanted: int | None = None) -> SbpSource:
 
     Raises ConfigurationError when that is not one source, CheckpointError for damage.
     """
+    sources = find_sources(checkpoint)
+    chosen = [each for each in sources if wanted in {None, each.index}]
+    if len(chosen) != 1:
+        found = ", ".join(str(each.index) for each in sources)
+        raise ConfigurationError(
+            f"{checkpoint.folder} has {sources[0].count} sources, of which these read streams:"
+            f" {found}; choose one of them with --source"
+        )
+    return chosen[0]
+
+
+def find_sources(checkpoint: Checkpoint) -> list[SbpSource]:
+    """Return the sources that read streams.
+
+    Raises ConfigurationError when there is none, CheckpointError for damage.
+    """
     last = checkpoint.source_offsets(checkpoint.logged[-1])
     ours = [index for index, value in enumerate(last) if _is_ours(value)]
-    chosen = [each for each in ours if wanted in {None, each}]
-    if len(chosen) != 1:
-        found = ", ".join(map(str, ours)) or "none"
+    if not ours:
         raise ConfigurationError(
-            f"{checkpoint.folder} has {len(last)} sources, of which these read streams: {found};"
-            " choose one of them with --source"
+            f"{checkpoint.folder} has {len(last)} sources, of which these read streams: none"
         )
-    return SbpSource(checkpoint, chosen[0], len(last))
+    return [SbpSource(checkpoint, index, len(last)) for index in ours]
 
 
 def _is_ours(value: object) -> bool:

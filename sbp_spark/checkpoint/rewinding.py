@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.checkpoint.files import Checkpoint, open_checkpoint
+from sbp_spark.checkpoint.files import Checkpoint, SbpSource, open_checkpoint
+from sbp_spark.offsets import Interval
 
 _ASIDE: Final = "rewound"
 
@@ -41,6 +42,21 @@ def plan_rewind(checkpoint: Checkpoint, target: int) -> Rewind:
     if not undone:
         raise ConfigurationError(f"batch {target} is the last one: there is nothing to undo")
     return Rewind(checkpoint, target, undone)
+
+
+def ways_back(source: SbpSource, plan: Rewind) -> list[Interval]:
+    """Return what of each stream is read again, by id.
+
+    Raises ConfigurationError if the target leaves open where a stream starts, and CheckpointError.
+    """
+    begins = {
+        each: at.next_offset for each, at in source.decided_offset(plan.target).streams.items()
+    }
+    for batch in plan.undone:
+        last = source.offset(batch).streams
+        for stream_id, at in last.items():
+            begins.setdefault(stream_id, at.base_offset or 0)
+    return [Interval(each, begins[each], at.next_offset) for each, at in sorted(last.items())]
 
 
 def carry_out(plan: Rewind) -> Path:

@@ -50,7 +50,8 @@ SOURCE_OPTIONS: Final = (
         "table",
         "none",
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
-        " consumer groups). In a batch only, and with no option beside it but endpoint.",
+        " consumer groups); null is what a range server that is away would have to tell. In a batch"
+        " only, and with no option beside it but endpoint.",
     ),
     OptionSpec(
         "startingOffsets",
@@ -94,7 +95,8 @@ SOURCE_OPTIONS: Final = (
         "Where reading ends in each stream, exclusive; spelled as startingOffsets, without"
         " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
         " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
-        " mean the tail as the query first saw it, kept in the checkpoint.",
+        " mean the tail as the query first saw it, kept in the checkpoint: that counts, also"
+        " if the query is started again with another one of the two.",
     ),
     OptionSpec(
         "endingTimestamp",
@@ -103,7 +105,8 @@ SOURCE_OPTIONS: Final = (
         " appended at this time or later, exclusive. Times are spelled as in `startingTimestamp`."
         " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
         " there is one, whatever time it is: what is appended next may still be from before. That"
-        " end, and what `-10m` meant at the start, is kept in the checkpoint. What lies behind the"
+        " end, and what `-10m` meant at the start, is kept in the checkpoint; `-20m` after a"
+        " restart changes nothing then. What lies behind the"
         " end is not read, even if a server's clock, set back or behind that of the server before,"
         " gave it an earlier time.",
     ),
@@ -129,8 +132,9 @@ SOURCE_OPTIONS: Final = (
     OptionSpec(
         "minRecordsPerTrigger",
         "none",
-        "With fewer new records there is no micro-batch, for maxTriggerDelay at most. Streaming"
-        " only, and not with Trigger.Once and Trigger.AvailableNow.",
+        "With fewer new records there is no micro-batch, for maxTriggerDelay at most, unless other"
+        " limits let no more into one. Streaming only, and not with Trigger.Once and"
+        " Trigger.AvailableNow.",
     ),
     OptionSpec(
         "maxTriggerDelay",
@@ -145,8 +149,9 @@ SOURCE_OPTIONS: Final = (
         " 10000 at most, none is held below 1000, and maxRecordsPerTrigger and maxBytesPerTrigger"
         " hold, too. Time in which Spark waits for its trigger does not count; but how long a"
         " micro-batch took that was over before the next trigger nobody can tell a source, so a"
-        " trigger interval above this duration counts as the duration. Streaming only, and not"
-        " with Trigger.Once.",
+        " trigger interval above this duration counts as the duration. Where micro-batches take"
+        " longer whatever they read, that is logged, and they get as many records as are worth"
+        " the time. Streaming only, and not with Trigger.Once.",
     ),
     OptionSpec(
         "maxRangeStall",

@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbp_spark.pace import GROWTH_MIN, LATE, RECORDS_FIRST, RECORDS_MIN, STEP_MAX, Pace, PaceMaker
+from sbp_spark.pace import (
+    APART,
+    GROWTH_MIN,
+    LATE,
+    RECORDS_FIRST,
+    RECORDS_MIN,
+    RECORDS_PART,
+    STEP_MAX,
+    Pace,
+    PaceMaker,
+)
 
 targets = st.integers(100, 60_000)
 costs_ms = st.floats(1e-5, 0.05)
@@ -121,3 +131,45 @@ def test_it_follows_a_query_that_becomes_slower_or_faster(target_ms, cost_ms, fa
     query.run(30)
     _, work_ms = query.run()
     assert 0.98 * target_ms <= work_ms <= LONGEST * target_ms
+
+
+@given(targets, costs_ms, st.floats(1.2, 20), st.integers(RECORDS_FIRST, 10**6))
+def test_a_fixed_time_above_the_target_does_not_make_it_collapse(
+    target_ms, cost_ms, overhead_part, records_max
+):
+    fixed_ms = overhead_part * target_ms
+    least = RECORDS_PART * fixed_ms / cost_ms
+    assume(least > 2 * STEP_MAX * RECORDS_MIN)
+    *_, last = follow(Pace(target_ms, records_max), fixed_ms, cost_ms, 60)
+    found = [pace.records_max for pace in follow(last, fixed_ms, cost_ms, 20)]
+    assert min(found) >= 0.9 * least / STEP_MAX / APART
+    assert 0.9 * least <= max(found) <= 1.1 * least
+
+
+@given(targets, costs_ms, st.floats(1.5, 5), st.floats(0, 0.7), st.floats(0.05, 20))
+def test_a_fixed_time_that_goes_away_is_forgotten(
+    target_ms, cost_ms, overhead_part, later_part, factor
+):
+    *_, last = follow(Pace(target_ms), overhead_part * target_ms, cost_ms, 40)
+    overhead_ms, later_ms = later_part * target_ms, cost_ms * factor
+    assume((target_ms - overhead_ms) / later_ms > 2 * RECORDS_MIN)
+    *_, last = follow(last, overhead_ms, later_ms, 60)
+    work_ms = overhead_ms + last.records_max * later_ms
+    assert 0.98 * target_ms <= work_ms <= LONGEST * target_ms
+
+
+def follow(pace, fixed_ms, cost_ms, count):
+    """The paces after so many micro-batches of an endless backlog."""
+    for _ in range(count):
+        pace = pace.after(pace.records_max, fixed_ms + pace.records_max * cost_ms)
+        yield pace
+
+
+def test_a_target_that_cannot_be_kept_is_told_of_once(caplog):
+    query = Query(10_000, 0.01, overhead_ms=12_000)
+    query.run(40)
+    (record,) = caplog.records
+    assert "micro-batches take about 12.0 s whatever they read" in record.getMessage()
+    caplog.clear()
+    Query(10_000, 0.01, overhead_ms=7_000).run(40)
+    assert not caplog.records

@@ -184,6 +184,41 @@ def test_an_interrupted_rewind_leaves_what_spark_could_have_left(tmp_path, monke
             assert (folder / kind / checksum.name[1:-4]).exists()
 
 
+def test_a_rewind_leaves_no_start_undecided(run, tmp_path):
+    """It would be decided anew: by startingOffsets=latest behind all that was read since."""
+    away = sbp_offset(stalled={"3": 1_700_000_000_000}, s1=10)
+    later = [sbp_offset(s1=20, s3={"base": 100, "next": 150}), sbp_offset(s1=30, s3=160)]
+    folder = write_checkpoint(tmp_path / "checkpoint", away, *later, committed=3)
+    before = everything(folder)
+    code, output, error = run("rewind", folder, "--to-batch", "0", "--yes")
+    assert (code, output) == (2, "")
+    assert "batch 0 it was not decided yet where streams 3 start" in error
+    assert everything(folder) == before
+    assert run("rewind", folder, "--to-batch", "1", "--yes")[0] == 0
+
+
+def test_a_rewind_tells_of_streams_that_joined_in_any_of_the_batches(run, tmp_path):
+    joined = [sbp_offset(s1=20, s2={"base": 5, "next": 9}), sbp_offset(s1=30, s2=40)]
+    folder = write_checkpoint(tmp_path / "checkpoint", sbp_offset(s1=10), *joined, committed=3)
+    output = run("rewind", folder, "--to-batch", "0")[1]
+    assert "stream 2 is read again from 5, it was at 40" in output
+    assert "(trimOnCommit) is gone" in output
+
+
+def test_a_rewind_takes_all_sources_back(run, tmp_path):
+    one, two = ([sbp_offset(s1=n), FOREIGN, sbp_offset(s7=n + 1)] for n in (10, 20))
+    folder = write_checkpoint(tmp_path / "checkpoint", one, two, committed=2)
+    output = run("rewind", folder, "--batches", "1")[1]
+    for told in (
+        "stream 1 of source 0 is read again from 10, it was at 20",
+        "stream 7 of source 2 is read again from 11, it was at 21",
+        "other sources of the query, 1, go back",
+    ):
+        assert told in output
+    assert run("rewind", folder, "--batches", "1", "--yes")[0] == 0
+    assert [path.name for path in folder.glob("offsets/[0-9]*")] == ["0"]
+
+
 def test_a_query_that_runs_on_is_noticed(folder, run, monkeypatch):
     from sbp_spark.checkpoint import commands, rewinding
 

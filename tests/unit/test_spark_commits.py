@@ -138,21 +138,70 @@ def test_an_outage_is_logged_once_and_over_when_it_is_over(cluster, monkeypatch,
         end, read = next_batch(query, end)
         wait_for_the_attempt(query)
         assert read == [(1, tail - 10, tail)]
-    (record,) = caplog.records
-    told = record.getMessage()
-    assert told.startswith("cannot set the cursors of group nightly and trim what was read: the di")
+    (told,) = messages(caplog)
+    assert told.startswith("cannot set the cursors of group nightly: the disk is full")
     assert told.endswith("; the query goes on, and tries it again")
     cluster.fails = None
     next_batch(query, end)
     wait_for_the_attempt(query)
     assert cluster.cursors == {"nightly": {1: 80, 2: 30}}
-    assert caplog.records[-1].getMessage() == "what the query has read is committed again"
-    assert len(caplog.records) == 2
+    assert messages(caplog)[1:] == ["it works again to set the cursors of group nightly"]
+
+
+def messages(caplog):
+    return [record.getMessage() for record in caplog.records]
 
 
 def wait_for_the_attempt(query):
-    if query._commits._thread is not None:
-        query._commits._thread.join()
+    for teller in (query._commits._maybe_cursors, query._commits._trimming):
+        if teller is not None and teller._thread is not None:
+            teller._thread.join()
+
+
+def test_cursors_do_not_wait_for_a_trim(cluster, monkeypatch):
+    answers, begun = threading.Event(), threading.Event()
+
+    def trim_streams(offsets):
+        begun.set()
+        answers.wait()
+
+    cluster.trim_streams = trim_streams
+    query = reader(group="nightly", trimOnCommit="true", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    monkeypatch.setattr(commits, "WAIT_S", 0.01)
+    for tail in (60, 70, 80):
+        cluster.streams["a"][3] = tail
+        end, _ = next_batch(query, end)
+        query._commits._maybe_cursors._thread.join()
+    next_batch(query, end)
+    query._commits._maybe_cursors._thread.join()
+    assert begun.is_set()
+    assert cluster.cursors == {"nightly": {1: 80, 2: 30}}
+    answers.set()
+    wait_for_the_attempt(query)
+
+
+def test_stalled_streams_are_not_trimmed(cluster):
+    query = reader(trimOnCommit="true", maxRangeStall="1ms", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    cluster.away, cluster.streams["a"][3] = {2}, 60
+    end, _ = next_batch(query, end)
+    assert cluster.trims == [{1: 50}]
+    cluster.away, cluster.streams["a"][3] = set(), 70
+    next_batch(query, end)
+    assert cluster.trims == [{1: 50}, {1: 60, 2: 30}]
+
+
+def test_a_fault_of_any_kind_is_logged_and_paused_after(cluster, caplog):
+    query = reader(group="nightly", **START)
+    end, _ = next_batch(query, query.initialOffset())
+    cluster.fails = KeyError("a fault")
+    for _ in range(3):
+        query.latestOffset(end, ALL)
+        wait_for_the_attempt(query)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("cannot set the cursors of group nightly: 'a fault'")
+    assert record.exc_info
 
 
 def test_a_failure_is_not_repeated_at_every_look(cluster, monkeypatch):

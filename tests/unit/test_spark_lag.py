@@ -35,7 +35,7 @@ def test_a_stream_that_went_backwards_is_not_ahead():
 def test_stalled_streams_are_told_also_those_that_were_not_begun():
     latest = offset({"1": 1000, "2": 2000}, s1=5)
     assert lag(progress((offset({"2": 1500}, s1=5), latest))) == [
-        StreamLag(1, 5, 0, 1000),
+        StreamLag(1, 5, None, 1000),
         StreamLag(2, None, None, 2000),
     ]
 
@@ -54,14 +54,29 @@ def test_other_sources_are_passed_over():
 
 
 def test_a_listener_calls_or_logs(caplog):
-    event = SimpleNamespace(progress=progress((offset(s1=5), offset({"1": 9}, s1=25))))
+    event = SimpleNamespace(progress=progress((offset(s1=5), offset(s1=25))))
     told = []
     LagListener(on_lag=lambda *what: told.append(what)).onQueryProgress(event)
-    assert told == [(event.progress, [StreamLag(1, 5, 20, 9)])]
+    assert told == [(event.progress, [StreamLag(1, 5, 20)])]
     with caplog.at_level(logging.INFO, "sbp_spark"):
         LagListener().onQueryProgress(event)
-    assert "query q batch 7 is behind by 20 records" in caplog.text
-    assert "1 of 1 streams are stalled" in caplog.text
+    assert "query q batch 7 is behind by 20 records, an unknown number of octets" in caplog.text
+    assert "0 of 1 streams are stalled" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("end", "latest", "told"),
+    [
+        (offset(), "null", "behind by 0 records, 0 octets or so, the oldest 0 ms old; 0 of 0"),
+        (offset(s1=5), offset({"1": 9}, s1=5), "behind by an unknown number of records"),
+        (offset(s1=5, s2=5), offset({"1": 9}, s1=5, s2=5), "by an unknown number of records"),
+        (offset(s1=5, s2=5), offset({"1": 9}, s1=5, s2=8), "behind by at least 3 records"),
+    ],
+)
+def test_the_log_says_no_more_than_is_known(caplog, end, latest, told):
+    with caplog.at_level(logging.INFO, "sbp_spark"):
+        LagListener().onQueryProgress(SimpleNamespace(progress=progress((end, latest))))
+    assert told in caplog.text
 
 
 def test_a_listener_is_silent_of_other_queries(caplog):

@@ -68,16 +68,17 @@ def test_a_server_is_waited_for_once_and_then_left_out(servers, caplog):
     servers.away["rs2:1"] = ConnectError("refused")
     assert look(stalls, servers) == {2: 100_500}
     assert servers.now_s == pytest.approx(105)
+    assert "range server rs2:1 is away (refused); it is waited for, for 5 s at most" in caplog.text
     assert "range server rs2:1 is away for more than 5 s (refused); 1 streams" in caplog.text
     assert "b (2)" in caplog.text
     for _ in range(3):
         assert look(stalls, servers) == {2: 100_500}
     assert servers.now_s == pytest.approx(105)
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
     del servers.away["rs2:1"]
     assert look(stalls, servers) == {}
     assert "rs2:1 is there again, or not needed any more, after 5 s" in caplog.text
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 3
 
 
 def test_a_server_that_is_back_soon_is_not_left_out(servers, caplog):
@@ -91,7 +92,9 @@ def test_a_server_that_is_back_soon_is_not_left_out(servers, caplog):
 
     stalls._sleep = sleep
     assert look(stalls, servers) == {}
-    assert not caplog.records
+    away, back = (record.getMessage() for record in caplog.records)
+    assert away.startswith("range server rs2:1 is away (refused); it is waited for")
+    assert "is there again" in back
 
 
 def test_a_silent_server_costs_a_tenth_of_the_time_at_most(servers):
@@ -117,7 +120,7 @@ def test_one_that_answers_probes_only_is_not_waited_for_again(servers, caplog):
     servers.probe = lambda endpoints, timeout_ms: {}
     assert look(stalls, servers) == {2: 100_500}
     assert servers.now_s == now_s
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
 
 
 def test_one_that_refuses_is_asked_every_time(servers):
@@ -322,3 +325,17 @@ def test_trimmed_records_are_told_of_while_the_server_is_away(cluster):
     end = query.latestOffset(end, ALL)
     assert end["lost"] == {"2": [[30, 35]]}
     assert nexts(end)[2] == 35
+
+
+def test_a_stalled_stream_that_is_left_out_and_named_again_is_new(cluster):
+    """Its start was decided long ago: it is no stream of the query's start any more."""
+    _, end = read_up(stalling())
+    cluster.away = {1}
+    cluster.streams["b"][3] = 40
+    _, end = read_up(stalling(), end)
+    assert end["stalled"].keys() == {"1"}
+    options = {"startingOffsets": "latest", "failOnDataLoss": "false"}
+    _, end = read_up(stalling("b", **options), end)
+    assert "stalled" not in end
+    cluster.away = set()
+    assert read_up(stalling(**options), end)[0] == [(1, 0, 50)]

@@ -120,6 +120,17 @@ def test_a_micro_batch_waits_for_enough_records_but_not_too_long():
     assert read(s1=9) == 0
 
 
+def test_a_micro_batch_that_is_full_does_not_wait_for_more(monkeypatch):
+    clock = ManualClock()
+    by_time = paced(monkeypatch, clock, records_min=100_000, target_ms=10_000)
+    by_bytes = trigger(clock, FakeServer(s1=1000), records_min=100, bytes_max=50_000)
+    for limited, least in ((by_time, RECORDS_FIRST), (by_bytes, 30)):
+        limited.ends(way(s1=1), is_waiting_allowed=True)
+        assert limited.ends(way(s1=20), is_waiting_allowed=True) == {1: 0}
+        (end,) = limited.ends(way(s1=90_000), is_waiting_allowed=True).values()
+        assert least <= end < 90_000
+
+
 def paced(monkeypatch, clock, **limits):
     maker = partial(PaceMaker, clock=clock.monotonic, wall=clock.monotonic)
     monkeypatch.setattr(trigger_module, "PaceMaker", maker)
