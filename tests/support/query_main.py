@@ -28,7 +28,8 @@ class ForgetfulReader(SbpStreamReader):
 
     def initialOffset(self):  # noqa: N802 - Spark's name
         seen = self._streams().look()
-        starts = starting_offsets(self._options(), seen.bounds, seen.streams)
+        client = self._streams().client
+        starts = starting_offsets(client, self._options(), seen.bounds, seen.streams)
         positions = seen.positions()
         moved = {each: replace(positions[each], next_offset=starts[each]) for each in starts}
         return SourceOffset(moved).to_json()
