@@ -80,7 +80,7 @@ class CatalogReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition: all questions go to the placement driver."""
+        """Return one partition: each server is asked about all streams at once."""
         return [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
