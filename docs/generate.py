@@ -78,6 +78,10 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " not begin with sequence 0",
     StatusCode.WRITERS_NOT_THERE: "a range server that was not told yet who appended to the stream"
     " at another one: APPEND of writers only",
+    StatusCode.TXN_ENDED: "a range server: the transaction was published or dropped before; APPEND"
+    " of staged batches",
+    StatusCode.TXN_INCOMPLETE: "a range server: other records are staged than END_TXN says",
+    StatusCode.TXN_ABORTED: "the placement driver: COMMIT_TXN of a transaction that was given up",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 

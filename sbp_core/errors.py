@@ -31,6 +31,9 @@ SbpError
 |   +-- WriterRepeatError
 |   +-- WriterUnknownError
 |   +-- WritersNotThereError
+|   +-- TxnEndedError
+|   +-- TxnIncompleteError
+|   +-- TxnAbortedError
 +-- LogError                    the durable log on this machine
     +-- LogCorruptionError
     +-- LogWriteError
@@ -75,6 +78,9 @@ class StatusCode(enum.IntEnum):
     WRITER_REPEAT = 2521
     WRITER_UNKNOWN = 2522
     WRITERS_NOT_THERE = 2523
+    TXN_ENDED = 2524
+    TXN_INCOMPLETE = 2525
+    TXN_ABORTED = 2526
 
 
 class Outcome(enum.Enum):
@@ -352,6 +358,27 @@ class WritersNotThereError(StatusError):
     codes = (StatusCode.WRITERS_NOT_THERE,)
     retriable = True
     refreshes_placement = True
+    outcome = Outcome.NOT_APPLIED
+
+
+class TxnEndedError(StatusError):
+    """The transaction was published or dropped before: nothing can be staged under its id."""
+
+    codes = (StatusCode.TXN_ENDED,)
+    outcome = Outcome.NOT_APPLIED
+
+
+class TxnIncompleteError(StatusError):
+    """Not all that a transaction is said to have staged is there: nothing of it was published."""
+
+    codes = (StatusCode.TXN_INCOMPLETE,)
+    outcome = Outcome.NOT_APPLIED
+
+
+class TxnAbortedError(StatusError):
+    """The placement driver has given up one of the transactions that are to be committed."""
+
+    codes = (StatusCode.TXN_ABORTED,)
     outcome = Outcome.NOT_APPLIED
 
 

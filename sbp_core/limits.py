@@ -198,6 +198,12 @@ WRITERS_MAX: Final = 16_384
 WRITERS_PER_RESULT_BYTES: Final = KIB
 """So many octets that describe writers count for a result, in RESULTS_PER_FRAME."""
 
+# Transactions: what is staged under an id, and decided as a whole.
+PRODUCER_LENGTH_MAX: Final = 64
+"""Characters of a producer's id."""
+TXN_ID_LENGTH_MAX: Final = 160
+"""Characters of a transaction's id: producer, batch number, something unique, mark of a copy."""
+
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249
 GROUP_NAME_LENGTH_MAX: Final = 249
@@ -233,6 +239,7 @@ assert 512 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX
 assert 512 * WRITERS_PER_STREAM_MAX + RESULTS_PER_FRAME * KIB < HEADER_BYTES_MAX // 2
 assert WRITER_BATCHES_KEPT > 1
 assert WRITERS_PER_STREAM_MAX <= WRITERS_MAX
+assert PRODUCER_LENGTH_MAX + 2 * 20 + 32 + 12 <= TXN_ID_LENGTH_MAX < 2**8
 assert DISK_FREE_FLOOR_BYTES < PLACEMENT_DISK_FREE_BYTES, "new ranges go elsewhere before that"
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX

@@ -39,6 +39,9 @@ from sbp_core.errors import (
     StorageError,
     ThrottledError,
     TransportError,
+    TxnAbortedError,
+    TxnEndedError,
+    TxnIncompleteError,
     UnsupportedError,
     WriterGapError,
     WriterRepeatError,
@@ -80,6 +83,9 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.WRITER_REPEAT: (WriterRepeatError, False, False, Outcome.APPLIED),
     StatusCode.WRITER_UNKNOWN: (WriterUnknownError, False, False, MAYBE),
     StatusCode.WRITERS_NOT_THERE: (WritersNotThereError, AGAIN, LOOK_UP, NO),
+    StatusCode.TXN_ENDED: (TxnEndedError, False, False, NO),
+    StatusCode.TXN_INCOMPLETE: (TxnIncompleteError, False, False, NO),
+    StatusCode.TXN_ABORTED: (TxnAbortedError, False, False, NO),
 }
 
 PLAIN = {

@@ -52,6 +52,8 @@ class EndTxnInfo:
     request_index: int = 0
     txn_ids: tuple[str, ...] = ()
     commit: bool = False
+    range_index: int = -1
+    record_count: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class TxnPart:
     txn_id: str | None = None
     stream_id: int = -1
     record_count: int = 0
+    range_index: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ class CommitTxnResponse:
     is_published: bool = False
     record_count: int = 0
     digest: bytes = b""
+    parts: tuple[TxnPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +419,7 @@ class TxnDescription:
     record_count: int = 0
     digest: bytes = b""
     decided_at_ms: int = -1
+    staged_at_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,6 +628,7 @@ class FetchInfo:
     batch_max_bytes: int = 0
     stream_id: int = -1
     end_offset: int = -1
+    txn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -775,6 +781,8 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("request_index", 1, Scalar("i"), 0),
         Field("txn_ids", 2, Vector(Text())),
         Field("commit", 3, Scalar("?"), False),
+        Field("range_index", 4, Scalar("i"), -1),
+        Field("record_count", 5, Scalar("q"), -1),
     ),
     Feature: (
         Field("name", 0, Text()),
@@ -827,6 +835,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("txn_id", 0, Text()),
         Field("stream_id", 1, Scalar("q"), -1),
         Field("record_count", 2, Scalar("q"), 0),
+        Field("range_index", 3, Scalar("i"), -1),
     ),
     AppendResult: (
         Field("stream_id", 0, Scalar("q"), -1),
@@ -851,6 +860,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("is_published", 3, Scalar("?"), False),
         Field("record_count", 4, Scalar("q"), 0),
         Field("digest", 5, Octets()),
+        Field("parts", 6, Vector(Table("TxnPart"))),
     ),
     CreateStreamsRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
@@ -986,6 +996,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("record_count", 4, Scalar("q"), 0),
         Field("digest", 5, Octets()),
         Field("decided_at_ms", 6, Scalar("q"), -1),
+        Field("staged_at_ms", 7, Scalar("q"), -1),
     ),
     UpdateStreamResult: (
         Field("updated_stream", 0, Table("Stream")),
@@ -1106,6 +1117,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("batch_max_bytes", 3, Scalar("i"), 0),
         Field("stream_id", 4, Scalar("q"), -1),
         Field("end_offset", 5, Scalar("q"), -1),
+        Field("txn_id", 6, Text()),
     ),
     ListRangesResult: (
         Field("range_owner", 0, Table("RangeCriteria")),

@@ -1,0 +1,50 @@
+"""Ids of producers and of transactions (SPEC "APPEND", extension).
+
+A transaction's id tells whose batch it belongs to: `PRODUCER.BATCH.UNIQUE`, for example
+`orders.17.6f1c`. So who knows which batches of a producer are decided knows as well that whatever
+else is staged for them will never be committed. What is staged again in another range, because its
+own was sealed meanwhile, has the id of the original, `~`, and the range index of the original.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from sbp_core import limits
+
+_PRODUCER: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.PRODUCER_LENGTH_MAX}}}")
+_TXN_ID: Final = re.compile(rf"[A-Za-z0-9._~-]{{1,{limits.TXN_ID_LENGTH_MAX}}}")
+_OF_A_BATCH: Final = re.compile(r"(.+)\.(0|[1-9][0-9]{0,18})\.[A-Za-z0-9_-]+")
+_COPY_MARK: Final = "~"
+
+
+def is_producer(text: str) -> bool:
+    """Whether a producer may be called so."""
+    return _PRODUCER.fullmatch(text) is not None
+
+
+def is_txn_id(text: str) -> bool:
+    """Whether a transaction may be called so."""
+    return _TXN_ID.fullmatch(text) is not None
+
+
+def txn_id_of(producer: str, batch_number: int, unique: str) -> str:
+    """Return the id of a transaction of a producer's batch."""
+    return f"{producer}.{batch_number}.{unique}"
+
+
+def copy_of(txn_id: str, range_index: int) -> str:
+    """Return the id under which what is staged in a sealed range is staged again."""
+    return f"{txn_id}{_COPY_MARK}{range_index}"
+
+
+def original_of(txn_id: str) -> str:
+    """Return the id of which one may be that of a copy, or the id itself."""
+    return txn_id.partition(_COPY_MARK)[0]
+
+
+def maybe_batch_of(txn_id: str) -> tuple[str, int] | None:
+    """Return the producer and the batch number that an id tells, None if it tells none."""
+    match = _OF_A_BATCH.fullmatch(original_of(txn_id))
+    return (match[1], int(match[2])) if match and is_producer(match[1]) else None
