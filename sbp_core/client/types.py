@@ -143,11 +143,24 @@ class AppendItem:
 
 @dataclass(frozen=True, slots=True)
 class AppendOutcome:
-    """Where a batch landed: its first record's offset, and the server's time in ms (UTC)."""
+    """Where a batch landed: its first record's offset, and the server's time in ms (UTC).
+
+    The offset is -1 while a batch is only staged.
+    """
 
     stream_id: int
     base_offset: int
     append_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnPart:
+    """What a transaction has staged in a range: so many records."""
+
+    txn_id: str
+    stream_id: int
+    range_index: int
+    record_count: int
 
 
 @dataclass(frozen=True, slots=True)
