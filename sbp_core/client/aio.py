@@ -1,10 +1,9 @@
-"""The asyncio client: its connection pool, its program runner and its methods."""
+"""The asyncio client: its program runner and its methods."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
@@ -13,10 +12,11 @@ from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import append as appending
-from sbp_core.client import calls, changes, cursors, lookup, metadata, placement, watching
+from sbp_core.client import calls, changes, cursors, lookup, metadata, placement, txns, watching
 from sbp_core.client import fetch as fetching
 from sbp_core.client import reach as reaching
 from sbp_core.client.aio_connection import AsyncConnection
+from sbp_core.client.aio_pool import AsyncPool
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.conversation import Ticket
@@ -36,7 +36,6 @@ from sbp_core.client.program import (
 )
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
-from sbp_core.client.timing import timed
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
@@ -51,68 +50,19 @@ from sbp_core.client.types import (
     StreamInfo,
     StreamSpec,
     StreamUpdate,
+    TxnDecision,
+    TxnInfo,
+    TxnPart,
 )
 from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
-from sbp_core.errors import ConnectError, SbpError
+from sbp_core.errors import SbpError
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import RangeServer
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
-
-
-class AsyncPool:
-    """One connection per endpoint, for the tasks of one loop.
-
-    A connection that is of no more use (lost, going away, unresponsive, or idle for so long that
-    the server may be closing it) is replaced at the next call.
-    """
-
-    def __init__(
-        self, connecting: Connecting, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._connecting = connecting
-        self._clock = clock
-        self._client_id = uuid.uuid4().hex
-        self._connections: dict[str, AsyncConnection] = {}
-        self._retired: set[AsyncConnection] = set()
-        self._used_at: dict[str, float] = {}
-        self._is_closed = False
-
-    def start(
-        self, call: Call, sink: Callable[[Frame | SbpError], None]
-    ) -> tuple[AsyncConnection, Ticket]:
-        """Send a call. Raises SbpError when it cannot be sent."""
-        if self._connecting.on_timing is not None:
-            sink = timed(call, sink, self._connecting.on_timing, self._clock)
-        connection = self._acquire(call.endpoint)
-        return connection, connection.start(call, sink)
-
-    async def close(self) -> None:
-        """End all connections; calls that are open fail, new ones are refused."""
-        self._is_closed = True
-        connections = [*self._connections.values(), *self._retired]
-        self._connections.clear()
-        self._retired.clear()
-        await asyncio.gather(*(connection.close() for connection in connections))
-
-    def _acquire(self, endpoint: str) -> AsyncConnection:
-        if self._is_closed:
-            raise ConnectError(f"the client is closed; nothing was sent to {endpoint}")
-        now = self._clock()
-        known = self._connections.get(endpoint)
-        idle_seconds = now - self._used_at.get(endpoint, now)
-        self._used_at[endpoint] = now
-        if known is not None:
-            if known.is_usable and idle_seconds < limits.IDLE_CONNECTION_MS / 2000:
-                return known
-            known.retire()
-            self._retired = {each for each in self._retired if not each.is_over} | {known}
-        fresh = AsyncConnection(endpoint, self._client_id, self._connecting)
-        self._connections[endpoint] = fresh
-        return fresh
 
 
 class AsyncRunner:
@@ -423,6 +373,43 @@ class AsyncClient:
     async def list_groups(self) -> list[GroupInfo]:
         """Return the consumer groups that have cursors, by name."""
         return await self._run(cursors.list_groups(self._context))
+
+    async def commit_txn(
+        self,
+        producer: str,
+        batch_number: int,
+        parts: Sequence[TxnPart],
+        *,
+        record_count: int,
+        digest: bytes,
+        timeout_ms: int | None = None,
+    ) -> TxnDecision:
+        """Decide what a producer's batch is: `parts`, which have `record_count` records together.
+
+        The first decision counts for ever; a repeat is told what that was. The answer is waited
+        for until all is visible, or most of `timeout_ms` is over: what is decided will be visible.
+        """
+        context = self._context
+        if timeout_ms is not None:
+            context = replace(context, timeout_ms=timeout_ms)
+        return await self._run(
+            txns.commit_txn(
+                context, producer, batch_number, parts, record_count=record_count, digest=digest
+            )
+        )
+
+    async def abort_txns(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
+        """Give up what was staged, unless it is committed; return what is given up now."""
+        return await self._run(txns.abort_txns(self._context, parts))
+
+    async def describe_txns(
+        self, producer: str | None = None, *, spared: Collection[str] = ()
+    ) -> list[TxnInfo]:
+        """Return what became of a producer's transactions, or of all: also what is only staged.
+
+        The range servers in `spared` are not asked.
+        """
+        return await self._run(txns.describe_txns(self._context, producer, spared))
 
     async def append(
         self,
