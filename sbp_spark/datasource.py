@@ -7,7 +7,6 @@ from pyspark.sql.types import StructType
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.batch_reader import SbpBatchReader
-from sbp_spark.batch_writer import SbpBatchWriter
 from sbp_spark.catalog import SCHEMAS, CatalogReader
 from sbp_spark.client_pool import check_once
 from sbp_spark.options import (
@@ -25,7 +24,9 @@ from sbp_spark.schema import (
 )
 from sbp_spark.source_streams import describe_refs, plain_errors, select_streams
 from sbp_spark.stream_reader import SbpStreamReader
-from sbp_spark.stream_writer import SbpStreamWriter
+from sbp_spark.writing.batch_writer import SbpBatchWriter
+from sbp_spark.writing.stream_writer import SbpStreamWriter
+from sbp_spark.writing.targets import check_targets
 
 
 class SbpDataSource(DataSource):
@@ -72,13 +73,19 @@ class SbpDataSource(DataSource):
         Raises SbpError.
         """
         with plain_errors():
-            options = self._sink_options(schema)
-            if overwrite:
+            options = self._sink_options(schema, streaming=False)
+            is_truncating = options.delivery.is_truncating
+            if overwrite and not is_truncating:
                 raise ConfigurationError(
-                    "mode overwrite: a stream is only ever appended to; use .mode('append'), and"
-                    " delete or create streams with the command `sbp streams`"
+                    "mode overwrite: a stream is only ever appended to; use .mode('append'), or set"
+                    " truncate=true to trim what is in the streams when the new rows are there"
                 )
-            _check_target(options)
+            if is_truncating and not overwrite:
+                raise ConfigurationError(
+                    "option truncate: nothing is trimmed in mode append; use .mode('overwrite'), or"
+                    " remove the option"
+                )
+            check_targets(options)
         return SbpBatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
@@ -87,22 +94,17 @@ class SbpDataSource(DataSource):
         The streams' placement driver is asked the first time only. Raises SbpError.
         """
         with plain_errors():
-            options = self._sink_options(schema)
+            options = self._sink_options(schema, streaming=True)
             if overwrite:
                 raise ConfigurationError(
                     "output mode complete: a stream is only ever appended to, never replaced; use"
                     " .outputMode('append') or .outputMode('update')"
                 )
-            target = options.stream.text if options.stream else ""
-            check_once(options.servers, target, lambda: _check_target(options))
+            named = ",".join(ref.text for ref in options.targets.refs)
+            check_once(options.servers, named, lambda: check_targets(options))
         return SbpStreamWriter(options)
 
-    def _sink_options(self, schema: StructType) -> SinkOptions:
-        options = parse_sink_options(self.options)
-        check_sink_schema(schema, is_stream_given=options.stream is not None)
+    def _sink_options(self, schema: StructType, *, streaming: bool) -> SinkOptions:
+        options = parse_sink_options(self.options, streaming=streaming)
+        check_sink_schema(schema, is_stream_given=bool(options.targets.refs))
         return options
-
-
-def _check_target(options: SinkOptions) -> None:
-    """Raise SbpError unless the endpoint answers and knows the option's stream."""
-    describe_refs(options.servers, [options.stream] if options.stream else [], "stream")

@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -37,9 +38,11 @@ _SINK_COLUMNS: Final = {
     "key": "string or binary",
     "headers": "map<string,binary>",
     "timestamp": "timestamp",
-    "stream": "string",
+    "stream": "string or bigint",
+    "stream_id": "bigint or string",
 }
-_POSITION_COLUMNS: Final = frozenset({"stream_id", "range_index", "offset"})
+_STREAM_COLUMNS: Final = ("stream", "stream_id")
+_POSITION_COLUMNS: Final = frozenset({"range_index", "offset"})
 """Where a record of a source was: not written, so that a source's DataFrame can be written back."""
 
 
@@ -143,11 +146,11 @@ def _missing_columns(schema: StructType, *, is_stream_given: bool) -> list[str]:
             f"column value is missing among ({_ddl(schema)}); expected string or binary: name or"
             " build one, for example with to_json(struct(...))"
         )
-    if "stream" not in names and not is_stream_given:
+    if names.isdisjoint(_STREAM_COLUMNS) and not is_stream_given:
         faults.append(
             f"column stream is missing among ({_ddl(schema)}), and so is the option stream;"
-            ' expected one of them: add .option("stream", "name"), or a string column that names'
-            " the stream of each row"
+            ' expected one of them: add .option("stream", "name"), or a column that names the'
+            " stream of each row"
         )
     return faults
 
@@ -161,13 +164,15 @@ def _is_writable(name: str, found: DataType) -> bool:
             and isinstance(found.keyType, StringType)
             and isinstance(found.valueType, BinaryType)
         )
-    is_binary_taken = name != "stream"
-    return isinstance(found, StringType) or (is_binary_taken and isinstance(found, BinaryType))
+    if name in _STREAM_COLUMNS:
+        return isinstance(found, StringType | LongType | IntegerType | ShortType)
+    return isinstance(found, StringType | BinaryType)
 
 
 def _remedy(name: str) -> str:
-    if name in {"headers", "timestamp", "stream"}:
-        return f"cast it, for example .cast('{_SINK_COLUMNS[name]}'), or drop it"
+    if name not in {"key", "value"}:
+        of_cast = _SINK_COLUMNS[name].partition(" or ")[0]
+        return f"cast it, for example .cast('{of_cast}'), or drop it"
     return "cast it to one of them, or encode it, for example with to_json"
 
 

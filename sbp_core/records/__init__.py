@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbp_core.records.builder import RowsBuilder
+from sbp_core.records.builder import RowsBuilder, record_sizes
 from sbp_core.records.decoding import decode_batch
 from sbp_core.records.envelope import (
     Envelope,
@@ -34,6 +34,7 @@ __all__ = [
     "encode_rows",
     "offsets_array",
     "peek_batch",
+    "record_sizes",
     "split_envelopes",
     "write_base_offset",
 ]

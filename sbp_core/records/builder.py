@@ -26,9 +26,9 @@ class RowsBuilder:
     """Joins small batches of rows and splits large ones, in order, into encoded record batches.
 
     A record batch has about `target_bytes` of rows before compression: at least three quarters,
-    unless it was flushed, and at most half as much again, unless a single record is larger. Rows
-    that come in batches of that size are so passed on as they came. Between calls a small multiple
-    of `target_bytes` is held, whatever was added.
+    unless it was flushed or has `records_max`, and at most half as much again, unless a single
+    record is larger. Rows that come in batches of that size are so passed on as they came. Between
+    calls a small multiple of `target_bytes` is held, whatever was added.
     """
 
     def __init__(
@@ -36,13 +36,16 @@ class RowsBuilder:
         stream_id: int,
         *,
         target_bytes: int = limits.BATCH_TARGET_BYTES,
+        records_max: int = limits.BATCH_RECORDS_MAX,
         compression: Compression = "none",
     ) -> None:
         assert 0 < target_bytes <= limits.RECORD_BYTES_MAX
+        assert 0 < records_max <= limits.BATCH_RECORDS_MAX
         self._stream_id = stream_id
         self._target_bytes = target_bytes
         self._full_bytes = target_bytes - target_bytes // 4
         self._bytes_max = min(target_bytes + target_bytes // 2, limits.RECORD_BYTES_MAX)
+        self._records_max = records_max
         self._compression: Compression = compression
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -58,6 +61,10 @@ class RowsBuilder:
     def waiting_bytes(self) -> int:
         """Octets of the records that wait."""
         return self._waiting_bytes
+
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting_bytes >= self._full_bytes or self._waiting_count >= self._records_max
 
     def add(self, rows: pa.RecordBatch, *, timestamp_ms: int) -> list[bytes]:
         """Add rows of ROWS_SCHEMA and return the record batches that are full now.
@@ -79,7 +86,7 @@ class RowsBuilder:
             stop = self._fitting_stop(ends, start)
             if stop > start:
                 self._wait(rows.slice(start, stop - start), ends[stop] - ends[start], timestamp_ms)
-            if stop < rows.num_rows or self._waiting_bytes >= self._full_bytes:
+            if stop < rows.num_rows or self._is_full:
                 full += self.flush()
             start = stop
         if self._waiting:
@@ -111,7 +118,7 @@ class RowsBuilder:
         room_bytes = self._bytes_max if is_rest_fitting else self._target_bytes
         room_bytes -= self._waiting_bytes
         stop = int(np.searchsorted(ends, ends[start] + room_bytes, side="right")) - 1
-        stop = min(stop, start + limits.BATCH_RECORDS_MAX - self._waiting_count)
+        stop = min(stop, start + self._records_max - self._waiting_count)
         return max(stop, start if self._waiting else start + 1)
 
     def _wait(self, rows: pa.RecordBatch, size_bytes: int, timestamp_ms: int) -> None:
@@ -122,6 +129,11 @@ class RowsBuilder:
         self._waiting_count += rows.num_rows
         if len(self._waiting) >= _SLICES_MAX:
             self._waiting = [_joined(self._waiting)]
+
+
+def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Return how many octets each of some rows of ROWS_SCHEMA takes in a record batch."""
+    return np.diff(_row_ends(rows))
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbp_spark.options.batching import Batching
 from sbp_spark.options.catalog import (
     CatalogOptions,
     Table,
@@ -9,6 +10,7 @@ from sbp_spark.options.catalog import (
     parse_catalog_options,
 )
 from sbp_spark.options.data_loss import OnDataLoss
+from sbp_spark.options.delivery import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch
 from sbp_spark.options.groups import CommitOptions
 from sbp_spark.options.partitions import PartitionLimits
 from sbp_spark.options.positions import (
@@ -34,6 +36,7 @@ from sbp_spark.options.streams import (
     parse_stream_ref,
 )
 from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
+from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing, Targets
 from sbp_spark.options.triggers import TriggerLimits
 
 __all__ = [
@@ -43,18 +46,27 @@ __all__ = [
     "AtCursor",
     "AtOffset",
     "AtTime",
+    "BadRecordPolicy",
+    "BatchKey",
+    "Batching",
     "BeforeTail",
     "CatalogOptions",
     "CommitOptions",
+    "Creation",
+    "Delivery",
+    "DeliveryOptions",
     "Earliest",
     "Endpoint",
     "InsidePosition",
     "Latest",
+    "OnBadRecord",
     "OnDataLoss",
+    "OnReplayMismatch",
     "OptionSpec",
     "PartitionLimits",
     "Position",
     "Positions",
+    "Routing",
     "Selection",
     "Servers",
     "SinkOptions",
@@ -63,6 +75,7 @@ __all__ = [
     "StreamPattern",
     "StreamRef",
     "Table",
+    "Targets",
     "TriggerLimits",
     "is_table_given",
     "parse_catalog_options",

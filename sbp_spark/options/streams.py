@@ -82,7 +82,7 @@ def read_selection(reader: OptionReader) -> Selection:
         reader.add_fault(given[0] if given else "streams", wrong, expected, remedy)
     if given == ["streamsPattern"]:
         return _read_pattern(reader)
-    return _read_list(reader, given[0]) if len(given) == 1 else StreamList(())
+    return read_stream_list(reader, given[0]) if len(given) == 1 else StreamList(())
 
 
 def _read_pattern(reader: OptionReader) -> StreamPattern:
@@ -97,7 +97,8 @@ def _read_pattern(reader: OptionReader) -> StreamPattern:
     return StreamPattern(text)
 
 
-def _read_list(reader: OptionReader, option: str) -> StreamList:
+def read_stream_list(reader: OptionReader, option: str) -> StreamList:
+    """Return the streams that an option lists, those of them that are right."""
     expected = "stream names or ids, separated by commas"
     text = reader.maybe_text(option)
     if text is None:

@@ -229,7 +229,107 @@ SOURCE_OPTIONS: Final = (
 SINK_OPTIONS: Final = (
     _ENDPOINT,
     OptionSpec(
-        "stream", "the column `stream`", "Stream to write to, a name or id; overrides the column."
+        "stream",
+        "the column `stream`",
+        "Stream to write to, a name or id; overrides the columns `stream` and `stream_id`. Where"
+        " the column `stream` is null or missing, `stream_id` tells the stream.",
+    ),
+    OptionSpec(
+        "streams",
+        "none",
+        "Instead of `stream`: several streams, separated by commas, over which the rows are spread"
+        " as `routing` says.",
+    ),
+    OptionSpec(
+        "routing",
+        "key (with streams)",
+        "How a row gets one of `streams`. `key`: the stream at place crc32(key) mod their number,"
+        " counted from 0, as Spark's function crc32 computes it, so one key always gets the same"
+        " stream while the list stays as it is; rows without a key go round robin. `round-robin`:"
+        " each task goes from stream to stream, row by row.",
+    ),
+    OptionSpec(
+        "createStreams",
+        "false",
+        "Whether streams that an option or a column names, and that do not exist, are created.",
+    ),
+    OptionSpec("createReplicas", "1", "Replicas of a stream that is created."),
+    OptionSpec(
+        "createRetentionPeriod",
+        "for ever",
+        "How long a stream that is created keeps records, such as 7d.",
+    ),
+    OptionSpec(
+        "createRetentionBytes",
+        "unlimited",
+        "What each range server keeps of a stream that is created, such as 10g.",
+    ),
+    OptionSpec(
+        "delivery",
+        "exactly-once",
+        "`exactly-once`: rows are staged, and become readable when Spark commits the micro-batch or"
+        " the write as a whole: each row once, however often tasks, commits or the query are"
+        " repeated, also in other partitions. Of several streams all or nothing, though not at the"
+        " same instant. A new checkpoint is a new query. `at-least-once`: rows are readable as soon"
+        " as they are appended, and what a task wrote before it failed stays; for servers without"
+        " transactions.",
+    ),
+    OptionSpec(
+        "onReplayMismatch",
+        "warn",
+        "What happens when a micro-batch that was committed before comes again with other rows:"
+        " what was committed first stays in any case. `warn` writes that to the log (`sbp_spark`),"
+        " `fail` fails the query. Either the query does not give the same rows each time, or two"
+        " queries run on copies of one checkpoint. For a batch write beside txnAppId.",
+    ),
+    OptionSpec(
+        "txnAppId",
+        "none",
+        "With txnVersion: name of an application that numbers its batch writes, so that one that is"
+        " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -. Without"
+        " the two each batch write is atomic, and writes its rows again when it is done again.",
+    ),
+    OptionSpec(
+        "txnVersion",
+        "none",
+        "Number of the write, such as foreachBatch's batch id; one that is not above that of the"
+        " last write with this txnAppId was done before. Writes of one DataFrame to several places"
+        " in one foreachBatch need a txnAppId each.",
+    ),
+    OptionSpec(
+        "onBadRecord",
+        "fail",
+        "What happens to rows that cannot be written: too large, without a stream or of one that"
+        " does not exist, with headers that are no UTF-8. `fail` fails the task; `skip` leaves them"
+        " out, with their number in the log; `deadletter:STREAM` writes them to that stream in the"
+        " same transaction, with the headers `sbp.error` and `sbp.stream`, and without a value that"
+        " is too large.",
+    ),
+    OptionSpec(
+        "batchBytes",
+        "1m",
+        "Octets of a record batch before compression, about; rows of one stream are put together"
+        " until there are so many, or no more.",
+    ),
+    OptionSpec("batchRecords", "1000000", "Most records of a record batch."),
+    OptionSpec(
+        "lingerDuration",
+        "unlimited",
+        "How long rows wait for others, such as 1s, before their record batch is sent; looked at"
+        " when more rows come. Without it they wait until it is full or the task ends.",
+    ),
+    OptionSpec(
+        "batchCompression",
+        "none",
+        "Compression of record batches, from here over the servers' disks to the readers: none, lz4"
+        " or zstd.",
+    ),
+    OptionSpec(
+        "truncate",
+        "false",
+        "What mode('overwrite') needs: when the new rows are committed, all that was there before"
+        " is trimmed from the streams that `stream` or `streams` name and those that got rows. So a"
+        " write that fails loses nothing, and for a moment readers see both. Not with txnAppId.",
     ),
     _NETWORK_COMPRESSION,
 )

@@ -92,9 +92,8 @@ def test_sliced_input_counts_what_it_shows():
     assert len(data) < 4 * KIB
 
 
-def test_records_are_counted_too(monkeypatch):
-    monkeypatch.setattr(limits, "BATCH_RECORDS_MAX", 30)
-    builder = RowsBuilder(1)
+def test_records_are_counted_too():
+    builder = RowsBuilder(1, records_max=30)
     full = builder.add(rows(20), timestamp_ms=1)
     full += builder.add(rows(80, first=20), timestamp_ms=1) + builder.flush()
     assert counts(full) == [30, 30, 30, 10]

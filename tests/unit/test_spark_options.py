@@ -19,6 +19,7 @@ from sbp_spark.options import (
     StreamList,
     StreamPattern,
     StreamRef,
+    Targets,
     TriggerLimits,
     parse_sink_options,
     parse_source_options,
@@ -293,13 +294,13 @@ def test_an_empty_optional_value_is_a_fault():
 
 def test_a_sink_with_and_without_stream():
     options = parse_sink_options({"endpoint": "pd:1", "stream": "orders"})
-    assert options.stream == StreamRef("orders")
-    assert parse_sink_options({"endpoint": "pd:1"}).stream is None
+    assert options.targets == Targets((StreamRef("orders"),))
+    assert parse_sink_options({"endpoint": "pd:1"}).targets == Targets()
 
 
 def test_what_spark_adds_to_a_sink_is_passed_over_there_only():
     added = {"checkpointlocation": "/c", "queryName": "q"}
-    assert parse_sink_options({"endpoint": "pd:1", **added}).stream is None
+    assert parse_sink_options({"endpoint": "pd:1", **added}).targets == Targets()
     assert len(faults({**GOOD, **added})) == 2
 
 

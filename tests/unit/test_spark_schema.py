@@ -97,6 +97,7 @@ def test_all_faults_of_a_schema_are_named():
         columns(value=StringType()),
         columns(value=BinaryType(), key=StringType(), headers=HEADERS, timestamp=TimestampType()),
         columns(value=BinaryType(), headers=MapType(StringType(), BinaryType(), False)),
+        columns(value=BinaryType(), stream=LongType(), stream_id=StringType()),
         source_schema(include_headers=True),
     ],
 )

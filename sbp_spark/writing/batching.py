@@ -1,0 +1,125 @@
+"""The record batches being built, and sending them while the next ones are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.client import AppendItem
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import RowsBuilder
+from sbp_spark.options import Batching
+
+WAITING_BYTES_MAX: Final = 32 * limits.MIB
+"""Octets of all streams that wait for a full record batch; beyond them all are sent."""
+APPEND_BYTES: Final = 4 * limits.MIB
+"""Encoded octets after which an append starts."""
+
+
+class Builders:
+    """The record batches being built, one per stream; what waits is bounded over all of them."""
+
+    def __init__(self, batching: Batching) -> None:
+        self.record_count = 0
+        self._batching = batching
+        self._builders: dict[int, RowsBuilder] = {}
+        self._waiting_bytes = 0
+        self._waiting_since_ms: int | None = None
+
+    @property
+    def stream_count(self) -> int:
+        """Streams that rows were added for."""
+        return len(self._builders)
+
+    def add(self, stream_id: int, rows: pa.RecordBatch, *, timestamp_ms: int) -> list[AppendItem]:
+        """Add rows of one stream; return the batches that are full, or all when too much waits."""
+        builder = self._builders.get(stream_id)
+        if builder is None:
+            builder = self._builders[stream_id] = RowsBuilder(
+                stream_id,
+                target_bytes=self._batching.target_bytes,
+                records_max=self._batching.records_max,
+                compression=self._batching.compression,
+            )
+        before_bytes = builder.waiting_bytes
+        try:
+            full = builder.add(rows, timestamp_ms=timestamp_ms)
+        except RecordBatchError as error:
+            error.add_note(f"while writing to the stream with id {stream_id}")
+            raise
+        self.record_count += rows.num_rows
+        self._waiting_bytes += builder.waiting_bytes - before_bytes
+        items = [AppendItem(stream_id, batch) for batch in full]
+        return items + self.flush() if self._waiting_bytes > WAITING_BYTES_MAX else items
+
+    def flush_late(self, now_ms: int) -> list[AppendItem]:
+        """Return everything that waits once rows have waited for long enough, by any clock."""
+        if self._batching.linger_ms is None:
+            return []
+        if self._waiting_since_ms is None:
+            self._waiting_since_ms = now_ms
+        return self.flush() if now_ms - self._waiting_since_ms >= self._batching.linger_ms else []
+
+    def flush(self) -> list[AppendItem]:
+        """Return everything that waits."""
+        self._waiting_bytes = 0
+        self._waiting_since_ms = None
+        return [
+            AppendItem(stream_id, batch)
+            for stream_id, builder in self._builders.items()
+            for batch in builder.flush()
+        ]
+
+
+class Sender:
+    """Appends in a thread of its own, one append at a time, while the next one is gathered.
+
+    Between calls at most two appends' worth of batches is held.
+    """
+
+    def __init__(self, append: Callable[[Sequence[AppendItem]], object]) -> None:
+        self.batch_count = 0
+        self.size_bytes = 0
+        self._append = append
+        self._items: list[AppendItem] = []
+        self._items_bytes = 0
+        self._in_flight: Future[object] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sbp-append")
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def send(self, items: Iterable[AppendItem]) -> None:
+        """Take batches; start an append when there are enough. Raises what an append raised."""
+        for item in items:
+            self._items.append(item)
+            self._items_bytes += len(item.batch)
+            if self._items_bytes >= APPEND_BYTES:
+                self.start()
+
+    def finish(self) -> None:
+        """Wait until everything is acknowledged. Raises what an append raised."""
+        self.start()
+        self._settle()
+
+    def start(self) -> None:
+        """Start an append of what there is. Raises what the one before it raised."""
+        self._settle()
+        if self._items:
+            self.batch_count += len(self._items)
+            self.size_bytes += self._items_bytes
+            self._in_flight = self._thread.submit(self._append, self._items)
+        self._items = []
+        self._items_bytes = 0
+
+    def _settle(self) -> None:
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.result()

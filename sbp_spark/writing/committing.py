@@ -1,0 +1,166 @@
+"""The end of a write: one decision for what all its tasks have staged, or giving that up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from sbp_core.client import RangeInfo, StreamBounds, TxnDecision, TxnPart
+from sbp_core.errors import ConfigurationError, SbpError, TxnAbortedError, UnsupportedError
+from sbp_spark.options import BatchKey, OnReplayMismatch
+from sbp_spark.task_log import LOG
+from sbp_spark.writing.digest import encode_digest, join_digests
+from sbp_spark.writing.messages import StagedMessage, WrittenMessage
+
+
+class CommittingClient(Protocol):
+    """What is needed of a client."""
+
+    def commit_txn(
+        self,
+        producer: str,
+        batch_number: int,
+        parts: Sequence[TxnPart],
+        *,
+        record_count: int,
+        digest: bytes,
+    ) -> TxnDecision:
+        """Decide what a batch of a producer is; the first decision counts."""
+        ...
+
+    def abort_txns(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
+        """Give up what was staged, unless it is committed."""
+        ...
+
+
+class TrimmingClient(Protocol):
+    """What is needed of a client to empty streams."""
+
+    def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
+        """Return where each stream begins and ends now."""
+        ...
+
+    def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
+        """Forget the records of streams, by id, below an offset."""
+        ...
+
+
+class ReplayMismatchError(SbpError):
+    """A batch was committed before, with other rows."""
+
+
+def commit_staged(
+    client: CommittingClient,
+    messages: Sequence[WriterCommitMessage | None],
+    key: BatchKey,
+    on_mismatch: OnReplayMismatch,
+) -> None:
+    """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
+
+    What other tries of the tasks staged is in no message, and is never to be seen. May be repeated.
+    Raises SbpError, and nothing is decided or the same call may find out; ReplayMismatchError where
+    another content was decided before, if that is to fail.
+    """
+    staged = staged_messages(messages)
+    staged.sort(key=lambda message: message.partition_id)
+    record_count = sum(message.record_count for message in staged)
+    digest = 0
+    for message in staged:
+        digest = join_digests(digest, message.digest)
+    try:
+        decision = client.commit_txn(
+            key.producer,
+            key.batch_number,
+            [part for message in staged for part in message.txn_parts()],
+            record_count=record_count,
+            digest=encode_digest(digest),
+        )
+    except UnsupportedError as error:
+        raise no_transactions(error) from error
+    except TxnAbortedError as error:
+        error.add_note(
+            f"{key}: what was staged was given up meanwhile, so nothing of it is committed; it has"
+            " to be written again, which a streaming query does when it is started again"
+        )
+        raise
+    log_lost(messages, key)
+    if decision.is_replay:
+        check_replay(decision, key, record_count, encode_digest(digest), on_mismatch)
+    if not decision.is_published:
+        LOG.info("%s is committed; its rows are still being published", key)
+    LOG.debug("committed %s: %d records, replay: %s", key, record_count, decision.is_replay)
+
+
+def abort_staged(client: CommittingClient, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Give up what the messages name, as far as it is not committed; failures are only logged.
+
+    A commit that took effect stays, also when whoever asked for it was told that it failed.
+    """
+    parts = [part for message in staged_messages(messages) for part in message.txn_parts()]
+    if not parts:
+        return
+    try:
+        dead = client.abort_txns(parts)
+    except SbpError as error:
+        LOG.warning("what was staged could not be given up, so servers will drop it: %s", error)
+    else:
+        LOG.debug("gave up %d of %d staged parts", len(dead), len(parts))
+
+
+def check_replay(
+    decision: TxnDecision,
+    key: BatchKey,
+    record_count: int,
+    digest: bytes,
+    on_mismatch: OnReplayMismatch,
+) -> None:
+    """Compare the rows of a replay with those of the decision that counts.
+
+    Raises ReplayMismatchError if they differ and that is to fail.
+    """
+    if decision.record_count is None or decision.record_count < 0:
+        LOG.debug("%s was committed before, too long ago to compare the rows", key)
+        return
+    if (decision.record_count, decision.digest) == (record_count, digest):
+        return
+    told = (
+        f"{key} was committed before, with {decision.record_count} records; it came again with"
+        f" {record_count}, which differ, and were left out. Either the query does not give the same"
+        " rows each time, or two queries run on copies of one checkpoint"
+    )
+    if on_mismatch is OnReplayMismatch.FAIL:
+        raise ReplayMismatchError(
+            f"{told}: give each a checkpoint of its own. To go on without these rows, set"
+            " onReplayMismatch=warn"
+        )
+    LOG.warning("%s", told)
+
+
+def tails_of(client: TrimmingClient, stream_ids: Sequence[int]) -> dict[int, int]:
+    """Return where streams end now."""
+    return {bound.stream_id: bound.next_offset for bound in client.stream_bounds(stream_ids)}
+
+
+def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
+    """Return the messages of tasks that staged rows; of a task that failed there is none."""
+    return [message for message in messages if isinstance(message, StagedMessage)]
+
+
+def log_lost(messages: Sequence[WriterCommitMessage | None], what: BatchKey | str) -> None:
+    """Write to the log how many rows of a write could not be written."""
+    written = [message for message in messages if isinstance(message, WrittenMessage)]
+    skipped = sum(message.skipped_count for message in written)
+    letters = sum(message.dead_letter_count for message in written)
+    if skipped or letters:
+        LOG.warning("%s: %d rows left out, %d dead letters", what, skipped, letters)
+
+
+def no_transactions(error: UnsupportedError) -> ConfigurationError:
+    """Return the error of a write that needs transactions, at a server that knows none."""
+    return ConfigurationError(
+        f"option delivery: the servers know no transactions ({error}); bring them up to date, or"
+        " set delivery=at-least-once: rows that a task wrote before it failed may then be there"
+        " twice"
+    )

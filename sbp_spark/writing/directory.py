@@ -1,0 +1,112 @@
+"""Which streams there are, as far as rows name them; missing ones are created if that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from sbp_core.client import StreamInfo, StreamSpec
+from sbp_core.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    NotFoundError,
+    SbpError,
+    StatusCode,
+)
+from sbp_spark.options import Creation, StreamRef, parse_stream_ref
+from sbp_spark.source_streams import wanted
+from sbp_spark.wording import listed
+
+
+class DirectoryClient(Protocol):
+    """What is needed of a client."""
+
+    def describe_streams(self, refs: Sequence[int | str]) -> list[StreamInfo]:
+        """Return the streams, or raise NotFoundError naming the missing ones."""
+        ...
+
+    def list_streams(self) -> list[StreamInfo]:
+        """Return all streams."""
+        ...
+
+    def create_streams(self, specs: Sequence[StreamSpec]) -> list[StreamInfo]:
+        """Create streams, or raise AlreadyExistsError."""
+        ...
+
+
+class StreamDirectory:
+    """Looks up each name or id once. `where` names the options or columns that have them."""
+
+    def __init__(self, client: DirectoryClient, creation: Creation | None, where: str) -> None:
+        self._client = client
+        self._creation = creation
+        self._where = where
+        self._ids: dict[str, int] = {}
+        self._faults: dict[str, SbpError] = {}
+
+    def maybe_id(self, text: str) -> int | None:
+        """Return the id of a stream that was looked up; None if there is none: see `fault`."""
+        return self._ids.get(text)
+
+    def fault(self, text: str) -> SbpError:
+        """Return what is wrong with a name or id that was looked up."""
+        return self._faults[text]
+
+    def ids_of(self, texts: Sequence[str]) -> list[int]:
+        """Return the ids of streams that have to exist. Raises SbpError."""
+        self.look_up(texts)
+        for text in texts:
+            if text in self._faults:
+                raise self._faults[text]
+        return [self._ids[text] for text in texts]
+
+    def look_up(self, texts: Iterable[str]) -> None:
+        """Find out about names and ids that were not looked up before, in as few calls as can be.
+
+        Raises SbpError when nobody answers, or a stream cannot be created.
+        """
+        refs = []
+        for text in texts:
+            if text not in self._ids and text not in self._faults:
+                try:
+                    refs.append(parse_stream_ref(text))
+                except ConfigurationError as error:
+                    self._faults[text] = ConfigurationError(f"{self._where}: {error}")
+        if refs:
+            self._describe(refs)
+
+    def _describe(self, refs: list[StreamRef]) -> None:
+        try:
+            infos = self._client.describe_streams(wanted(refs))
+        except NotFoundError:
+            if self._creation is not None:
+                create_missing(self._client, refs, self._creation)
+            known: dict[str, int] = {}
+            for info in self._client.list_streams():
+                known[str(info.stream_id)] = info.stream_id
+                if info.name is not None:
+                    known[info.name] = info.stream_id
+            self._ids |= {ref.text: known[ref.text] for ref in refs if ref.text in known}
+            missing = [ref.text for ref in refs if ref.text not in known]
+            error = NotFoundError(
+                StatusCode.NOT_FOUND,
+                f"{self._where}: not found: {listed(list(map(repr, missing)))}; on the command"
+                " line: `sbp streams create NAME`, or set createStreams=true",
+            )
+            self._faults |= dict.fromkeys(missing, error)
+        else:
+            found = {ref.text: info.stream_id for ref, info in zip(refs, infos, strict=True)}
+            self._ids |= found
+
+
+def create_missing(client: DirectoryClient, refs: Iterable[StreamRef], creation: Creation) -> None:
+    """Create the streams that are given by name; those that exist, or that others create, stay.
+
+    Raises SbpError.
+    """
+    for name in (ref.maybe_name for ref in refs):
+        if name is not None:
+            try:
+                client.create_streams([creation.spec(name)])
+            except AlreadyExistsError:
+                continue

@@ -1,0 +1,142 @@
+"""Which stream each row goes to: as the options say, or a column of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbp_core.errors import ConfigurationError
+from sbp_spark.options import Routing, Targets
+from sbp_spark.writing.bad_records import BadRows
+from sbp_spark.writing.directory import StreamDirectory
+
+StreamIds = int | npt.NDArray[np.int64]
+"""Of all rows, or of each."""
+
+NO_STREAM: Final = -1
+_COLUMNS: Final = ("stream", "stream_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The streams of rows, NO_STREAM where there is none: then `bad` says why."""
+
+    stream_ids: StreamIds
+    bad: tuple[BadRows, ...] = ()
+
+
+class Router:
+    """Finds the streams of rows, task by task; `partition_id` is where round robin begins."""
+
+    def __init__(
+        self, targets: Targets, directory: StreamDirectory, *, partition_id: int = 0
+    ) -> None:
+        self._targets = targets
+        self._directory = directory
+        self._turn = partition_id
+        self._option_ids: npt.NDArray[np.int64] | None = None
+
+    @property
+    def is_spreading(self) -> bool:
+        """Whether a row's stream may depend on the rows before it, and so on the task."""
+        return len(self._targets.refs) > 1
+
+    def route(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Routed:
+        """Return the streams of `rows`, which are those of Spark's `batch`.
+
+        Raises SbpError where an option names a stream that does not exist.
+        """
+        if not self._targets.refs:
+            return self._by_column(batch)
+        stream_ids = self._ids_of_option()
+        if len(stream_ids) == 1:
+            return Routed(int(stream_ids[0]))
+        if self._targets.routing is Routing.ROUND_ROBIN:
+            return Routed(stream_ids[self._take_turns(rows.num_rows)])
+        return Routed(stream_ids[self._by_key(rows.column("key"))])
+
+    def _ids_of_option(self) -> npt.NDArray[np.int64]:
+        if self._option_ids is None:
+            found = self._directory.ids_of([ref.text for ref in self._targets.refs])
+            self._option_ids = np.array(found, dtype=np.int64)
+        return self._option_ids
+
+    def _take_turns(self, count: int) -> npt.NDArray[np.int64]:
+        """Return the places of the next so many streams in turn."""
+        places = np.arange(self._turn, self._turn + count) % len(self._targets.refs)
+        self._turn = (self._turn + count) % len(self._targets.refs)
+        return places
+
+    def _by_key(self, key: pa.Array) -> npt.NDArray[np.int64]:
+        places = place_of_keys(key, len(self._targets.refs))
+        if key.null_count:
+            is_null = np.asarray(key.is_null())
+            places[is_null] = self._take_turns(key.null_count)
+        return places
+
+    def _by_column(self, batch: pa.RecordBatch) -> Routed:
+        column = _stream_column(batch)
+        encoded = column.dictionary_encode()
+        texts = encoded.dictionary.cast(pa.string()).to_pylist()
+        self._directory.look_up(texts)
+        found = [self._directory.maybe_id(text) for text in texts]
+        ids = np.array([NO_STREAM if each is None else each for each in found], dtype=np.int64)
+        if len(ids) == 1 and found[0] is not None and not column.null_count:
+            return Routed(int(ids[0]))
+        places = np.asarray(encoded.indices.fill_null(len(ids)))
+        stream_ids = np.append(ids, NO_STREAM)[places]
+        bad = []
+        if column.null_count:
+            error = ConfigurationError(
+                f"column {' or '.join(_present(batch))} is null; expected the name or id of a"
+                " stream: fill it, filter these rows out, or use the option stream"
+            )
+            bad.append(BadRows(np.flatnonzero(places == len(ids)), error))
+        for place in np.flatnonzero(ids == NO_STREAM):
+            rows = np.flatnonzero(places == place)
+            bad.append(BadRows(rows, self._directory.fault(texts[place]), texts[place]))
+        return Routed(stream_ids, tuple(bad))
+
+
+def place_of_keys(key: pa.Array, count: int) -> npt.NDArray[np.int64]:
+    """Return for each key its place among `count` streams: crc32 mod count; for null any."""
+    values = key.fill_null(b"") if key.null_count else key
+    hashes = np.fromiter(map(crc32, values.to_pylist()), dtype=np.int64, count=len(values))
+    return hashes % count
+
+
+def split_rows(rows: pa.RecordBatch, stream_ids: StreamIds) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (stream id, its rows in their order)."""
+    if rows.num_rows == 0:
+        return
+    if isinstance(stream_ids, int):
+        yield stream_ids, rows
+        return
+    if (stream_ids == stream_ids[0]).all():
+        yield int(stream_ids[0]), rows
+        return
+    order = np.argsort(stream_ids, kind="stable")
+    ordered_ids = stream_ids[order]
+    ordered_rows = rows.take(pa.array(order))
+    starts = np.flatnonzero(np.diff(ordered_ids, prepend=ordered_ids[0] - 1))
+    for start, stop in zip(starts, [*starts[1:], rows.num_rows], strict=True):
+        yield int(ordered_ids[start]), ordered_rows.slice(start, stop - start)
+
+
+def _present(batch: pa.RecordBatch) -> list[str]:
+    return [name for name in _COLUMNS if name in batch.schema.names]
+
+
+def _stream_column(batch: pa.RecordBatch) -> pa.Array:
+    """Return the column that names the streams; a row that names none is told by its id."""
+    columns = [batch.column(name) for name in _present(batch)]
+    if len(columns) == 2 and columns[0].null_count:
+        return pc.coalesce(*(column.cast(pa.string()) for column in columns))
+    return columns[0]

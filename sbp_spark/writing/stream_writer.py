@@ -1,0 +1,68 @@
+"""The sink of a streaming query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from sbp_core.errors import ConfigurationError
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.options import BatchKey, Delivery, SinkOptions
+from sbp_spark.source_streams import plain_errors
+from sbp_spark.task_log import LOG, task_ids
+from sbp_spark.writing.committing import abort_staged, commit_staged, log_lost, staged_messages
+from sbp_spark.writing.task import StagedFor, write_rows
+
+
+class SbpStreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches: exactly once each, unless the options ask for less.
+
+    Spark makes another one for each task and each commit: only messages go from one to the other.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task; return when all of them are acknowledged."""
+        with plain_errors():
+            staged_for = None
+            if self._is_exactly_once:
+                staged_for = StagedFor(running_batch(), is_repeatable=True)
+            return write_rows(iterator, self._options, staged_for)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Let the rows be read. May be called again for the same micro-batch."""
+        if not self._is_exactly_once:
+            log_lost(messages, f"batch {batchId}")
+            return
+        producers = {message.producer for message in staged_messages(messages)}
+        if not producers:  # Spark has a task for every micro-batch: there is nothing to decide
+            LOG.debug("batch %d has no tasks", batchId)
+            return
+        (producer,) = producers
+        client = client_for(self._options.servers, Patience.RUNNING)
+        on_mismatch = self._options.delivery.on_replay_mismatch
+        with plain_errors():
+            commit_staged(client, messages, BatchKey(producer, batchId), on_mismatch)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Give up what was staged, but never what is committed: abort may follow a commit."""
+        abort_staged(client_for(self._options.servers, Patience.STARTING), messages)
+
+    @property
+    def _is_exactly_once(self) -> bool:
+        return self._options.delivery.delivery is Delivery.EXACTLY_ONCE
+
+
+def running_batch() -> BatchKey:
+    """Return the query and the micro-batch of the task that runs. Raises ConfigurationError."""
+    ids = task_ids()
+    if "query_id" not in ids or "batch_id" not in ids:
+        raise ConfigurationError(
+            "option delivery: exactly-once needs the ids of the query and of the micro-batch, and"
+            " Spark has set none for this task; set delivery=at-least-once to write without them"
+        )
+    return BatchKey(ids["query_id"], int(ids["batch_id"]))

@@ -1,0 +1,205 @@
+"""What a task does to write its rows: convert, route, batch, append or stage."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+
+from sbp_core.client import AppendItem, AppendOutcome, Transaction, Writer, txn_id_of
+from sbp_core.errors import UnsupportedError
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
+from sbp_spark.task_log import LOG, task_ids
+from sbp_spark.writing.bad_records import (
+    BadRows,
+    bad_record_error,
+    distinct,
+    find_bad_rows,
+    log_bad_rows,
+    to_dead_letters,
+    without,
+)
+from sbp_spark.writing.batching import Builders, Sender
+from sbp_spark.writing.committing import no_transactions
+from sbp_spark.writing.digest import digest_of, join_digests
+from sbp_spark.writing.directory import DirectoryClient, StreamDirectory
+from sbp_spark.writing.messages import StagedMessage, WrittenMessage
+from sbp_spark.writing.routing import Router, StreamIds, split_rows
+from sbp_spark.writing.rows import fill_times, to_rows
+
+
+class WritingClient(DirectoryClient, Protocol):
+    """What is needed of a client."""
+
+    def append(
+        self,
+        items: Sequence[AppendItem],
+        *,
+        writer: Writer | None = None,
+        transaction: Transaction | None = None,
+    ) -> list[AppendOutcome]:
+        """Append or stage the batches, those of one stream in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFor:
+    """What rows are staged for; `is_repeatable` if the same may be written again, to compare."""
+
+    key: BatchKey
+    is_repeatable: bool
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch], options: SinkOptions, staged_for: StagedFor | None
+) -> WrittenMessage:
+    """Write all rows of a task; return when all of them are acknowledged. Raises SbpError.
+
+    Without `staged_for` they are readable at once.
+    """
+    client = client_for(options.servers, Patience.RUNNING)
+    partition_id = int(task_ids().get("partition_id", 0))
+    if staged_for is None:
+        written = append_rows(batches, client, options, partition_id=partition_id)
+    else:
+        written = stage_rows(batches, client, options, staged_for, partition_id=partition_id)
+    LOG.debug("wrote %s", written)
+    return written
+
+
+def append_rows(
+    batches: Iterable[pa.RecordBatch],
+    client: WritingClient,
+    options: SinkOptions,
+    *,
+    partition_id: int = 0,
+) -> WrittenMessage:
+    """Append rows of a checked schema, those of one stream in their order.
+
+    Each try of a task writes under a name of its own, so only what it repeats itself is known.
+    """
+    append = partial(client.append, writer=Writer())
+    with Sender(append) as sender:
+        work = _Work(client, options, sender, partition_id)
+        work.write(batches)
+    return WrittenMessage(partition_id, *work.counts())
+
+
+def stage_rows(
+    batches: Iterable[pa.RecordBatch],
+    client: WritingClient,
+    options: SinkOptions,
+    staged_for: StagedFor,
+    *,
+    partition_id: int = 0,
+) -> StagedMessage:
+    """Stage rows of a checked schema in a transaction of their own."""
+    key = staged_for.key
+    transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
+    append = partial(client.append, transaction=transaction)
+    with Sender(append) as sender:
+        work = _Work(client, options, sender, partition_id, is_digested=staged_for.is_repeatable)
+        try:
+            work.write(batches)
+        except UnsupportedError as error:
+            raise no_transactions(error) from error
+    parts = tuple(
+        (part.txn_id, part.stream_id, part.range_index, part.record_count)
+        for part in transaction.parts()
+    )
+    return StagedMessage(
+        partition_id, *work.counts(), key.producer, key.batch_number, parts, work.digest
+    )
+
+
+class _Work:
+    """The rows of a task on their way, with the counts of what became of them."""
+
+    def __init__(
+        self,
+        client: WritingClient,
+        options: SinkOptions,
+        sender: Sender,
+        partition_id: int,
+        *,
+        is_digested: bool = False,
+    ) -> None:
+        directory = StreamDirectory(client, options.maybe_creation, _where(options.targets))
+        self.digest = 0
+        self._is_digested = is_digested
+        self._router = Router(options.targets, directory, partition_id=partition_id)
+        self._policy = options.bad_records
+        self._dead_letters = StreamDirectory(client, options.maybe_creation, "option onBadRecord")
+        self._builders = Builders(options.batching)
+        self._sender = sender
+        self._skipped_count = 0
+        self._dead_letter_count = 0
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Route and send all rows; return when they are acknowledged."""
+        for batch in batches:
+            if batch.num_rows:
+                rows = to_rows(batch)
+                routed = self._router.route(batch, rows)
+                bad = distinct([*routed.bad, *find_bad_rows(rows)])
+                self._take(*self._without_bad(rows, routed.stream_ids, bad))
+                self._sender.send(late := self._builders.flush_late(_now_ms()))
+                if late:
+                    self._sender.start()
+        self._sender.send(self._builders.flush())
+        self._sender.finish()
+
+    def counts(self) -> tuple[int, int, int, int, int, int]:
+        """Return records, batches, octets, streams, rows left out, and dead letters."""
+        return (
+            self._builders.record_count,
+            self._sender.batch_count,
+            self._sender.size_bytes,
+            self._builders.stream_count,
+            self._skipped_count,
+            self._dead_letter_count,
+        )
+
+    def _take(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> None:
+        if self._is_digested:
+            known = 0 if self._router.is_spreading else stream_ids
+            self.digest = join_digests(self.digest, digest_of(rows, known))
+        now_us = time.time_ns() // 1_000
+        for stream_id, part in split_rows(fill_times(rows, now_us), stream_ids):
+            self._sender.send(self._builders.add(stream_id, part, timestamp_ms=now_us // 1_000))
+
+    def _without_bad(
+        self, rows: pa.RecordBatch, stream_ids: StreamIds, bad: list[BadRows]
+    ) -> tuple[pa.RecordBatch, StreamIds]:
+        """Return the rows that can be written, and do with the others as the options say."""
+        if not bad:
+            return rows, stream_ids
+        if self._policy.action is OnBadRecord.FAIL:
+            raise bad_record_error(bad, rows.num_rows)
+        bad_count = sum(len(each.indexes) for each in bad)
+        if self._policy.dead_letters is not None:
+            log_bad_rows(bad, f"put into {self._policy.dead_letters}")
+            self._dead_letter_count += bad_count
+            (stream_id,) = self._dead_letters.ids_of([self._policy.dead_letters.text])
+            self._take(to_dead_letters(rows, bad), stream_id)
+        else:
+            log_bad_rows(bad, "left out")
+            self._skipped_count += bad_count
+        good, is_good = without(rows, bad)
+        return good, stream_ids if isinstance(stream_ids, int) else stream_ids[is_good]
+
+
+def _where(targets: Targets) -> str:
+    if not targets.refs:
+        return "column stream"
+    return "option stream" if len(targets.refs) == 1 else "option streams"
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,143 @@
+"""A client that stages, appends and decides in memory, as servers with transactions do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sbp_core.client import AppendOutcome, StreamBounds, StreamInfo, TxnDecision
+from sbp_core.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    StatusCode,
+    TxnAbortedError,
+    UnsupportedError,
+)
+from sbp_core.records import decode_envelope, decode_rows
+from sbp_spark.options import Endpoint, Servers, SinkOptions, StreamRef, Targets
+
+SERVERS = Servers(Endpoint("pd", 1))
+STREAM_COUNT = 100
+
+
+def sink_options(*streams, **changes):
+    """Options of a sink that writes to these streams, or where the rows say."""
+    refs = tuple(StreamRef(str(stream)) for stream in streams)
+    routing = {"routing": changes.pop("routing")} if "routing" in changes else {}
+    return replace(SinkOptions(SERVERS, Targets(refs, **routing)), **changes)
+
+
+@dataclass
+class Range:
+    """What a range of a stream holds: published rows, and staged ones by transaction."""
+
+    rows: list
+    staged: dict
+
+
+class WritingClient:
+    """Has the streams s0 ... s99 with the ids 0 ... 99; `appends` are the calls."""
+
+    def __init__(self, *, has_transactions=True):
+        self.names = {f"s{number}": number for number in range(STREAM_COUNT)}
+        self.published = {}
+        self.staged = {}
+        self.appends = []
+        self.described = []
+        self.created = []
+        self.trims = []
+        self.decisions = {}
+        self.aborted = set()
+        self.is_published = True
+        self._has_transactions = has_transactions
+
+    def describe_streams(self, refs):
+        self.described.append(list(refs))
+        known = set(self.names.values())
+        missing = [ref for ref in refs if self.names.get(ref, ref) not in known]
+        if missing:
+            raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
+        return [self._info(str(ref), self.names.get(ref, ref)) for ref in refs]
+
+    def list_streams(self):
+        return [self._info(name, stream_id) for name, stream_id in self.names.items()]
+
+    def create_streams(self, specs):
+        for spec in specs:
+            self.created.append(spec)
+            if spec.name in self.names:
+                raise AlreadyExistsError(StatusCode.CONFLICT, "taken")
+            self.names[spec.name] = len(self.names)
+
+    def append(self, items, *, writer=None, transaction=None):
+        assert (writer is None) != (transaction is None)
+        self.appends.append(list(items))
+        if writer is not None:
+            for item in items:
+                self.published.setdefault(item.stream_id, []).extend(rows_in(item))
+        elif not self._has_transactions:
+            raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "transactions declined")
+        else:
+            with transaction.staging(items):
+                for item in items:
+                    self._stage(item, transaction)
+        return [AppendOutcome(item.stream_id, -1, 0) for item in items]
+
+    def _stage(self, item, transaction):
+        key = (item.stream_id, 0)
+        transaction.number(key)
+        transaction.on_staged(key, len(rows_in(item)))
+        self.staged.setdefault((transaction.txn_id, *key), []).extend(rows_in(item))
+
+    def commit_txn(self, producer, batch_number, parts, *, record_count, digest, timeout_ms=None):
+        known = self.decisions.setdefault(producer, {})
+        if batch_number in known:
+            return replace(known[batch_number], is_replay=True)
+        if any(part.txn_id in self.aborted for part in parts):
+            raise TxnAbortedError(StatusCode.TXN_ABORTED, "given up")
+        assert sum(part.record_count for part in parts) == record_count
+        decision = TxnDecision(False, self.is_published, record_count, digest)
+        known[batch_number] = decision
+        for part in parts:
+            rows = self.staged.pop((part.txn_id, part.stream_id, part.range_index))
+            assert len(rows) == part.record_count
+            self.published.setdefault(part.stream_id, []).extend(rows)
+        return decision
+
+    def abort_txns(self, parts):
+        dead = [
+            part for part in parts if (part.txn_id, part.stream_id, part.range_index) in self.staged
+        ]
+        for part in dead:
+            del self.staged[part.txn_id, part.stream_id, part.range_index]
+            self.aborted.add(part.txn_id)
+        return dead
+
+    def stream_bounds(self, stream_ids):
+        return [StreamBounds(each, 0, len(self.published.get(each, []))) for each in stream_ids]
+
+    def trim_streams(self, offsets):
+        self.trims.append(dict(offsets))
+
+    def values(self):
+        """Values that are readable, by stream id."""
+        return {
+            stream_id: [row["value"] for row in rows] for stream_id, rows in self.published.items()
+        }
+
+    def staged_values(self):
+        """Values that are staged, by stream id, whatever their transaction is."""
+        found = {}
+        for (_, stream_id, _), rows in self.staged.items():
+            found.setdefault(stream_id, []).extend(row["value"] for row in rows)
+        return found
+
+    @staticmethod
+    def _info(name, stream_id):
+        return StreamInfo(stream_id, name, 1, 0, 0)
+
+
+def rows_in(item):
+    """The rows of a batch to append."""
+    envelope = decode_envelope(item.batch)
+    assert envelope.stream_id == item.stream_id
+    return decode_rows(envelope).to_pylist()

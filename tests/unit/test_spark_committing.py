@@ -1,0 +1,237 @@
+"""What Spark's commit and abort do: one decision for what the tasks have staged."""
+
+import logging
+import pickle
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from writing_client import SERVERS, WritingClient, sink_options
+
+from sbp_core.errors import (
+    ConfigurationError,
+    ConnectError,
+    StatusCode,
+    TxnAbortedError,
+    UnsupportedError,
+)
+from sbp_spark.options import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch, SinkOptions
+from sbp_spark.writing import batch_writer, stream_writer, task
+from sbp_spark.writing.batch_writer import SbpBatchWriter
+from sbp_spark.writing.committing import ReplayMismatchError, commit_staged
+from sbp_spark.writing.stream_writer import SbpStreamWriter
+from sbp_spark.writing.task import StagedFor, stage_rows
+
+QUERY = {"query_id": "query", "batch_id": "7"}
+KEY = BatchKey("query", 7)
+AT_LEAST_ONCE = DeliveryOptions(Delivery.AT_LEAST_ONCE)
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """The client of all workers, which run tasks of a query unless a test says otherwise."""
+    client = WritingClient()
+    for module in (task, batch_writer, stream_writer):
+        monkeypatch.setattr(module, "client_for", lambda servers, patience: client)
+    run_as(monkeypatch, **QUERY)
+    return client
+
+
+def run_as(monkeypatch, **ids):
+    for module in (task, stream_writer):
+        monkeypatch.setattr(module, "task_ids", lambda: ids)
+
+
+def rows(*values):
+    return pa.record_batch({"value": pa.array(values, pa.binary())})
+
+
+def written(writer, monkeypatch, *partitions):
+    """The messages of tasks, of partitions 0, 1 ..., after the way that messages go in Spark."""
+    messages = []
+    for partition_id, values in enumerate(partitions):
+        run_as(monkeypatch, **QUERY, partition_id=str(partition_id))
+        message = pickle.loads(pickle.dumps(writer)).write(iter([rows(*values)] if values else []))
+        messages.append(pickle.loads(pickle.dumps(message)))
+    return messages
+
+
+def stream_sink(**changes):
+    return SbpStreamWriter(sink_options("s1", **changes))
+
+
+def test_a_micro_batch_is_readable_in_the_order_of_its_partitions(client, monkeypatch):
+    messages = written(stream_sink(), monkeypatch, [b"a", b"b"], [], [b"c"])
+    assert client.values() == {}
+    stream_sink().commit(messages[::-1], 7)
+    assert client.values() == {1: [b"a", b"b", b"c"]}
+    assert client.decisions["query"][7].record_count == 3
+
+
+def test_what_no_message_names_is_never_seen(client, monkeypatch):
+    sink = stream_sink()
+    written(sink, monkeypatch, [b"of a loser"])
+    sink.commit(written(sink, monkeypatch, [b"a"]), 7)
+    assert client.values() == {1: [b"a"]}
+    assert client.staged_values() == {1: [b"of a loser"]}
+
+
+def test_a_replay_in_other_partitions_writes_nothing_and_is_silent(client, monkeypatch, caplog):
+    sink = stream_sink()
+    sink.commit(written(sink, monkeypatch, [b"a", b"b"], [b"c"]), 7)
+    sink.commit(written(sink, monkeypatch, [b"c"], [b"b"], [b"a"]), 7)
+    assert client.values() == {1: [b"a", b"b", b"c"]}
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def test_a_replay_of_other_rows_is_told(client, monkeypatch, caplog):
+    sink = stream_sink()
+    sink.commit(written(sink, monkeypatch, [b"a", b"b"]), 7)
+    other = written(sink, monkeypatch, [b"a", b"x"], [b"y"])
+    sink.commit(other, 7)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert "batch 7 of query was committed before, with 2 records; it came again with 3" in told
+    failing = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
+    with pytest.raises(ReplayMismatchError, match="copies of one checkpoint"):
+        failing.commit(other, 7)
+    assert client.values() == {1: [b"a", b"b"]}
+
+
+def test_what_is_not_known_any_more_is_not_compared(client, monkeypatch, caplog):
+    sink = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
+    messages = written(sink, monkeypatch, [b"a"])
+    sink.commit(messages, 7)
+    known = client.decisions["query"]
+    for count in (None, -1):
+        known[7] = replace(known[7], record_count=count, digest=b"")
+        sink.commit(messages, 7)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def test_an_empty_batch_is_a_decision_and_one_without_tasks_is_none(client, monkeypatch):
+    sink = stream_sink()
+    sink.commit(written(sink, monkeypatch, [], []), 7)
+    assert client.decisions["query"][7].record_count == 0
+    sink.commit([], 8)
+    assert 8 not in client.decisions["query"]
+
+
+def test_rows_that_are_being_published_are_a_success(client, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    client.is_published = False
+    sink = stream_sink()
+    sink.commit(written(sink, monkeypatch, [b"a"]), 7)
+    assert "batch 7 of query is committed; its rows are still being published" in caplog.messages
+
+
+def test_an_abort_drops_what_is_staged_and_nothing_else(client, monkeypatch):
+    sink = stream_sink()
+    messages = written(sink, monkeypatch, [b"a"], [b"b"])
+    written(sink, monkeypatch, [b"of another try"])
+    sink.abort([messages[0], None, messages[1]], 7)
+    assert client.staged_values() == {1: [b"of another try"]}
+    with pytest.raises(TxnAbortedError) as raised:
+        sink.commit(messages, 7)
+    assert "written again" in raised.value.__notes__[0]
+    sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
+    assert client.values() == {1: [b"a", b"b"]}
+
+
+def test_an_abort_after_a_commit_that_only_seemed_to_fail(client, monkeypatch):
+    sink = stream_sink()
+    messages = written(sink, monkeypatch, [b"a"])
+    sink.commit(messages, 7)
+    sink.abort(messages, 7)
+    sink.commit(written(sink, monkeypatch, [b"a"]), 7)
+    assert client.values() == {1: [b"a"]}
+
+
+def test_an_abort_never_fails(client, monkeypatch, caplog):
+    def refused(parts):
+        raise ConnectError("refused")
+
+    client.abort_txns = refused
+    sink = stream_sink()
+    sink.abort(written(sink, monkeypatch, [b"a"]), 7)
+    sink.abort([None], 7)
+    assert len([each for each in caplog.messages if "could not be given up: refused" in each]) == 0
+    assert len([each for each in caplog.messages if "refused" in each]) == 1
+
+
+def test_a_task_of_no_micro_batch_is_an_error(client, monkeypatch):
+    run_as(monkeypatch, partition_id="0")
+    with pytest.raises(ConfigurationError, match="delivery: exactly-once needs the ids"):
+        stream_sink().write(iter([rows(b"a")]))
+    stream_sink(delivery=AT_LEAST_ONCE).write(iter([rows(b"a")]))
+    assert client.values() == {1: [b"a"]}
+
+
+def test_at_least_once_rows_are_there_at_once_and_stay(client, monkeypatch, caplog):
+    sink = stream_sink(delivery=AT_LEAST_ONCE)
+    messages = written(sink, monkeypatch, [b"a"], [b"b"])
+    assert client.values() == {1: [b"a", b"b"]}
+    sink.abort([*messages, None], 7)
+    sink.commit([*messages, replace(messages[0], skipped_count=3)], 7)
+    assert client.decisions == {}
+    assert client.values() == {1: [b"a", b"b"]}
+    assert caplog.messages == ["batch 7: 3 rows left out, 0 dead letters"]
+
+
+def test_a_server_without_transactions(client, monkeypatch):
+    def declined(*_, **__):
+        raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "COMMIT_TXN")
+
+    client.commit_txn = declined
+    sink = stream_sink()
+    with pytest.raises(ConfigurationError, match="delivery=at-least-once"):
+        sink.commit(written(sink, monkeypatch, []), 7)
+
+
+def batch_sink(*streams, **delivery):
+    return SbpBatchWriter(sink_options(*streams, delivery=DeliveryOptions(**delivery)))
+
+
+def test_each_batch_write_is_one_of_its_own(client, monkeypatch):
+    for _ in range(2):
+        sink = batch_sink("s1")
+        messages = written(sink, monkeypatch, [b"a"], [b"b"])
+        pickle.loads(pickle.dumps(sink)).commit(messages)
+    assert client.values() == {1: [b"a", b"b"] * 2}
+    assert len(client.decisions) == 2
+
+
+def test_a_numbered_batch_write_is_done_once(client, monkeypatch):
+    for version, value in ((4, b"a"), (4, b"a"), (5, b"b"), (3, b"too late")):
+        sink = batch_sink("s1", maybe_key=BatchKey("app", version))
+        sink.commit(written(sink, monkeypatch, [value]))
+        if version == 5:
+            client.decisions["app"][3] = client.decisions["app"][4]
+    assert client.values() == {1: [b"a", b"b"]}
+
+
+def test_streams_are_emptied_of_what_was_there_before_and_only_when_all_is_committed(
+    client, monkeypatch
+):
+    first = batch_sink("s1")
+    first.commit(written(first, monkeypatch, [b"a", b"b"]))
+    sink = batch_sink("s1", is_truncating=True)
+    messages = written(sink, monkeypatch, [b"c"])
+    client.commit_txn, commit_txn = None, client.commit_txn
+    with pytest.raises(TypeError):
+        sink.commit(messages)
+    assert client.trims == []
+    client.commit_txn = commit_txn
+    sink.commit(messages)
+    assert client.trims == [{1: 2}]
+    by_column = batch_sink(is_truncating=True)
+    batch = pa.record_batch({"stream": ["s1", "s2"], "value": pa.array([b"d", b"e"])})
+    by_column.commit([by_column.write(iter([batch]))])
+    assert client.trims[1:] == [{1: 3, 2: 0}]
+
+
+def test_the_same_call_may_come_again(client):
+    options = SinkOptions(SERVERS, sink_options("s1").targets)
+    staged = stage_rows([rows(b"a")], client, options, StagedFor(KEY, is_repeatable=True))
+    for _ in range(3):
+        commit_staged(client, [staged], KEY, OnReplayMismatch.FAIL)
+    assert client.values() == {1: [b"a"]}

@@ -1,0 +1,130 @@
+"""Options of the sink: what they mean, and what contradicts what."""
+
+import pytest
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.limits import MIB
+from sbp_spark.options import (
+    SINK_OPTIONS,
+    BadRecordPolicy,
+    Batching,
+    BatchKey,
+    Creation,
+    Delivery,
+    DeliveryOptions,
+    OnBadRecord,
+    OnReplayMismatch,
+    Routing,
+    StreamRef,
+    Targets,
+    parse_sink_options,
+)
+
+
+def sink(streaming=None, **options):
+    return parse_sink_options({"endpoint": "pd:1", **options}, streaming=streaming)
+
+
+def faults(streaming=None, **options):
+    with pytest.raises(ConfigurationError) as caught:
+        sink(streaming, **options)
+    head, *lines = str(caught.value).splitlines()
+    assert head.startswith(f"{len(lines)} fault")
+    assert all(line.count("; ") >= 2 and "; expected " in line for line in lines)
+    return lines
+
+
+def test_defaults():
+    options = sink()
+    assert options.targets == Targets()
+    assert options.delivery == DeliveryOptions()
+    assert options.delivery.delivery is Delivery.EXACTLY_ONCE
+    assert options.batching == Batching()
+    assert options.bad_records == BadRecordPolicy()
+    assert options.maybe_creation is None
+
+
+def test_every_option_of_the_table_is_known():
+    given = {
+        "stream": "orders",
+        "createStreams": "true",
+        "createReplicas": "1",
+        "createRetentionPeriod": "7d",
+        "createRetentionBytes": "1g",
+        "delivery": "Exactly-Once",
+        "onReplayMismatch": "fail",
+        "txnAppId": "nightly",
+        "txnVersion": "0",
+        "onBadRecord": "deadletter: bad-ones",
+        "batchBytes": "2m",
+        "batchRecords": "500",
+        "lingerDuration": "2s",
+        "batchCompression": "zstd",
+        "networkCompression": "none",
+    }
+    options = sink(False, **given)
+    assert options.targets == Targets((StreamRef("orders"),))
+    assert options.maybe_creation == Creation(1, 7 * 86_400_000, 1024 * MIB)
+    key = BatchKey("nightly", 0)
+    assert options.delivery == DeliveryOptions(Delivery.EXACTLY_ONCE, OnReplayMismatch.FAIL, key)
+    assert options.bad_records == BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("bad-ones"))
+    assert options.batching == Batching(2 * MIB, 500, 2_000, "zstd")
+    others = {"streams": "a, 7", "routing": "Round-Robin", "truncate": "true"}
+    spread = sink(False, **others)
+    assert spread.targets == Targets((StreamRef("a"), StreamRef("7")), Routing.ROUND_ROBIN)
+    assert spread.delivery.is_truncating
+    assert {"endpoint", *given, *others} == {spec.name for spec in SINK_OPTIONS}
+
+
+@pytest.mark.parametrize(
+    ("streaming", "given", "told"),
+    [
+        (None, {"stream": "a", "streams": "b,c"}, ["stream is given beside streams"]),
+        (None, {"routing": "key"}, ["routing is given without streams"]),
+        (None, {"streams": "b,b"}, ["streams names 'b' more than once"]),
+        (None, {"streams": "b", "routing": "hash"}, ["routing is 'hash'; expected key or round"]),
+        (
+            None,
+            {"createReplicas": "1", "createRetentionPeriod": "1h", "createRetentionBytes": "1g"},
+            ["createReplicas is given without", "createRetentionPeriod is", "createRetentionBytes"],
+        ),
+        (None, {"createStreams": "true", "createReplicas": "128"}, ["createReplicas is 128"]),
+        (None, {"delivery": "twice"}, ["delivery is 'twice'"]),
+        (None, {"txnAppId": "a"}, ["txnAppId is given without txnVersion"]),
+        (None, {"txnVersion": "1"}, ["txnVersion is given without txnAppId"]),
+        (None, {"txnAppId": "a b", "txnVersion": "-1"}, ["txnAppId is 'a b'", "txnVersion is"]),
+        (None, {"txnAppId": "a", "txnVersion": str(2**63)}, ["txnVersion is"]),
+        (
+            True,
+            {"txnAppId": "a", "txnVersion": "1", "truncate": "false"},
+            ["txnAppId is given in a streaming", "txnVersion is", "truncate is given in a stream"],
+        ),
+        (False, {"onReplayMismatch": "warn"}, ["onReplayMismatch is given without txnAppId"]),
+        (
+            None,
+            {"delivery": "at-least-once", "onReplayMismatch": "warn", "truncate": "true"},
+            ["onReplayMismatch is given beside delivery", "truncate is given beside delivery"],
+        ),
+        (
+            False,
+            {"txnAppId": "a", "txnVersion": "1", "truncate": "true"},
+            ["truncate is given beside txnAppId"],
+        ),
+        (None, {"onBadRecord": "deadletter"}, ["onBadRecord is 'deadletter'"]),
+        (None, {"onBadRecord": "deadletter:"}, ["onBadRecord names no stream"]),
+        (None, {"onBadRecord": "ignore"}, ["onBadRecord is 'ignore'"]),
+        (None, {"batchBytes": "8m", "batchRecords": "1000001"}, ["batchBytes is", "batchRecords"]),
+        (None, {"batchBytes": "0", "lingerDuration": "0s"}, ["batchBytes is", "lingerDuration is"]),
+        (None, {"batchCompression": "gzip"}, ["batchCompression is 'gzip'"]),
+    ],
+)
+def test_contradictions_and_what_cannot_be(streaming, given, told):
+    lines = faults(streaming, **given)
+    assert len(lines) == len(told)
+    for line, words in zip(lines, told, strict=True):
+        assert words in line
+
+
+def test_all_faults_at_once():
+    lines = faults(stream="a,b", delivery="x", batchBytes="y", onBadRecord="z", truncate="w")
+    assert len(lines) == 5

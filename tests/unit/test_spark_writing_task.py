@@ -1,0 +1,395 @@
+"""Writing the rows of a task: converted, routed, batched, and acknowledged or staged."""
+
+import threading
+from datetime import UTC, datetime
+from zlib import crc32
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from writing_client import WritingClient, sink_options
+
+from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError
+from sbp_core.limits import MIB, RECORD_BYTES_MAX
+from sbp_core.records import ROWS_SCHEMA, decode_envelope
+from sbp_spark.options import (
+    BadRecordPolicy,
+    Batching,
+    BatchKey,
+    Creation,
+    OnBadRecord,
+    Routing,
+    StreamRef,
+)
+from sbp_spark.writing import batching
+from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
+from sbp_spark.writing.rows import fill_times, to_rows
+from sbp_spark.writing.task import StagedFor, append_rows, stage_rows
+
+NOW_US = 1_700_000_000_000_000
+ROUTED = sink_options()
+KEY = BatchKey("query", 3)
+DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
+SKIP = BadRecordPolicy(OnBadRecord.SKIP)
+
+
+def routed(*rows):
+    """A batch of (stream, value)."""
+    streams, values = zip(*rows, strict=True) if rows else ((), ())
+    return pa.record_batch(
+        {"stream": pa.array(streams, pa.string()), "value": pa.array(values, pa.binary())}
+    )
+
+
+def keyed(*rows):
+    """A batch of (key, value)."""
+    keys, values = zip(*rows, strict=True)
+    return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values)})
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=5)), max_size=30), max_size=8
+    ),
+    st.booleans(),
+)
+def test_every_stream_gets_its_rows_in_their_order(batches, is_staged):
+    client = WritingClient()
+    given_batches = [routed(*((f"s{number}", value) for number, value in rows)) for rows in batches]
+    if is_staged:
+        message = stage_rows(given_batches, client, ROUTED, StagedFor(KEY, is_repeatable=True))
+        found = client.staged_values()
+    else:
+        message = append_rows(given_batches, client, ROUTED)
+        found = client.values()
+    expected = {}
+    for number, value in (row for rows in batches for row in rows):
+        expected.setdefault(number, []).append(value)
+    assert found == expected
+    items = [item for each in client.appends for item in each]
+    assert message.record_count == sum(len(rows) for rows in batches)
+    assert message.stream_count == len(expected)
+    assert (message.batch_count, message.size_bytes) == (
+        len(items),
+        sum(len(item.batch) for item in items),
+    )
+
+
+def test_each_try_stages_under_an_id_of_its_own_and_says_what():
+    client = WritingClient()
+    batch = routed(("s1", b"a"), ("s2", b"b"), ("s1", b"c"))
+    staged_for = StagedFor(KEY, is_repeatable=True)
+    first, second = (
+        stage_rows([batch], client, ROUTED, staged_for, partition_id=7) for _ in range(2)
+    )
+    (txn_id,) = {part[0] for part in first.parts}
+    assert txn_id.startswith("query.3.")
+    assert sorted(part[1:] for part in first.parts) == [(1, 0, 2), (2, 0, 1)]
+    assert (first.producer, first.batch_number, first.partition_id) == ("query", 3, 7)
+    assert {part[0] for part in second.parts}.isdisjoint({txn_id})
+    assert first.digest == second.digest != 0
+    assert client.values() == {}
+
+
+def test_no_digest_is_made_that_nothing_will_be_compared_with():
+    once = StagedFor(KEY, is_repeatable=False)
+    assert stage_rows([routed(("s1", b"a"))], WritingClient(), ROUTED, once).digest == 0
+
+
+def test_a_server_without_transactions_is_told_with_the_remedy():
+    client = WritingClient(has_transactions=False)
+    with pytest.raises(ConfigurationError, match="set delivery=at-least-once"):
+        stage_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
+
+
+def test_a_name_and_an_id_of_one_stream_keep_the_order_of_their_rows():
+    client = WritingClient()
+    append_rows([routed(("s5", b"a"), ("5", b"b"), ("s5", b"c"), ("s1", b"x"))], client, ROUTED)
+    assert client.values() == {5: [b"a", b"b", b"c"], 1: [b"x"]}
+
+
+def test_names_are_looked_up_once():
+    client = WritingClient()
+    batch = routed(("s1", b"a"), ("s2", b"b"))
+    append_rows([batch, batch, routed(("s2", b"c"), ("s3", b"d"))], client, ROUTED)
+    assert client.described == [["s1", "s2"], ["s3"]]
+
+
+def test_the_option_wins_over_the_column():
+    client = WritingClient()
+    append_rows([routed(("nowhere", b"a"), (None, b"b"))], client, sink_options("7"))
+    assert client.values() == {7: [b"a", b"b"]}
+    assert client.described == [[7]]
+
+
+def test_ids_tell_the_stream_where_no_name_does():
+    client = WritingClient()
+    values = {"value": pa.array([b"a", b"b"])}
+    ids = pa.array([8, 9])
+    append_rows([pa.record_batch({"stream_id": ids, **values})], client, ROUTED)
+    names = pa.array(["s1", None])
+    append_rows([pa.record_batch({"stream": names, "stream_id": ids, **values})], client, ROUTED)
+    append_rows([pa.record_batch({"stream": ids, **values})], client, ROUTED)
+    assert client.values() == {8: [b"a", b"a"], 9: [b"b", b"b", b"b"], 1: [b"a"]}
+
+
+def test_a_key_always_gets_the_same_stream():
+    client = WritingClient()
+    options = sink_options("s0", "s1", "s2")
+    batch = keyed(*((b"%d" % (n % 50), b"%d" % n) for n in range(300)))
+    append_rows([batch.slice(0, 100), batch.slice(100)], client, options)
+    assert set(client.values()) == {0, 1, 2}
+    places = {}
+    for stream_id, values in client.values().items():
+        assert values == sorted(values, key=int)
+        for value in values:
+            assert places.setdefault(int(value) % 50, stream_id) == stream_id
+    assert places[17] == crc32(b"17") % 3
+
+
+def test_rows_without_a_key_and_round_robin_take_turns():
+    client = WritingClient()
+    options = sink_options("s0", "s1", "s2")
+    append_rows([keyed(*((None, b"%d" % n) for n in range(5)))] * 2, client, options)
+    assert client.values() == {
+        0: [b"0", b"3", b"1", b"4"],
+        1: [b"1", b"4", b"2"],
+        2: [b"2", b"0", b"3"],
+    }
+    client = WritingClient()
+    turns = sink_options("s0", "s1", routing=Routing.ROUND_ROBIN)
+    append_rows([keyed((b"k", b"a"), (b"k", b"b"))], client, turns, partition_id=1)
+    assert client.values() == {1: [b"a"], 0: [b"b"]}
+
+
+def test_many_streams_share_an_append():
+    client = WritingClient()
+    append_rows([routed(*((f"s{n % 100}", b"%d" % n) for n in range(1_000)))], client, ROUTED)
+    assert [len(items) for items in client.appends] == [100]
+
+
+def test_no_rows_ask_nobody():
+    client = WritingClient()
+    message = append_rows([routed()], client, ROUTED)
+    assert (message.record_count, message.batch_count, message.stream_count) == (0, 0, 0)
+    assert client.described == client.appends == []
+
+
+def test_missing_streams_are_created_once():
+    client = WritingClient()
+    creation = Creation(replica_count=2, retention_period_ms=5)
+    options = sink_options(maybe_creation=creation)
+    batch = routed(("new", b"a"), ("s1", b"b"), ("newer", b"c"))
+    append_rows([batch, batch], client, options)
+    assert [client.names[name] for name in ("new", "newer")] == [100, 101]
+    assert client.values() == {100: [b"a"] * 2, 101: [b"c"] * 2, 1: [b"b"] * 2}
+    assert {spec.replica_count for spec in client.created} == {2}
+
+
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        (None, r"column stream is null.*\(row 1 of 3 in a batch; 1 of them"),
+        ("nowhere", "column stream: not found: 'nowhere'"),
+        ("1000", "column stream: not found: '1000'"),
+        ("a b", "column stream: 'a b' is no stream name"),
+        ("", "column stream: '' is no stream name"),
+    ],
+)
+def test_rows_that_name_no_stream_are_refused(stream, told):
+    client = WritingClient()
+    batch = routed(("s1", b"a"), (stream, b"b"), ("s2", b"c"))
+    with pytest.raises(BadRecordError, match="onBadRecord=skip") as raised:
+        append_rows([batch], client, ROUTED)
+    assert raised.match(told)
+    assert client.values() == {}
+    skipping = append_rows([batch], client, sink_options(bad_records=SKIP))
+    assert (skipping.record_count, skipping.skipped_count) == (2, 1)
+    assert client.values() == {1: [b"a"], 2: [b"c"]}
+    keeping = append_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
+    assert (keeping.record_count, keeping.dead_letter_count) == (3, 1)
+    (letter,) = client.published[99]
+    assert letter["value"] == b"b"
+    headers = dict(letter["headers"])
+    assert b"stream" in headers[ERROR_HEADER]
+    assert headers.get(STREAM_HEADER) == (None if stream is None else stream.encode())
+
+
+def test_an_option_that_names_no_stream_fails_whatever_is_done_with_bad_rows():
+    with pytest.raises(NotFoundError, match="option stream: not found: 'nowhere'"):
+        append_rows(
+            [routed(("s1", b"a"))], WritingClient(), sink_options("nowhere", bad_records=SKIP)
+        )
+
+
+def test_a_record_that_is_too_large():
+    large = routed(("s1", b"a"), ("s1", bytes(RECORD_BYTES_MAX)), ("s1", b"c"))
+    with pytest.raises(BadRecordError, match=r"a record of \d+ octets.*row 1 of 3"):
+        append_rows([large], WritingClient(), ROUTED)
+    client = WritingClient()
+    append_rows([large], client, sink_options(bad_records=DEAD_LETTERS))
+    assert client.values() == {1: [b"a", b"c"], 99: [None]}
+    (letter,) = client.published[99]
+    assert b"octets" in dict(letter["headers"])[ERROR_HEADER]
+
+
+def test_headers_that_are_no_text():
+    good = pa.array([[("a", b"1")], [("bb", b"2")], None], ROWS_SCHEMA.field("headers").type)
+    keys = pa.Array.from_buffers(
+        pa.string(),
+        2,
+        [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xff\xff")],
+    )
+    headers = pa.MapArray.from_arrays(pa.array([0, 1, 2, 2], pa.int32()), keys, good.items)
+    batch = pa.record_batch({"headers": headers, "value": pa.array([b"a", b"b", b"c"])})
+    with pytest.raises(BadRecordError, match=r"no UTF-8; correct it \(row 1 of 3"):
+        append_rows([batch], WritingClient(), sink_options("s1"))
+    client = WritingClient()
+    append_rows([batch], client, sink_options("s1", bad_records=DEAD_LETTERS))
+    assert client.values() == {1: [b"a", b"c"], 99: [b"b"]}
+    (letter,) = client.published[99]
+    assert [name for name, _ in letter["headers"]] == [ERROR_HEADER]
+
+
+def test_a_row_that_is_bad_twice_is_counted_once():
+    client = WritingClient()
+    batch = routed(("nowhere", bytes(RECORD_BYTES_MAX)))
+    message = append_rows([batch], client, sink_options(bad_records=SKIP))
+    assert message.skipped_count == 1
+
+
+def test_what_waits_is_bounded_over_all_streams(monkeypatch):
+    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 10_000)
+    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
+    client = WritingClient()
+    client_seen = []
+
+    def batches():
+        for number in range(100):
+            client_seen.append(sum(map(len, client.values().values())))
+            yield routed((f"s{number}", bytes(1_000)))
+
+    append_rows(batches(), client, ROUTED)
+    lag = [number - seen for number, seen in enumerate(client_seen)]
+    assert max(lag) < 40
+    assert sum(map(len, client.values().values())) == 100
+
+
+def test_large_input_goes_out_in_several_appends():
+    client = WritingClient()
+    batches = [routed(("s1", bytes(MIB)), ("s1", bytes(MIB))) for _ in range(10)]
+    append_rows(batches, client, ROUTED)
+    assert len(client.appends) > 3
+    assert client.values() == {1: [bytes(MIB)] * 20}
+
+
+def test_how_rows_are_put_together_is_an_option():
+    client = WritingClient()
+    options = sink_options("s1", batching=Batching(records_max=3, compression="zstd"))
+    append_rows([keyed(*((None, bytes(1_000)) for _ in range(10)))], client, options)
+    items = [item for each in client.appends for item in each]
+    assert [decode_envelope(item.batch).record_count for item in items] == [3, 3, 3, 1]
+    assert all(len(item.batch) < 1_500 for item in items)
+    client = WritingClient()
+    options = sink_options("s1", batching=Batching(target_bytes=2_000))
+    append_rows([keyed(*((None, bytes(1_000)) for _ in range(10)))], client, options)
+    assert len([item for each in client.appends for item in each]) >= 5
+
+
+def test_rows_that_linger_are_sent(monkeypatch):
+    now = [0]
+    monkeypatch.setattr("sbp_spark.writing.task._now_ms", lambda: now[0])
+    client = WritingClient()
+
+    def batches():
+        for at in (0, 60, 120, 130):
+            now[0] = at
+            yield routed(("s1", b"%d" % at))
+
+    append_rows(batches(), client, sink_options(batching=Batching(linger_ms=100)))
+    assert [decode_envelope(items[0].batch).record_count for items in client.appends] == [3, 1]
+
+
+def test_one_append_is_in_flight_while_the_next_is_built(monkeypatch):
+    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
+    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+    started, answered = threading.Event(), threading.Event()
+    at_once = []
+
+    class SlowClient(WritingClient):
+        def append(self, items, **kind):
+            at_once.append(threading.current_thread())
+            started.set()
+            assert answered.wait(10)
+            assert at_once.pop() is threading.current_thread()
+            return super().append(items, **kind)
+
+    def batches():
+        yield routed(("s1", b"a"))
+        assert started.wait(10)  # the first append runs, and more rows are asked for
+        answered.set()
+        yield routed(("s1", b"b"))
+
+    client = SlowClient()
+    append_rows(batches(), client, ROUTED)
+    assert client.values() == {1: [b"a", b"b"]}
+
+
+def test_a_failed_append_fails_the_task():
+    class BrokenClient(WritingClient):
+        def append(self, items, **kind):
+            raise ConnectError("refused")
+
+    with pytest.raises(ConnectError, match="refused"):
+        append_rows([routed(("s1", b"a"))], BrokenClient(), ROUTED)
+
+
+def test_no_failed_append_is_forgotten_when_later_ones_succeed(monkeypatch):
+    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
+    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+
+    class OnceBrokenClient(WritingClient):
+        is_broken = True
+
+        def append(self, items, **kind):
+            if self.is_broken:
+                self.is_broken = False
+                raise ConnectError("refused")
+            return super().append(items, **kind)
+
+    with pytest.raises(ConnectError, match="refused"):
+        append_rows(
+            [routed(("s1", b"%d" % number)) for number in range(5)], OnceBrokenClient(), ROUTED
+        )
+
+
+def test_spark_s_columns_become_rows():
+    headers = [[("a", b"1"), ("b", None)], None]
+    batch = pa.record_batch(
+        {
+            "offset": pa.array([1, 2]),
+            "headers": pa.array(
+                headers, pa.map_(pa.string(), pa.field("value", pa.binary(), nullable=True))
+            ),
+            "timestamp": pa.array([5, None], pa.timestamp("us", tz="Europe/Berlin")),
+            "value": pa.array(["ä", None], pa.string()),
+            "key": pa.array([b"k", b""], pa.large_binary()),
+        }
+    )
+    rows = fill_times(to_rows(batch), NOW_US)
+    assert rows.schema.equals(ROWS_SCHEMA)
+    assert rows.column("headers").to_pylist() == headers
+    assert rows.column("value").to_pylist() == ["ä".encode(), None]
+    assert rows.column("key").to_pylist() == [b"k", b""]
+    assert rows.column("timestamp").to_pylist() == [
+        datetime(1970, 1, 1, 0, 0, 0, 5, UTC),
+        datetime.fromtimestamp(NOW_US / 1_000_000, UTC),
+    ]
+
+
+def test_columns_that_are_not_there_are_null():
+    rows = to_rows(pa.record_batch({"value": pa.array([b"a"])}))
+    assert rows.column("key").to_pylist() == rows.column("headers").to_pylist() == [None]
+    assert rows.column("timestamp").null_count == 1
+    assert fill_times(rows, NOW_US).column("timestamp").null_count == 0
