@@ -203,6 +203,13 @@ PRODUCER_LENGTH_MAX: Final = 64
 """Characters of a producer's id."""
 TXN_ID_LENGTH_MAX: Final = 160
 """Characters of a transaction's id: producer, batch number, something unique, mark of a copy."""
+TXN_DIGEST_BYTES_MIN: Final = 8
+TXN_DIGEST_BYTES_MAX: Final = 32
+"""What a producer says of the contents of a batch, so that it knows them again."""
+TXNS_KEPT_PER_PRODUCER: Final = 16
+"""The last published batches of a producer of which more is known than that they are."""
+ABORTED_TXNS_KEPT_MS: Final = 30 * 86_400_000
+"""How long a transaction that was given up is known by its id."""
 
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249

@@ -24,6 +24,9 @@ from sbp_core.client.types import (
     StreamInfo,
     StreamSpec,
     StreamUpdate,
+    TxnDecision,
+    TxnInfo,
+    TxnPart,
 )
 from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
@@ -53,6 +56,9 @@ __all__ = [
     "StreamInfo",
     "StreamSpec",
     "StreamUpdate",
+    "TxnDecision",
+    "TxnInfo",
+    "TxnPart",
     "Wishes",
     "Writer",
     "parse_endpoint",

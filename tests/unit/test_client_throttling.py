@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.aio import AsyncRunner
+from sbp_core.client.aio_runner import AsyncRunner
 from sbp_core.client.append import append
-from sbp_core.client.blocking import BlockingRunner
+from sbp_core.client.blocking_runner import BlockingRunner
 from sbp_core.client.calls import Context
 from sbp_core.client.conversation import Ticket
 from sbp_core.client.leader import PlacementDrivers
