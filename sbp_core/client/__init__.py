@@ -6,6 +6,7 @@ from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.timing import CallTiming
+from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import (
     EARLIEST,
     LATEST,
@@ -31,6 +32,7 @@ from sbp_core.client.types import (
 from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
+from sbp_core.wire.txn_id import is_producer, txn_id_of
 
 __all__ = [
     "EARLIEST",
@@ -56,10 +58,13 @@ __all__ = [
     "StreamInfo",
     "StreamSpec",
     "StreamUpdate",
+    "Transaction",
     "TxnDecision",
     "TxnInfo",
     "TxnPart",
     "Wishes",
     "Writer",
+    "is_producer",
     "parse_endpoint",
+    "txn_id_of",
 ]

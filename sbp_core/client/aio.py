@@ -21,6 +21,7 @@ from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import Call, Program
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
+from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
@@ -91,8 +92,14 @@ class AsyncClient:
         or when it is a system error; a status inside the answer is for the caller to look at.
         """
         deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
-        one = Call(endpoint, opcode, header, deadline_ms, tuple(payload))
-        return await self._run(calls.exchange(one))
+        return await self.exchange(Call(endpoint, opcode, header, deadline_ms, tuple(payload)))
+
+    async def exchange(self, call: Call) -> list[Frame]:
+        """Do what `call` does, for a call that may need a feature.
+
+        Raises UnsupportedError where the server did not agree to that.
+        """
+        return await self._run(calls.exchange(call))
 
     async def ask(
         self, opcode: Opcode, header: object, table: type[T], *, timeout_ms: int | None = None
@@ -282,14 +289,22 @@ class AsyncClient:
         *,
         retry_unknown: bool = False,
         writer: Writer | None = None,
+        transaction: Transaction | None = None,
     ) -> list[AppendOutcome]:
         """Append batches, those of one stream in order; return where each landed.
 
         `retry_unknown`: try again also when a batch may have been appended already, which may
-        append it twice. With a `writer` each is appended once, however often it is tried.
+        append it twice. With a `writer` each is appended once, however often it is tried. With a
+        `transaction` they are staged: nobody reads them, and they have the base offset -1.
         """
         return await self._run(
-            appending.append(self._context, items, retry_unknown=retry_unknown, writer=writer)
+            appending.append(
+                self._context,
+                items,
+                retry_unknown=retry_unknown,
+                writer=writer,
+                transaction=transaction,
+            )
         )
 
     def fetch(

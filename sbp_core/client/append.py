@@ -5,17 +5,17 @@ order, in one frame where they fit; a batch that failed is tried again only whil
 its stream was appended, and after a final failure the stream's later batches are given up too.
 
 A writer's batches have numbers, so they may be tried again whatever became of them. A server knows
-the places of the last ones only: a frame has no more of a stream than that.
+the places of the last ones only: a frame has no more of a stream than that. A transaction numbers
+its batches in each range, so those of a stream go to one range at a time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 from sbp_core import limits
+from sbp_core.client.append_frame import AppendFrame
 from sbp_core.client.calls import (
     Attempts,
     Context,
@@ -24,45 +24,15 @@ from sbp_core.client.calls import (
     unanswered,
     with_message,
 )
+from sbp_core.client.numbering import Numbering, WriterNumbering
 from sbp_core.client.placement import locate, no_server
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
 from sbp_core.client.writer import Writer
-from sbp_core.errors import ConfigurationError, Outcome, RangeSealedError, SbpError, StatusCode
-from sbp_core.wire.headers import (
-    AppendInfo,
-    AppendRequest,
-    AppendResponse,
-    AppendResult,
-    StreamRange,
-)
-from sbp_core.wire.opcodes import Opcode
+from sbp_core.errors import ConfigurationError, Outcome, SbpError
+from sbp_core.wire.headers import AppendResponse, AppendResult
 from sbp_core.wire.status import maybe_error
-
-_ITEM_HEADER_BYTES: Final = 320
-"""What an AppendInfo takes in a header, rounded up."""
-_FRAME_ITEMS_MAX: Final = limits.HEADER_BYTES_MAX // _ITEM_HEADER_BYTES - 1
-
-
-@dataclass(slots=True)
-class _Frame:
-    """The items that go to one server in one frame."""
-
-    endpoint: str
-    indexes: list[int]
-    pieces: list[RangeInfo]
-    frame_bytes: int = limits.FRAME_BYTES_MIN + _ITEM_HEADER_BYTES
-
-    def takes(self, batch: bytes) -> bool:
-        """Whether one more batch fits."""
-        frame_bytes = self.frame_bytes + len(batch) + _ITEM_HEADER_BYTES
-        return frame_bytes <= limits.FRAME_BYTES_MAX and len(self.indexes) < _FRAME_ITEMS_MAX
-
-    def add(self, index: int, batch: bytes, piece: RangeInfo) -> None:
-        """Put an item in."""
-        self.indexes.append(index)
-        self.pieces.append(piece)
-        self.frame_bytes += len(batch) + _ITEM_HEADER_BYTES
 
 
 def append(
@@ -71,22 +41,30 @@ def append(
     *,
     retry_unknown: bool,
     writer: Writer | None = None,
+    transaction: Transaction | None = None,
 ) -> Program[list[AppendOutcome]]:
     """Append all batches; return where each landed, in the order of `items`.
 
     `retry_unknown`: also try again what may have been appended already (at least once instead of
     at most once). With a `writer` that is done too, and appends each batch once; UnsupportedError
-    where a server cannot do that. Raises ConfigurationError before anything is sent when a batch is
+    where a server cannot do that. So it is with a `transaction`, which stages the batches: they
+    have the base offset -1. Raises ConfigurationError before anything is sent when a batch is
     unusable; otherwise the error of the first item that failed, once all items are settled. Its
     `outcome` speaks of the whole call, and of earlier ones that left batches of it in doubt:
     NOT_APPLIED only if nothing was appended.
     """
     for index, item in enumerate(items):
         _check_item(index, item)
+    if writer is not None and transaction is not None:
+        raise ConfigurationError("a transaction numbers its batches itself: append without writer")
+    if transaction is not None:
+        with transaction.staging(items) as staging:
+            return (yield from _run(context, _Append(context, items, staging), is_repeatable=True))
     if writer is None:
-        return (yield from _run(context, _Append(context, items), is_repeatable=retry_unknown))
-    sequences = writer.begin(items)
-    work = _Append(context, items, writer.writer_id, sequences, writer.doubted(items))
+        work = _Append(context, items, Numbering(items))
+        return (yield from _run(context, work, is_repeatable=retry_unknown))
+    numbering = WriterNumbering(items, writer.writer_id, writer.begin(items))
+    work = _Append(context, items, numbering, writer.doubted(items))
     try:
         return (yield from _run(context, work, is_repeatable=True))
     finally:
@@ -122,8 +100,7 @@ class _Append:
         self,
         context: Context,
         items: Sequence[AppendItem],
-        writer_id: str | None = None,
-        sequences: Sequence[int] = (),
+        numbering: Numbering,
         uncertain: Collection[int] = (),
     ) -> None:
         self.items = items
@@ -132,8 +109,7 @@ class _Append:
         self.failures: dict[int, SbpError] = {}
         self._uncertain = set(uncertain)
         self._sent: set[int] = set()
-        self._writer_id = writer_id
-        self._sequences = sequences
+        self._numbering = numbering
         self._context = context
         self._errors: dict[int, tuple[str | None, SbpError]] = {}
 
@@ -142,75 +118,57 @@ class _Append:
         """Items of which it is not known whether one of the tries, of now or before, worked."""
         return self._uncertain | self._sent
 
-    def build_frames(self, errors: dict[int, SbpError]) -> list[_Frame]:
+    def build_frames(self, errors: dict[int, SbpError]) -> list[AppendFrame]:
         """Return the next frames, one per server; what does not fit stays for the next round."""
-        frames: dict[str, _Frame] = {}
+        frames: dict[str, AppendFrame] = {}
         blocked: set[int] = set()
         counts: Counter[int] = Counter()
+        ranges: dict[int, int] = {}
         for index in self.pending:
             item = self.items[index]
+            counts[item.stream_id] += 1
+            if counts[item.stream_id] > self._numbering.stream_batches_max:
+                blocked.add(item.stream_id)
             if item.stream_id in blocked:
                 continue
-            if self._writer_id is not None:
-                counts[item.stream_id] += 1
-                if counts[item.stream_id] > limits.WRITER_BATCHES_KEPT:
-                    blocked.add(item.stream_id)
-                    continue
-            piece = self._context.router.maybe_open_range(item.stream_id)
-            error = errors.get(item.stream_id)
-            if error is None and (piece is None or not piece.servers):
-                error = no_server(piece) if piece else _no_open_range(item.stream_id)
-                self._context.router.forget(item.stream_id)
-            if error is not None or piece is None:
-                assert error is not None
+            try:
+                piece = self._place(index, errors.get(item.stream_id))
+            except SbpError as error:
                 self._errors[index] = (None, error)
                 blocked.add(item.stream_id)
                 continue
-            frame = frames.setdefault(piece.servers[0], _Frame(piece.servers[0], [], []))
-            if frame.takes(item.batch):
+            frame = frames.setdefault(piece.servers[0], AppendFrame(piece.servers[0]))
+            is_beside = ranges.setdefault(item.stream_id, piece.range_index) == piece.range_index
+            if is_beside and frame.takes(item.batch):
                 frame.add(index, item.batch, piece)
             else:
                 blocked.add(item.stream_id)
-        return list(frames.values())
+        return [frame for frame in frames.values() if frame.indexes]
 
-    def on_sent(self, frames: Sequence[_Frame]) -> None:
+    def _place(self, index: int, maybe_error: SbpError | None) -> RangeInfo:
+        """Return the range that a batch goes to next. Raises SbpError if there is none now."""
+        if maybe_error is not None:
+            raise maybe_error
+        try:
+            piece = self._numbering.range_for(index, self._context.router)
+            if not piece.servers:
+                raise no_server(piece)
+        except SbpError:
+            self._context.router.forget(self.items[index].stream_id)
+            raise
+        return piece
+
+    def on_sent(self, frames: Sequence[AppendFrame]) -> None:
         """Note what is in doubt now, in case that nobody waits for the answers."""
         self._sent = {index for frame in frames for index in frame.indexes}
 
-    def call(self, frame: _Frame) -> Call:
+    def call(self, frame: AppendFrame) -> Call:
         """Return the call that sends a frame."""
-        batches = tuple(self.items[index].batch for index in frame.indexes)
-        header = AppendRequest(
-            timeout_ms=self._context.timeout_ms,
-            append_requests=tuple(
-                AppendInfo(
-                    stream_range=StreamRange(
-                        stream_id=piece.stream_id,
-                        range_index=piece.range_index,
-                        start_offset=piece.start_offset,
-                        end_offset=-1,
-                    ),
-                    request_index=request_index,
-                    batch_length=len(batch),
-                    stream_id=piece.stream_id,
-                    writer_id=self._writer_id,
-                    sequence=self._sequences[index] if self._sequences else -1,
-                )
-                for request_index, (index, piece, batch) in enumerate(
-                    zip(frame.indexes, frame.pieces, batches, strict=True)
-                )
-            ),
-        )
-        return Call(
-            frame.endpoint,
-            Opcode.APPEND,
-            header,
-            self._context.timeout_ms,
-            batches,
-            is_idempotent_append=self._writer_id is not None,
-        )
+        batches = [self.items[index].batch for index in frame.indexes]
+        marks = list(map(self._numbering.marks, frame.indexes, frame.pieces))
+        return frame.call(batches, marks, self._numbering.feature, self._context.timeout_ms)
 
-    def on_reply(self, frame: _Frame, reply: Reply) -> None:
+    def on_reply(self, frame: AppendFrame, reply: Reply) -> None:
         """Note what became of each item of a frame."""
         missing = dict(enumerate(frame.indexes))
         failure = reply.error
@@ -243,7 +201,9 @@ class _Append:
         if error is not None:
             error.throttle_time_ms = max(throttle_time_ms, 0)
             self._errors[index] = (endpoint, error)
+            self._numbering.on_refused(index, error)
             return
+        self._numbering.on_appended(index)
         self.outcomes[index] = AppendOutcome(
             self.items[index].stream_id, result.base_offset, result.stream_append_time_ms
         )
@@ -304,10 +264,3 @@ def _check_item(index: int, item: AppendItem) -> None:
             f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} octets;"
             f" expected 1 to {limits.BATCH_BYTES_MAX}: write smaller batches"
         )
-
-
-def _no_open_range(stream_id: int) -> RangeSealedError:
-    return RangeSealedError(
-        StatusCode.RANGE_ALREADY_SEALED,
-        f"stream {stream_id} has no open range at the moment",
-    )

@@ -21,6 +21,7 @@ from sbp_core.client.leader import PlacementDrivers
 from sbp_core.client.program import Program
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
+from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
@@ -243,14 +244,22 @@ class Client:
         *,
         retry_unknown: bool = False,
         writer: Writer | None = None,
+        transaction: Transaction | None = None,
     ) -> list[AppendOutcome]:
         """Append batches, those of one stream in order; return where each landed.
 
         `retry_unknown`: try again also when a batch may have been appended already, which may
-        append it twice. With a `writer` each is appended once, however often it is tried.
+        append it twice. With a `writer` each is appended once, however often it is tried. With a
+        `transaction` they are staged: nobody reads them, and they have the base offset -1.
         """
         return self._run(
-            appending.append(self._context, items, retry_unknown=retry_unknown, writer=writer)
+            appending.append(
+                self._context,
+                items,
+                retry_unknown=retry_unknown,
+                writer=writer,
+                transaction=transaction,
+            )
         )
 
     def fetch(

@@ -13,6 +13,7 @@ import enum
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from sbp_core.client.program import Call
 from sbp_core.errors import (
@@ -33,7 +34,7 @@ from sbp_core.session.events import (
     RequestRefused,
     ResponseReceived,
 )
-from sbp_core.session.negotiation import Agreement, Wishes, offer, settle
+from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
 from sbp_core.session.states import ConnectionState
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.dialect import Dialect, depends_on_dialect, dialect_of, opcode_of
@@ -48,6 +49,13 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 
 Sink = Callable[[Frame | SbpError], None]
+
+_WITHOUT: Final = {
+    FeatureName.IDEMPOTENT_APPEND: "idempotent appends: append without a writer, if a batch may be"
+    " there twice after a lost connection",
+    FeatureName.TRANSACTIONS: "transactions: upgrade it, or append without one",
+}
+"""Of the features that calls need: what a server lacks without, and what to do."""
 
 
 class Phase(enum.Enum):
@@ -123,7 +131,7 @@ class Conversation:
             raise self._reason
         ticket = Ticket(sink)
         is_early = self._maybe_dialect is None and self._session.state is ConnectionState.OPEN
-        if is_early and (call.is_idempotent_append or depends_on_dialect(call.opcode)):
+        if is_early and (call.feature is not None or depends_on_dialect(call.opcode)):
             self._held[ticket] = call
             return ticket, []
         return ticket, self._send(ticket, call)
@@ -175,11 +183,10 @@ class Conversation:
             ticket.sink(error)
 
     def _send(self, ticket: Ticket, call: Call) -> list[Octets]:
-        if call.is_idempotent_append and not self.agreement.has_idempotent_append:
+        if call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
-                f"the server at {self.endpoint} does not know idempotent appends: append without a"
-                " writer, if a batch may be there twice after a lost connection",
+                f"the server at {self.endpoint} does not know {_WITHOUT[call.feature]}",
             )
         header = b"" if call.header is None else encode_header(call.header)
         opcode = opcode_of(call.opcode, self._maybe_dialect or Dialect.SPECIFICATION)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sbp_core.errors import SbpError
+from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class Call:
     """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
 
-    One that `is_idempotent_append` is sent only where that was agreed on.
+    One that needs a `feature` is sent only where that was agreed on.
     """
 
     endpoint: str
@@ -32,7 +33,7 @@ class Call:
     header: object | None
     timeout_ms: float
     payload: tuple[Octets, ...] = ()
-    is_idempotent_append: bool = False
+    feature: FeatureName | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,10 @@ class AppendItem:
 
 @dataclass(frozen=True, slots=True)
 class AppendOutcome:
-    """Where a batch landed: its first record's offset, and the server's time in ms (UTC)."""
+    """Where a batch landed: its first record's offset, and the server's time in ms (UTC).
+
+    The offset is -1 while a batch is only staged.
+    """
 
     stream_id: int
     base_offset: int

@@ -13,6 +13,7 @@ first frame after that arrived.
     isolation         name of the class           the same
     header-checksum   -                           -
     idempotent-append -                           -
+    transactions      -                           -
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class FeatureName(enum.StrEnum):
     ISOLATION = "isolation"
     HEADER_CHECKSUM = "header-checksum"
     IDEMPOTENT_APPEND = "idempotent-append"
+    TRANSACTIONS = "transactions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Agreement:
     its log shows. `has_handler_duration`: answers tell how long the server took. `isolation`: the
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
+    `has_transactions`: batches may be staged, and are appended or dropped together.
     """
 
     has_compression: bool = False
@@ -65,6 +68,16 @@ class Agreement:
     isolation: str = ""
     has_header_checksum: bool = False
     has_idempotent_append: bool = False
+    has_transactions: bool = False
+
+    def has(self, feature: FeatureName) -> bool:
+        """Whether a feature that calls may need holds."""
+        match feature:
+            case FeatureName.IDEMPOTENT_APPEND:
+                return self.has_idempotent_append
+            case FeatureName.TRANSACTIONS:
+                return self.has_transactions
+        raise ValueError(f"no call needs {feature}")
 
 
 NOTHING: Final = Agreement()
@@ -99,6 +112,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.CONNECTION_ID),
         Feature(FeatureName.HEADER_CHECKSUM),
         Feature(FeatureName.IDEMPOTENT_APPEND),
+        Feature(FeatureName.TRANSACTIONS),
     ]
     if wishes.compression:
         offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
@@ -137,6 +151,7 @@ def _maybe_accept(feature: Feature, connection_id: int) -> Feature | None:
             | FeatureName.HANDLER_DURATION
             | FeatureName.HEADER_CHECKSUM
             | FeatureName.IDEMPOTENT_APPEND
+            | FeatureName.TRANSACTIONS
         ):
             return Feature(feature.name)
         case FeatureName.CONNECTION_ID:
@@ -161,4 +176,5 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
         isolation=isolation.decode("ascii", "replace"),
         has_header_checksum=FeatureName.HEADER_CHECKSUM in data,
         has_idempotent_append=FeatureName.IDEMPOTENT_APPEND in data,
+        has_transactions=FeatureName.TRANSACTIONS in data,
     )

@@ -47,7 +47,16 @@ def parse_dialect(text: str) -> Dialect:
 
 # A client's side.
 
-_ABSENT: Final = frozenset({Opcode.LOOKUP_OFFSETS, Opcode.COMMIT_CURSORS, Opcode.DESCRIBE_CURSORS})
+_ABSENT: Final = frozenset(
+    {
+        Opcode.END_TXN,
+        Opcode.LOOKUP_OFFSETS,
+        Opcode.COMMIT_CURSORS,
+        Opcode.DESCRIBE_CURSORS,
+        Opcode.COMMIT_TXN,
+        Opcode.DESCRIBE_TXNS,
+    }
+)
 """Extensions that servers of the other dialect do not know: they would leave them unanswered."""
 
 

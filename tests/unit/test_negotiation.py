@@ -37,6 +37,7 @@ def test_everything_that_is_offered_is_agreed_on():
         isolation="nightly.backfill-1",
         has_header_checksum=True,
         has_idempotent_append=True,
+        has_transactions=True,
     )
 
 
@@ -47,6 +48,7 @@ def test_what_costs_something_is_offered_only_when_wished_for():
     assert agreement.has_deadline
     assert agreement.has_header_checksum
     assert agreement.has_idempotent_append
+    assert agreement.has_transactions
 
 
 def test_a_peer_that_knows_nothing_agrees_to_nothing():

@@ -72,7 +72,14 @@ def test_a_dialect_is_recognised_by_its_success(status, dialect):
     assert dialect_of(status) is dialect
 
 
-ABSENT = [Opcode.LOOKUP_OFFSETS, Opcode.COMMIT_CURSORS, Opcode.DESCRIBE_CURSORS]
+ABSENT = (
+    Opcode.END_TXN,
+    Opcode.LOOKUP_OFFSETS,
+    Opcode.COMMIT_CURSORS,
+    Opcode.DESCRIBE_CURSORS,
+    Opcode.COMMIT_TXN,
+    Opcode.DESCRIBE_TXNS,
+)
 
 
 @pytest.mark.parametrize("operation", ABSENT, ids=lambda each: each.name)

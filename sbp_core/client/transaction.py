@@ -1,0 +1,153 @@
+"""Transactions: batches that are staged now, and appended together when that is decided."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client.numbering import Marks, Numbering
+from sbp_core.client.router import Router
+from sbp_core.client.types import AppendItem, RangeInfo, TxnPart
+from sbp_core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    RangeSealedError,
+    SbpError,
+    StatusCode,
+)
+from sbp_core.records import peek_batch
+from sbp_core.session.negotiation import FeatureName
+from sbp_core.wire.txn_id import is_txn_id
+
+_RangeKey = tuple[int, int]
+"""(stream id, range index)."""
+
+
+class Transaction:
+    """Stages batches under an id, which is nobody else's (SPEC "APPEND", extension).
+
+    What is staged has no offset and nobody reads it, until `parts` are committed: then all of it is
+    appended, of each stream in the order in which it was staged. It may be tried again without
+    harm, so an append with a transaction does that whatever became of it. A range that is sealed
+    meanwhile keeps what is staged in it; what follows goes to the next one.
+
+    A transaction is for one append at a time, with any client. One of which an append failed must
+    not be committed: drop its `parts`, and begin another under another id. Raises
+    ConfigurationError for an id that is not 1 to TXN_ID_LENGTH_MAX letters, digits, `.`, `_`, `~`
+    and `-`; `txn_id_of` makes one that tells whose it is.
+    """
+
+    def __init__(self, txn_id: str) -> None:
+        if not is_txn_id(txn_id):
+            raise ConfigurationError(
+                f"{txn_id!a} cannot name a transaction: expected 1 to {limits.TXN_ID_LENGTH_MAX}"
+                " letters, digits, '.', '_', '~' or '-'"
+            )
+        self.txn_id: Final = txn_id
+        self.has_failed = False
+        """Whether an append failed: then less may be staged than was to be, or more."""
+        self._numbered: dict[_RangeKey, int] = {}
+        """Of each range how many batches have a number there, in the order of first use."""
+        self._staged: dict[_RangeKey, int] = {}
+        """Of each range how many records are staged for sure."""
+        self._at_work = threading.Lock()
+
+    def parts(self) -> tuple[TxnPart, ...]:
+        """Return what is staged, in the order of first use: to commit, or to drop.
+
+        After a failure also where something may be staged, though nobody said so.
+        """
+        return tuple(
+            TxnPart(self.txn_id, *key, self._staged.get(key, 0))
+            for key in self._numbered
+            if key in self._staged or self.has_failed
+        )
+
+    @contextmanager
+    def staging(self, items: Sequence[AppendItem]) -> Iterator[Numbering]:
+        """Give what an append needs to stage `items`; if it fails, so does the transaction.
+
+        Raises ConfigurationError if it is at work, or has failed, and RecordBatchError.
+        """
+        record_counts = [peek_batch(item.batch).record_count for item in items]
+        if not self._at_work.acquire(blocking=False):
+            raise ConfigurationError(
+                f"transaction {self.txn_id} is at work: one append at a time, or another one"
+            )
+        try:
+            if self.has_failed:
+                raise ConfigurationError(
+                    f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
+                    " begin another one"
+                )
+            yield _Staging(self, items, record_counts)
+        except BaseException:
+            self.has_failed = True
+            raise
+        finally:
+            self._at_work.release()
+
+    def number(self, key: _RangeKey) -> int:
+        """Return the number of the next batch that is sent to a range."""
+        sequence = self._numbered.get(key, 0)
+        self._numbered[key] = sequence + 1
+        return sequence
+
+    def on_staged(self, key: _RangeKey, record_count: int) -> None:
+        """Take note of records that are staged in a range."""
+        self._staged[key] = self._staged.get(key, 0) + record_count
+
+
+class _Staging(Numbering):
+    """One append: a batch gets its number when it is sent, and keeps range and number.
+
+    So one that is sent again is known where it may be staged already. Only a server that says that
+    its range is sealed, and that it is not staged there, lets it go elsewhere.
+    """
+
+    feature = FeatureName.TRANSACTIONS
+
+    def __init__(
+        self, transaction: Transaction, items: Sequence[AppendItem], record_counts: Sequence[int]
+    ) -> None:
+        super().__init__(items)
+        self._transaction = transaction
+        self._record_counts = record_counts
+        self._numbers: dict[int, tuple[_RangeKey, int]] = {}
+
+    def range_for(self, index: int, router: Router) -> RangeInfo:
+        """Return the range that a batch was sent to before, else the open one.
+
+        Raises NotFoundError if that one was trimmed away meanwhile.
+        """
+        if index not in self._numbers:
+            return super().range_for(index, router)
+        (stream_id, range_index), _ = self._numbers[index]
+        for piece in router.maybe_ranges(stream_id) or ():
+            if piece.range_index == range_index:
+                return piece
+        raise NotFoundError(
+            StatusCode.NOT_FOUND,
+            f"range {range_index} of stream {stream_id}, where a batch may be staged, is no more",
+        )
+
+    def marks(self, index: int, piece: RangeInfo) -> Marks:
+        """Return the transaction's id and number in the range."""
+        if index not in self._numbers:
+            key = (piece.stream_id, piece.range_index)
+            self._numbers[index] = key, self._transaction.number(key)
+        _, sequence = self._numbers[index]
+        return Marks(None, sequence, self._transaction.txn_id)
+
+    def on_appended(self, index: int) -> None:
+        """Count what is staged now."""
+        key, _ = self._numbers[index]
+        self._transaction.on_staged(key, self._record_counts[index])
+
+    def on_refused(self, index: int, error: SbpError) -> None:
+        """Let a batch go on in the next range."""
+        if isinstance(error, RangeSealedError):
+            del self._numbers[index]

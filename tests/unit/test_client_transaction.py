@@ -1,0 +1,220 @@
+"""Transactions of the blocking and the asyncio client: what is staged where, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from client_answers import NO_RETRY, append_handler
+from core_cluster import rows_batch
+from scripted_peer import placed, ranges, reset
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, Transaction, TxnPart, Writer
+from sbp_core.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    NotFoundError,
+    Outcome,
+    RecordBatchError,
+    StatusCode,
+    TxnEndedError,
+    UnsupportedError,
+)
+from sbp_core.wire.headers import Feature, HeartbeatResponse
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+SEALED = StatusCode.RANGE_ALREADY_SEALED
+
+
+def accepting(peer):
+    """Let a peer agree to transactions, and stage all that it gets."""
+    accepted = (Feature("transactions"),)
+    peer.script(Opcode.HEARTBEAT, lambda each: each.answer(HeartbeatResponse(features=accepted)))
+    peer.script(Opcode.APPEND, append_handler())
+    return peer
+
+
+@pytest.fixture
+def server(peer):
+    """A server that knows transactions, with one stream."""
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    return accepting(peer)
+
+
+def sent(server):
+    """(range index, sequence) of the batches of each APPEND frame."""
+    return [
+        [(info.stream_range.range_index, info.sequence) for info in each.header.append_requests]
+        for each in server.seen(Opcode.APPEND)
+    ]
+
+
+def items(*values, stream_id=1):
+    """Batches of one record for each letter."""
+    return [
+        AppendItem(stream_id, rows_batch([bytes([octet]) for octet in value])) for value in values
+    ]
+
+
+def test_batches_are_numbered_by_range_and_counted(make, server) -> None:
+    server.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, server.endpoint), placed(2, 3, 0, -1, server.endpoint)),
+    )
+    transaction = Transaction("t.0.a")
+    driver = make(server.endpoint)
+    mixed = [*items(b"aa"), *items(b"b", stream_id=2), *items(b"c")]
+    driver.do("append", mixed, transaction=transaction)
+    driver.do("append", items(b"d", b"eee"), transaction=transaction)
+    assert sent(server) == [[(0, 0), (3, 0), (0, 1)], [(0, 2), (0, 3)]]
+    infos = [info for each in server.seen(Opcode.APPEND) for info in each.header.append_requests]
+    assert {(info.txn_id, info.writer_id) for info in infos} == {("t.0.a", None)}
+    assert transaction.parts() == (TxnPart("t.0.a", 1, 0, 7), TxnPart("t.0.a", 2, 3, 1))
+    assert not transaction.has_failed
+
+
+def test_nothing_is_staged_in_the_beginning() -> None:
+    assert Transaction("t").parts() == ()
+
+
+def test_a_lost_append_is_repeated_with_its_numbers(make, server) -> None:
+    server.script(Opcode.APPEND, reset, append_handler())
+    transaction = Transaction("t")
+    make(server.endpoint).do("append", items(b"a", b"b"), transaction=transaction)
+    assert sent(server) == [[(0, 0), (0, 1)]] * 2
+    assert transaction.parts() == (TxnPart("t", 1, 0, 2),)
+
+
+def test_what_a_sealed_range_refuses_goes_to_the_next_one_in_order(make, peers) -> None:
+    pd, old, new = peers(), accepting(peers()), accepting(peers())
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.APPEND, append_handler(n1=SEALED, n2=SEALED))
+    transaction = Transaction("t")
+    driver = make(pd.endpoint)
+    driver.do("append", items(b"a", b"bb", b"c"), transaction=transaction)
+    driver.do("append", items(b"d"), transaction=transaction)
+    assert (sent(old), sent(new)) == ([[(0, 0), (0, 1), (0, 2)]], [[(1, 0), (1, 1)], [(1, 2)]])
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1), TxnPart("t", 1, 1, 4))
+
+
+def test_a_range_that_refused_everything_is_no_part(make, peers) -> None:
+    pd, old, new = peers(), accepting(peers()), accepting(peers())
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.APPEND, append_handler(n0=SEALED))
+    transaction = Transaction("t")
+    make(pd.endpoint).do("append", items(b"a"), transaction=transaction)
+    assert transaction.parts() == (TxnPart("t", 1, 1, 1),)
+
+
+def test_what_may_be_staged_is_asked_for_where_it_was_sent_before_more_is_sent(make, peers) -> None:
+    """The range was sealed behind a lost answer: the first batch is in it, the second is not."""
+    pd, old, new = peers(), accepting(peers()), accepting(peers())
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.APPEND, reset, append_handler(n1=SEALED))
+    transaction = Transaction("t")
+    make(pd.endpoint).do("append", items(b"a", b"b"), transaction=transaction)
+    assert (sent(old), sent(new)) == ([[(0, 0), (0, 1)]] * 2, [[(1, 0)]])
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1), TxnPart("t", 1, 1, 1))
+
+
+def test_no_batch_goes_to_the_next_range_while_one_may_be_in_the_last(make, peers) -> None:
+    """The second frame was not sent yet when the first was lost; then the range is sealed."""
+    pd, old, new = peers(), accepting(peers()), accepting(peers())
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.APPEND, reset, append_handler(n0=SEALED, n1=SEALED))
+    large = [AppendItem(1, rows_batch([bytes([n]) * (6 << 20)])) for n in range(3)]
+    make(pd.endpoint).do("append", large, transaction=Transaction("t"))
+    assert sent(old) == [[(0, 0), (0, 1)]] * 2
+    assert sent(new) == [[(1, 0), (1, 1)], [(1, 2)]]
+
+
+def test_what_may_be_staged_in_a_range_that_is_gone_is_an_error(make, peers) -> None:
+    pd, old, new = peers(), accepting(peers()), accepting(peers())
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.APPEND, reset)
+    transaction = Transaction("t")
+    driver = make(pd.endpoint)
+    with pytest.raises(NotFoundError, match="where a batch may be staged, is no more"):
+        driver.do("append", items(b"a"), transaction=transaction)
+    assert new.seen(Opcode.APPEND) == []
+
+
+def test_a_transaction_that_failed_is_over(make, server) -> None:
+    server.script(Opcode.APPEND, append_handler(n1=StatusCode.TXN_ENDED))
+    transaction = Transaction("t")
+    driver = make(server.endpoint)
+    with pytest.raises(TxnEndedError, match="item 1 of 2"):
+        driver.do("append", items(b"a", b"b"), transaction=transaction)
+    assert transaction.has_failed
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1),)
+    with pytest.raises(ConfigurationError, match="has failed"):
+        driver.do("append", items(b"c"), transaction=transaction)
+    assert len(server.seen(Opcode.APPEND)) == 1
+
+
+def test_what_may_be_staged_is_to_be_dropped(make, server) -> None:
+    server.script(Opcode.APPEND, reset)
+    transaction = Transaction("t")
+    with pytest.raises(ConnectionLostError) as caught:
+        make(server.endpoint, retry=NO_RETRY).do("append", items(b"a"), transaction=transaction)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert transaction.parts() == (TxnPart("t", 1, 0, 0),)
+
+
+def test_a_server_that_does_not_know_transactions_is_not_asked(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    with pytest.raises(UnsupportedError, match="does not know transactions") as caught:
+        make(peer.endpoint).do("append", items(b"a"), transaction=Transaction("t"))
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert peer.seen(Opcode.APPEND) == []
+
+
+def test_a_transaction_does_one_thing_at_a_time() -> None:
+    transaction = Transaction("t")
+    with transaction.staging(items(b"a")):
+        with (
+            pytest.raises(ConfigurationError, match="one append at a time"),
+            transaction.staging(items(b"b")),
+        ):
+            pass
+        assert not transaction.has_failed
+    with transaction.staging(items(b"b")):
+        pass
+
+
+def test_a_transaction_has_no_writer(make, server) -> None:
+    transaction = Transaction("t")
+    driver = make(server.endpoint)
+    with pytest.raises(ConfigurationError, match="without writer"):
+        driver.do("append", items(b"a"), transaction=transaction, writer=Writer())
+    with pytest.raises(RecordBatchError):
+        driver.do("append", [AppendItem(1, b"no batch")], transaction=transaction)
+    assert not transaction.has_failed
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * (limits.TXN_ID_LENGTH_MAX + 1)])
+def test_a_transaction_needs_a_name_that_servers_take(name) -> None:
+    with pytest.raises(ConfigurationError, match="cannot name a transaction"):
+        Transaction(name)
