@@ -46,7 +46,7 @@ class Combiner(Generic[T, R]):
                 del self._waiting[: self._count_max]
                 try:
                     results = await self._work([item for item, _ in batch])
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - whoever waits must be told
                     for _, future in batch:
                         if not future.done():
                             future.set_exception(error)

@@ -63,7 +63,7 @@ class RangeServers:
 
     def __init__(self, store: StoreThread) -> None:
         self._client = AsyncClient(_NOBODY)
-        self._routes = Combiner(
+        self._routes: Combiner[RangeKey, Route | None] = Combiner(
             lambda keys: store.run(find_routes, keys), limits.STREAMS_PER_REQUEST_MAX
         )
         self._ends: dict[str, Combiner[TxnEnd, Ended | SbpError]] = {}
@@ -117,7 +117,8 @@ class RangeServers:
         for task in self._drops:
             task.cancel()
         await asyncio.gather(*self._drops, return_exceptions=True)
-        for combiner in (self._routes, *self._ends.values()):
+        await self._routes.stop()
+        for combiner in self._ends.values():
             await combiner.stop()
         await self._client.close()
 

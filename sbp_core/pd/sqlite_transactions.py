@@ -27,7 +27,12 @@ _PARTS: Final = (
     "SELECT txn_id, stream_id, range_index, record_count FROM txn_parts"
     " WHERE txn_number = ? ORDER BY position"
 )
-_IS_OPEN: Final = "EXISTS (SELECT 1 FROM txn_parts WHERE txn_parts.txn_number = txns.txn_number)"
+_FORGET: Final = (
+    "DELETE FROM txns WHERE producer = ? AND batch_number <"
+    " (SELECT min(batch_number) FROM (SELECT batch_number FROM txns WHERE producer = ?"
+    " ORDER BY batch_number DESC LIMIT ?))"
+    " AND NOT EXISTS (SELECT 1 FROM txn_parts WHERE txn_parts.txn_number = txns.txn_number)"
+)
 
 
 class Query(Protocol):
@@ -105,7 +110,9 @@ class SqliteTransactions:
 
     def unpublished(self) -> list[TxnRecord]:
         """Return the decisions that are not published, the oldest first."""
-        return self._txns(f"{_TXN} WHERE {_IS_OPEN} ORDER BY txn_number")
+        return self._txns(
+            f"{_TXN} WHERE txn_number IN (SELECT txn_number FROM txn_parts) ORDER BY txn_number"
+        )
 
     def txns_after(
         self, txn_number: int, count_max: int, producer: str | None = None
@@ -183,18 +190,12 @@ class SqliteTransactions:
         return found[0] if found else None
 
     def _txns(self, sql: str, *values: int | str | None) -> list[TxnRecord]:
+        rows: list[tuple[int, str, int, int, bytes, int]] = self._query(sql, *values)
         return [
-            TxnRecord(*row, tuple(Part(*part) for part in self._query(_PARTS, row[0])))
-            for row in self._query(sql, *values)
+            TxnRecord(*txn, tuple(Part(*part) for part in self._query(_PARTS, txn[0])))
+            for txn in rows
         ]
 
     def _forget_decisions(self, producer: str) -> None:
         """Keep the last decisions of a producer, and those that are not published."""
-        self._query(
-            "DELETE FROM txns WHERE producer = ? AND batch_number <"
-            " (SELECT min(batch_number) FROM (SELECT batch_number FROM txns WHERE producer = ?"
-            f" ORDER BY batch_number DESC LIMIT ?)) AND NOT {_IS_OPEN}",
-            producer,
-            producer,
-            limits.TXNS_KEPT_PER_PRODUCER,
-        )
+        self._query(_FORGET, producer, producer, limits.TXNS_KEPT_PER_PRODUCER)

@@ -137,7 +137,8 @@ def check_manifest(manifest: Manifest) -> None:
 
 def _check_id(txn_id: str) -> None:
     """Raise InvalidRequestError unless a client may have chosen the id."""
-    if original_of(txn_id) != txn_id or not is_txn_id(copy_of(txn_id, _RANGE_INDEX_MAX)):
+    is_original = is_txn_id(txn_id) and original_of(txn_id) == txn_id
+    if not is_original or not is_txn_id(copy_of(txn_id, _RANGE_INDEX_MAX)):
         raise _invalid(
             f"{shown(txn_id)} cannot be the id of a transaction: use A-Z a-z 0-9 . _ -, and leave"
             f" room for the mark of a copy, {limits.TXN_ID_LENGTH_MAX} in all"
@@ -182,8 +183,8 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
 def judge(ledger: Ledger, part: Part) -> Verdict:
     """Say what becomes of something staged that somebody wants to give up.
 
-    A negative `record_count` asks only whether it is known to be dead: nothing is given up by that.
-    What a batch is made of stays alone until it is published in that stream; whatever else is staged
+    A negative `record_count` asks only whether it is known to be dead: nothing is given up then.
+    What a batch is made of is kept until it is published in that stream; whatever else is staged
     for a decided batch is dead.
     """
     txn_id = original_of(part.txn_id)

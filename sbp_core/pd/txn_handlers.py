@@ -10,6 +10,7 @@ from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd.ending import RangeServers
 from sbp_core.pd.operations import check_item_count
 from sbp_core.pd.publishing import Publisher
+from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.transactions import (
     AbortedTxn,
@@ -124,25 +125,25 @@ class TxnHandlers:
     async def _descriptions(
         self, producer: str | None
     ) -> AsyncIterator[tuple[TxnDescription, ...]]:
-        last_number = -1
-        while txns := await self._store.run(
-            lambda store: store.transactions.txns_after(
-                last_number, limits.TXNS_PER_FRAME, producer
-            )
-        ):
+        number = -1
+        while txns := await self._store.run(_txns_after, number, producer):
             stuck = self._publisher.stuck_numbers()
             described = [_description(txn, is_stuck=txn.txn_number in stuck) for txn in txns]
             for some in cut_by_weight(described, lambda each: 1 + len(each.parts)):
                 yield tuple(some)
-            last_number = txns[-1].txn_number
-        last_id = ""
-        while aborted := await self._store.run(
-            lambda store: store.transactions.aborted_after(
-                last_id, limits.RESULTS_PER_FRAME, producer
-            )
-        ):
+            number = txns[-1].txn_number
+        txn_id = ""
+        while aborted := await self._store.run(_aborted_after, txn_id, producer):
             yield tuple(map(_aborted_description, aborted))
-            last_id = aborted[-1].txn_id
+            txn_id = aborted[-1].txn_id
+
+
+def _txns_after(store: MetadataStore, number: int, producer: str | None) -> list[TxnRecord]:
+    return store.transactions.txns_after(number, limits.TXNS_PER_FRAME, producer)
+
+
+def _aborted_after(store: MetadataStore, txn_id: str, producer: str | None) -> list[AbortedTxn]:
+    return store.transactions.aborted_after(txn_id, limits.RESULTS_PER_FRAME, producer)
 
 
 def _description(txn: TxnRecord, *, is_stuck: bool) -> TxnDescription:
