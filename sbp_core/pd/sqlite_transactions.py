@@ -111,7 +111,7 @@ class SqliteTransactions:
     def unpublished(self) -> list[TxnRecord]:
         """Return the decisions that are not published, the oldest first."""
         return self._txns(
-            f"{_TXN} WHERE txn_number IN (SELECT txn_number FROM txn_parts) ORDER BY txn_number"
+            "WHERE txn_number IN (SELECT txn_number FROM txn_parts) ORDER BY txn_number"
         )
 
     def txns_after(
@@ -119,8 +119,7 @@ class SqliteTransactions:
     ) -> list[TxnRecord]:
         """Return up to `count_max` decisions beyond one, in their order; of a producer, or all."""
         return self._txns(
-            f"{_TXN} WHERE txn_number > ? AND producer = coalesce(?, producer)"
-            " ORDER BY txn_number LIMIT ?",
+            "WHERE txn_number > ? AND producer = coalesce(?, producer) ORDER BY txn_number LIMIT ?",
             txn_number,
             producer,
             count_max,
@@ -183,14 +182,14 @@ class SqliteTransactions:
 
     def _maybe_txn(self, manifest: Manifest) -> TxnRecord | None:
         found = self._txns(
-            f"{_TXN} WHERE producer = ? AND batch_number = ?",
+            "WHERE producer = ? AND batch_number = ?",
             manifest.producer,
             manifest.batch_number,
         )
         return found[0] if found else None
 
-    def _txns(self, sql: str, *values: int | str | None) -> list[TxnRecord]:
-        rows: list[tuple[int, str, int, int, bytes, int]] = self._query(sql, *values)
+    def _txns(self, which: str, *values: int | str | None) -> list[TxnRecord]:
+        rows: list[tuple[int, str, int, int, bytes, int]] = self._query(f"{_TXN} {which}", *values)
         return [
             TxnRecord(*txn, tuple(Part(*part) for part in self._query(_PARTS, txn[0])))
             for txn in rows

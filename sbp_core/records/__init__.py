@@ -10,6 +10,7 @@ from sbp_core.records.envelope import (
     encode_envelope,
     peek_batch,
     split_envelopes,
+    with_base_offset,
     write_base_offset,
 )
 from sbp_core.records.rows import (
@@ -35,5 +36,6 @@ __all__ = [
     "offsets_array",
     "peek_batch",
     "split_envelopes",
+    "with_base_offset",
     "write_base_offset",
 ]
