@@ -92,8 +92,14 @@ class AsyncClient:
         or when it is a system error; a status inside the answer is for the caller to look at.
         """
         deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
-        one = Call(endpoint, opcode, header, deadline_ms, tuple(payload))
-        return await self._run(calls.exchange(one))
+        return await self.exchange(Call(endpoint, opcode, header, deadline_ms, tuple(payload)))
+
+    async def exchange(self, call: Call) -> list[Frame]:
+        """Do what `call` does, for a call that may need a feature.
+
+        Raises UnsupportedError where the server did not agree to that.
+        """
+        return await self._run(calls.exchange(call))
 
     async def ask(
         self, opcode: Opcode, header: object, table: type[T], *, timeout_ms: int | None = None

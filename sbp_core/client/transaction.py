@@ -13,7 +13,7 @@ from sbp_core.client.router import Router
 from sbp_core.client.types import AppendItem, RangeInfo, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
-    RangeNotFoundError,
+    NotFoundError,
     RangeSealedError,
     SbpError,
     StatusCode,
@@ -119,15 +119,18 @@ class _Staging(Numbering):
         self._numbers: dict[int, tuple[_RangeKey, int]] = {}
 
     def range_for(self, index: int, router: Router) -> RangeInfo:
-        """Return the range that a batch was sent to before, else the open one."""
+        """Return the range that a batch was sent to before, else the open one.
+
+        Raises NotFoundError if that one was trimmed away meanwhile.
+        """
         if index not in self._numbers:
             return super().range_for(index, router)
         (stream_id, range_index), _ = self._numbers[index]
         for piece in router.maybe_ranges(stream_id) or ():
             if piece.range_index == range_index:
                 return piece
-        raise RangeNotFoundError(
-            StatusCode.RANGE_NOT_FOUND,
+        raise NotFoundError(
+            StatusCode.NOT_FOUND,
             f"range {range_index} of stream {stream_id}, where a batch may be staged, is no more",
         )
 

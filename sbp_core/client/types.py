@@ -155,7 +155,7 @@ class AppendOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TxnPart:
-    """What a transaction has staged in one range: so many records, under its id."""
+    """What a transaction has staged in a range: so many records."""
 
     txn_id: str
     stream_id: int

@@ -10,7 +10,15 @@ from sbp_core.errors import LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX
 from sbp_core.log.disk import Disk, DiskFile
-from sbp_core.log.entry import COMMIT_BYTES, Commit, Entry, EntryKind, Location, encode_entry
+from sbp_core.log.entry import (
+    COMMIT_BYTES,
+    SNAPSHOT_KINDS,
+    Commit,
+    Entry,
+    EntryKind,
+    Location,
+    encode_entry,
+)
 from sbp_core.log.segment import (
     SEGMENT_HEADER_BYTES,
     Segment,
@@ -20,7 +28,7 @@ from sbp_core.log.segment import (
 )
 from sbp_core.wire.checksum import Octets
 
-_OWN_KINDS: Final = (EntryKind.COMMIT, EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS)
+_OWN_KINDS: Final = SNAPSHOT_KINDS | {EntryKind.COMMIT}
 
 
 class ActiveSegment:

@@ -1,7 +1,8 @@
 """Reading the bodies of batches, each verified: what rotted on the disk is never served.
 
 Batches that lie close together are read in one go. What stands in front of a body follows from the
-body, its place and whose it is, so an index that is wrong is noticed as well.
+body, its place and whose it is, so an index that is wrong is noticed as well. Of a batch that was
+staged the body is what was appended: it does not say its base offset.
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ def _spans(slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
     for at, slot in enumerate(slots):
         length = slot.location.end - slots[start].location.position
         wanted += slot.location.length
-        if slot.view is not slots[start].view or length > _SPAN_WASTE_MAX * wanted:
+        if (
+            slot.view is not slots[start].view
+            or length > _SPAN_WASTE_MAX * wanted
+            or (at > start and slot.location.position < slots[at - 1].location.end)
+        ):
             yield slots[start:at]
             start, wanted = at, slot.location.length
     if slots:
@@ -89,9 +94,12 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     """Return the body of the batch in `data`. Raises LogCorruptionError."""
     position = slot.location.position
     body = data[ENTRY_HEADER_BYTES:]
-    expected = Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
+    if slot.prefix_bytes:
+        expected = Entry(EntryKind.STAGED, *key, slot.birth_position, slot.count, body)
+    else:
+        expected = Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
     if data[:ENTRY_HEADER_BYTES] == encode_entry(expected, position)[0]:
-        return body
+        return body[slot.prefix_bytes :]
     try:
         found = decode_entry(data, position)
         reason = f"another entry, {found.kind.name}, is in its place"

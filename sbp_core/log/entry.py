@@ -25,6 +25,8 @@ A COMMIT entry starts every group commit. Its body:
 
 A WRITER_MARK says which writer numbered the BATCH right behind it, and how (see writer_states.py);
 all fields but kind are that batch's. Without its batch it means nothing.
+
+STAGED entries hold batches of transactions, TXN_END says what becomes of these (staged_entries.py).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ COMMIT_MARKER: Final = bytes.fromhex("9d4be1f603c85a17b27ec40f6891d5aa")
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry says. COMMIT, SNAPSHOT and SNAPSHOT_WRITERS are the log's own."""
+    """What an entry says. COMMIT and the snapshots are the log's own."""
 
     COMMIT = 0
     BATCH = 1
@@ -65,10 +67,17 @@ class EntryKind(enum.IntEnum):
     WRITER_MARK = 9
     RANGE_WRITERS = 10
     SNAPSHOT_WRITERS = 11
+    SNAPSHOT_STAGED = 12
 
 
-APPENDED_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.WRITER_MARK})
+APPENDED_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.WRITER_MARK, EntryKind.STAGED})
 """Of what APPEND writes. All else are decisions, which others build on."""
+BATCH_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.STAGED})
+"""Of what holds records."""
+SNAPSHOT_KINDS: Final = frozenset(
+    {EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS, EntryKind.SNAPSHOT_STAGED}
+)
+"""Of what a segment begins with."""
 _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 

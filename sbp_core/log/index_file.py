@@ -4,23 +4,32 @@ Header (big-endian):
 
     octets  field          type  meaning
     0-7     magic                "SBPIDX\r\n"
-    8-11    version        u32   2
+    8-11    version        u32   3
     12-15   generation     u32   of the segment
     16-23   base           u64   of the segment
     24-31   segment_bytes  u64   length of the segment's file
     32-39   range_count    u64
     40-47   row_count      u64
-    48-55   latest_ms      u64   the latest time of a batch
-    56-59   body_crc       u32   CRC-32C of all behind the header
-    60-63   crc            u32   CRC-32C of the 60 octets before
+    48-55   moved_count    u64
+    56-63   latest_ms      u64   the latest time of a batch
+    64-71   staged_bytes   u64   octets of the STAGED entries in the segment
+    72-75   body_crc       u32   CRC-32C of all behind the header
+    76-79   crc            u32   CRC-32C of the 76 octets before
 
 Body: columns, little-endian, one after the other. The ranges are all those known at the end of the
 segment, by stream and index, as they were there; `row_end` is where the rows of each end. The rows
-are the segment's batches in the order of the ranges and, within one, of the offsets.
+are the batches of which the segment tells in the order of the ranges and, within one, of the
+offsets. `prefix_bytes` is 0 for those that stand in the segment itself. The others were staged, in
+this segment or one before it: `position` is where they were written first, `prefix_bytes` what is
+in front of them in their entries. `moved` are the batches that were staged in the segment, if it
+was rewritten: where they were written first, and where they are now, by the first.
 
     ranges  stream_id i64, start_offset i64, next_offset i64, row_end i64
-    rows    base_offset i64, position i64, time_ms u64, count u32, length u32
+    rows    base_offset i64, position i64, time_ms u64
+    moved   birth_position i64, moved_position i64
+    rows    count u32, length u32
     ranges  range_index i32, state_code u8
+    rows    prefix_bytes u8
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
 opened. It is written when the segment behind its own is durable, never before: an index that fits
@@ -48,9 +57,9 @@ from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.wire.checksum import Octets, crc32c
 
 INDEX_MAGIC: Final = b"SBPIDX\r\n"
-INDEX_VERSION: Final = 2
+INDEX_VERSION: Final = 3
 
-_FIELDS: Final = struct.Struct(">8sIIQQQQQI")
+_FIELDS: Final = struct.Struct(">8sIIQQQQQQQI")
 _CRC: Final = struct.Struct(">I")
 _I8: Final = np.dtype("<i8")
 _U8: Final = np.dtype("<u8")
@@ -65,11 +74,17 @@ _COLUMNS: Final = (
     ("base_offset", _I8, "rows"),
     ("position", _I8, "rows"),
     ("time_ms", _U8, "rows"),
+    ("birth_position", _I8, "moved"),
+    ("moved_position", _I8, "moved"),
     ("count", _U4, "rows"),
     ("length", _U4, "rows"),
     ("range_index", _I4, "ranges"),
     ("state_code", _U1, "ranges"),
+    ("prefix_bytes", _U1, "rows"),
 )
+_IDENTITY_FIELDS: Final = 5
+"""Of the header, those that tell whose index it is."""
+_SLOT_COLUMNS: Final = ("base_offset", "count", "position", "length", "time_ms", "prefix_bytes")
 _SLOTS_PER_STEP: Final = 256
 
 INDEX_HEADER_BYTES: Final = _FIELDS.size + _CRC.size
@@ -87,9 +102,15 @@ def encode_index(
     empty = RangeRows()
     found = [rows.maybe_rows(logged.key) or empty for logged in ranges]
     row_ends = np.cumsum([len(each.base_offset) for each in found], dtype=_I8)
+    moved = sorted(rows.moved.items())
+    special = {
+        "row_end": row_ends,
+        "birth_position": [birth for birth, _ in moved],
+        "moved_position": [position for _, position in moved],
+    }
     columns = {
-        name: row_ends.tobytes()
-        if name == "row_end"
+        name: np.array(special[name], dtype).tobytes()
+        if name in special
         else np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
         if owner == "ranges"
         else _joined([getattr(each, name) for each in found], dtype)
@@ -104,7 +125,9 @@ def encode_index(
         segment.size,
         len(ranges),
         int(row_ends[-1]) if ranges else 0,
+        len(moved),
         int(np.frombuffer(columns["time_ms"], _U8).max(initial=0)),
+        rows.staged_bytes,
         crc32c(body),
     )
     return [fields + _CRC.pack(crc32c((fields,))), *body]
@@ -125,12 +148,19 @@ def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What an index says in front: its ranges and batches, and the latest time of one of these."""
+    """What an index says in front; `latest_ms` is the latest time of a batch."""
 
     range_count: int
     row_count: int
+    moved_count: int
     latest_ms: int
+    staged_bytes: int
     body_crc: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many values a column has, by whom it is about."""
+        return {"ranges": self.range_count, "rows": self.row_count, "moved": self.moved_count}
 
 
 def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
@@ -154,9 +184,8 @@ def check_index(file: DiskFile, segment: Segment) -> None:
     Raises LogCorruptionError with the reason, or OSError.
     """
     header = read_index_header(file, segment)
-    counts = {"ranges": header.range_count, "rows": header.row_count}
     length = INDEX_HEADER_BYTES + sum(
-        counts[owner] * dtype.itemsize for _, dtype, owner in _COLUMNS
+        header.counts[owner] * dtype.itemsize for _, dtype, owner in _COLUMNS
     )
     if file.size() != length:
         raise LogCorruptionError(f"it has {file.size()} octets, expected {length}")
@@ -181,9 +210,10 @@ class SegmentIndex:
     """The index of one segment, over octets that were checked."""
 
     def __init__(self, data: Octets) -> None:
-        *_, range_count, row_count, latest_ms, _ = _FIELDS.unpack_from(data)
-        self.latest_ms: int = latest_ms
-        counts = {"ranges": range_count, "rows": row_count}
+        header = IndexHeader(*_FIELDS.unpack_from(data)[_IDENTITY_FIELDS:])
+        self.latest_ms = header.latest_ms
+        self.staged_bytes = header.staged_bytes
+        counts = header.counts
         self._columns: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         start = INDEX_HEADER_BYTES
         for name, dtype, owner in _COLUMNS:
@@ -201,19 +231,28 @@ class SegmentIndex:
         return -1 if at is None else int(self._columns["next_offset"][at])
 
     def slots_from(self, key: RangeKey, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the range's batches from the last that starts at `offset` or before."""
+        """Yield the range's batches from the last that starts at `offset` or before.
+
+        `view` is the segment itself; those that were staged may stand elsewhere.
+        """
         own = self._rows(key)
         first = self._row_from(own, offset)
         for step in range(first, own.stop, _SLOTS_PER_STEP):
             rows = slice(step, min(step + _SLOTS_PER_STEP, own.stop))
-            for base_offset, count, position, length, time_ms in zip(
-                *(
-                    self._columns[name][rows].tolist()
-                    for name in ("base_offset", "count", "position", "length", "time_ms")
-                ),
-                strict=True,
+            columns = (self._columns[name][rows].tolist() for name in _SLOT_COLUMNS)
+            for base_offset, count, position, length, time_ms, prefix_bytes in zip(
+                *columns, strict=True
             ):
-                yield Slot(base_offset, count, Location(position, length), view, time_ms)
+                location = Location(position, length)
+                yield Slot(base_offset, count, location, view, time_ms, prefix_bytes)
+
+    def maybe_moved(self, birth_position: int) -> int | None:
+        """Return where the batch is now that was staged at a position of the segment, rewritten."""
+        births = self._columns["birth_position"]
+        at = int(births.searchsorted(birth_position))
+        if at == len(births) or births[at] != birth_position:
+            return None
+        return int(self._columns["moved_position"][at])
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
         """Return the octets of the range's batches that reach beyond `offset`."""

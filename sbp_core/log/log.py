@@ -23,13 +23,15 @@ from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import SEGMENT_BYTES
 from sbp_core.log.active_segment import ActiveSegment, check_group
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
-from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind, Location
+from sbp_core.log.entry import APPENDED_KINDS, BATCH_KINDS, Entry, EntryKind, Location
 from sbp_core.log.lookup import BatchLookup, Extent
-from sbp_core.log.range_states import LoggedRange, RangeKey, encode_snapshot
+from sbp_core.log.range_states import LoggedRange, RangeKey
 from sbp_core.log.recent import RecentBodies
 from sbp_core.log.recovery import Recovered, RecoveryReport, recover
 from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.segment import Segment, segment_path
+from sbp_core.log.snapshot import encode_snapshot
+from sbp_core.log.staged import StagedStates, Staging
 from sbp_core.log.writer_states import WriterStates
 
 
@@ -167,6 +169,14 @@ class Log:
         return self._states.writers
 
     @property
+    def staged(self) -> StagedStates:
+        """What is staged now, or as a group that is being synced makes it, and what ended last.
+
+        What is published is found in its range before it is staged no more.
+        """
+        return self._states.staged
+
+    @property
     def end_position(self) -> int:
         """Position after the last octet."""
         return self._active.end
@@ -230,6 +240,24 @@ class Log:
         self._check_readable()
         return self._slots_from(key, offset)
 
+    def staged_from(self, staging: Staging, sequence: int) -> Iterator[Slot]:
+        """Yield the batches that are staged under an id, from one on; they have no offsets.
+
+        Raises LogError when the log is closed or cannot be read, or they were dropped meanwhile.
+        """
+        batches = staging.batches
+        for at in range(sequence, len(batches)):
+            location = Location(batches.positions[at], batches.lengths[at])
+            slot = Slot(
+                -1,
+                batches.record_counts[at],
+                location,
+                self._extent.active,
+                staging.staged_at_ms,
+                staging.prefix_bytes,
+            )
+            yield self._placed(slot)
+
     def bytes_from(self, key: RangeKey, offset: int) -> int:
         """Return the octets that a range's batches from `offset` on take. Raises LogError."""
         return self.lookup.bytes_from(self._extent, key, offset)
@@ -253,7 +281,7 @@ class Log:
     def is_recent(self, key: RangeKey, offset: int) -> bool:
         """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
         rows = self._extent.rows.maybe_rows(key)
-        return rows is not None and offset >= rows.first_offset
+        return rows is not None and offset >= max(rows.first_offset, rows.own_from)
 
     @property
     def extent(self) -> Extent:
@@ -327,20 +355,21 @@ class Log:
         return _Group(entries, is_durable, time_ms, locations, changed)
 
     def _note(self, group: _Group) -> None:
-        """Take in what a group says of ranges and writers, for what is written behind it."""
+        """Take in what a group says beside its batches, for what is written behind it."""
         self._states.update(group.changed)
-        for entry in group.entries:
+        for entry, location in zip(group.entries, group.locations, strict=True):
             if entry.kind is not EntryKind.BATCH:
                 self.writers.apply(entry, group.time_ms)
+                self.staged.apply(entry, location, group.time_ms)
 
     def _finish(self, group: _Group) -> Appended:
         """Sync a group if it is to be durable, then let it be found."""
         if group.is_durable:
             self._sync(Outcome.UNKNOWN)
         for entry, location in zip(group.entries, group.locations, strict=True):
-            if entry.kind is EntryKind.BATCH:
-                self.recent.keep(entry)
-                self._extent.rows.append(entry, location, group.time_ms)
+            if entry.kind in BATCH_KINDS:
+                self.recent.keep(entry, location)
+            self._extent.rows.take(entry, location, group.time_ms)
         return Appended(group.time_ms, group.locations, tuple(group.changed.values()))
 
     def _write_group(
@@ -369,6 +398,16 @@ class Log:
                 if self._state is LogState.CLOSED or extent is self._extent:
                     raise  # else what failed may be a segment that is no more
 
+    def _placed(self, slot: Slot) -> Slot:
+        while True:
+            self._check_readable()
+            extent = self._extent
+            try:
+                return self.lookup.placed(extent, slot)
+            except LogError:
+                if self._state is LogState.CLOSED or extent is self._extent:
+                    raise  # else what failed may be a segment that is no more
+
     def _write_snapshot(self) -> None:
         """Begin the active segment, which is empty, with the states of all ranges."""
         self._write_group(encode_snapshot(self._states), Outcome.NOT_APPLIED)
@@ -390,7 +429,7 @@ class Log:
             self._maybe_streams_held |= before.rows.stream_ids
             self._states.forget_deleted(self._maybe_streams_held)
         self._write_snapshot()
-        self._extent = Extent((*before.sealed, full), view, SegmentRows())
+        self._extent = Extent((*before.sealed, full), view, SegmentRows(full.end))
 
     def _check_readable(self) -> None:
         if self._state is LogState.CLOSED:

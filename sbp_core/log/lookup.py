@@ -1,6 +1,9 @@
 """From a range and an offset to the batches that hold it, over all segments.
 
 The batches of the active segment are found in memory, those of the full ones by their index files.
+A batch that was staged is told of by the segment that published it, and stands where it was
+written first, or where a rewriting of that segment put it.
+
 For a time, those full segments come into question whose latest batch is not before it, which their
 index files say in front: those headers are read once, and kept. A missing or stale index file is
 made again from its segment by whoever needs it first.
@@ -16,18 +19,18 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from sbp_core.errors import LogCorruptionError
+from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import INDEX_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, write_file
-from sbp_core.log.entry import EntryKind
+from sbp_core.log.entry import Location
 from sbp_core.log.index_file import (
     SegmentIndex,
     encode_index,
@@ -94,7 +97,8 @@ class BatchLookup:
         while True:
             rows = extent.rows.maybe_rows(key)
             if rows is not None and offset >= rows.first_offset:
-                yield from rows.slots_from(offset, extent.active)
+                for slot in rows.slots_from(offset, extent.active):
+                    yield self.placed(extent, slot)
                 return
             at = bisect_right(
                 range(len(extent.sealed)),
@@ -106,11 +110,34 @@ class BatchLookup:
                 return
             index, view = self.index(extent, at), self.views.view(extent.sealed[at])
             for slot in _contiguous(index.slots_from(key, offset, view), key, offset, view):
-                yield slot
+                yield self.placed(extent, slot)
                 offset = slot.end_offset
             if offset < index.next_offset(key):
                 raise _lost(view, key, offset, index.next_offset(key))
             first = at + 1
+
+    def placed(self, extent: Extent, slot: Slot) -> Slot:
+        """Return a batch with the place where it stands: one that was staged may be elsewhere.
+
+        Raises LogError when the disk fails, or its segment is no more.
+        """
+        segment, position = slot.view.segment, slot.location.position
+        if not slot.prefix_bytes or (position >= segment.base and not segment.generation):
+            return slot
+        if position >= extent.active.segment.base:
+            return replace(slot, view=extent.active)
+        at = bisect_right(extent.sealed, position, key=lambda each: each.base) - 1
+        if at < 0:
+            raise LogError(f"the segment of log position {position} is no more")
+        view = self.views.view(extent.sealed[at])
+        if not view.segment.generation:
+            return replace(slot, view=view)
+        maybe_moved = self.index(extent, at).maybe_moved(position)
+        if maybe_moved is None:
+            reason = f"what was staged at log position {position} cannot be found in it"
+            raise corruption(view.file.path, view.segment.base, reason)
+        location = Location(maybe_moved, slot.location.length)
+        return replace(slot, view=view, location=location, birth_position=position)
 
     def write_index(
         self, segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
@@ -242,15 +269,15 @@ def _read_rows(view: SegmentView) -> SegmentRows:
     """Return the batches of a full segment, damaged ones too where their headers are intact."""
     segment = view.segment
     scanner = SegmentScanner(view.file, segment.base, segment.size)
-    rows = SegmentRows()
+    rows = SegmentRows(segment.base)
     for item in scanner.entries():
         if isinstance(item, Damage):
             _LOG.error("%s", corruption(view.file.path, item.position, item.reason))
             found = item.maybe_batch()
         else:
             found = item
-        if found is not None and found[0].kind is EntryKind.BATCH:
-            rows.append(*found, scanner.time_ms)
+        if found is not None:
+            rows.take(*found, scanner.time_ms)
     return rows
 
 

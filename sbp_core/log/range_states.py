@@ -1,7 +1,7 @@
 """What the entries of a log say of its ranges: entries in, states out.
 
 A snapshot, the first group of a segment, carries the states of all ranges in chunks, behind what is
-known of writers (see writer_states.py). Each chunk is a SNAPSHOT entry: `base_offset`
+known of writers and of what is staged (snapshot.py). Each chunk is a SNAPSHOT entry: `base_offset`
 is the number of ranges in all chunks, `count` that in this one. Its body is one column after the
 other, little-endian, of so many values each: stream_id i64, start_offset i64, next_offset i64,
 range_index i32, state_code u8.
@@ -16,14 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
+from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.writer_states import (
-    WriterStates,
-    decode_writer_snapshot,
-    encode_writer_snapshot,
-)
+from sbp_core.log.staged import StagedStates
+from sbp_core.log.writer_states import WriterStates
 
 STATE_COLUMNS: Final = (
     ("stream_id", np.dtype("<i8")),
@@ -80,15 +76,20 @@ class LoggedRange:
 
 
 class RangeStates:
-    """The states of all ranges, and the `writers` of their streams, at one position of the log.
+    """The states of all ranges, the `writers` of their streams, and what is `staged` for these.
 
-    The writers have a fold of their own, for which they need the times of entries.
+    All at one position of the log. Writers and what is staged have folds of their own, for which
+    they need the places and times of entries.
     """
 
     def __init__(
-        self, ranges: Iterable[LoggedRange] = (), writers: WriterStates | None = None
+        self,
+        ranges: Iterable[LoggedRange] = (),
+        writers: WriterStates | None = None,
+        staged: StagedStates | None = None,
     ) -> None:
         self.writers = WriterStates() if writers is None else writers
+        self.staged = StagedStates() if staged is None else staged
         self._streams: dict[int, dict[int, LoggedRange]] = {}
         for logged in ranges:
             self._put(logged)
@@ -102,8 +103,7 @@ class RangeStates:
     def after(self, entries: Iterable[Entry]) -> dict[RangeKey, LoggedRange]:
         """Return the ranges that `entries` change, as they are after the last one.
 
-        Raises LogCorruptionError when an entry contradicts those before it, and LogError for a kind
-        that only a newer version knows what to do with.
+        Raises LogCorruptionError when an entry contradicts those before it.
         """
         changed: dict[RangeKey, LoggedRange] = {}
         for entry in entries:
@@ -146,6 +146,11 @@ class RangeStates:
         match entry.kind:
             case EntryKind.BATCH:
                 return (_with_batch(self._known(entry, changed), entry),)
+            case EntryKind.STAGED:
+                _check_staged(self._known(entry, changed), entry)
+                return ()
+            case EntryKind.TXN_END if entry.base_offset >= 0:
+                return (_with_published(self._known(entry, changed), entry),)
             case EntryKind.RANGE_CREATED:
                 # A range may be announced and looked up at the same time: the first entry counts.
                 if self._maybe_range(entry, changed) is not None:
@@ -160,12 +165,11 @@ class RangeStates:
             case EntryKind.STREAM_DELETED:
                 ranges = self._ranges_of(entry.stream_id, changed)
                 return [_no_earlier_than(logged, RangeState.DELETED) for logged in ranges]
-            case EntryKind.WRITER_MARK | EntryKind.RANGE_WRITERS:
+            case EntryKind.WRITER_MARK | EntryKind.RANGE_WRITERS | EntryKind.TXN_END:
                 return ()
             case _:
-                raise LogError(
-                    f"entries of kind {entry.kind.name} are written by a newer version; run that"
-                    f" version on this folder"
+                raise LogCorruptionError(
+                    f"an entry of kind {entry.kind.name} stands among those of ranges"
                 )
 
     def _maybe_range(
@@ -202,6 +206,28 @@ def _with_batch(logged: LoggedRange, entry: Entry) -> LoggedRange:
             f" {logged.range_index} of stream {logged.stream_id}, which is {logged.state.name}:"
             f" expected at least 1 record at offset {logged.next_offset}"
         )
+    return _grown(logged, entry)
+
+
+def _check_staged(logged: LoggedRange, entry: Entry) -> None:
+    if logged.state is not RangeState.OPEN or entry.count < 1:
+        raise LogCorruptionError(
+            f"{entry.count} records cannot be staged in range {logged.range_index} of stream"
+            f" {logged.stream_id}, which is {logged.state.name}"
+        )
+
+
+def _with_published(logged: LoggedRange, entry: Entry) -> LoggedRange:
+    if logged.state is not RangeState.OPEN or entry.base_offset != logged.next_offset:
+        raise LogCorruptionError(
+            f"what was staged cannot be published at offset {entry.base_offset} in range"
+            f" {logged.range_index} of stream {logged.stream_id}, which is {logged.state.name}:"
+            f" expected offset {logged.next_offset}"
+        )
+    return _grown(logged, entry)
+
+
+def _grown(logged: LoggedRange, entry: Entry) -> LoggedRange:
     return LoggedRange(
         logged.stream_id,
         logged.range_index,
@@ -244,76 +270,3 @@ def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
         raise LogCorruptionError(f"{max(codes)} is no state of a range")
     states = (_STATES[code] for code in codes)
     return list(map(LoggedRange, stream_ids, indexes, starts, nexts, states))
-
-
-def encode_snapshot(states: RangeStates) -> list[Entry]:
-    """Return the entries of a snapshot of `states`; of ranges at least one.
-
-    Those of writers come first: what a crash leaves of them with all ranges has all writers too.
-    """
-    ranges = list(states)
-    chunks = [
-        ranges[start : start + SNAPSHOT_RANGES_PER_ENTRY]
-        for start in range(0, len(ranges), SNAPSHOT_RANGES_PER_ENTRY)
-    ]
-    return encode_writer_snapshot(states.writers) + [
-        Entry(EntryKind.SNAPSHOT, 0, index, len(ranges), len(chunk), encode_states(chunk))
-        for index, chunk in enumerate(chunks or [[]])
-    ]
-
-
-class SnapshotReader:
-    """Puts the SNAPSHOT_WRITERS and SNAPSHOT entries of a segment together."""
-
-    def __init__(self) -> None:
-        self.ranges: list[LoggedRange] = []
-        self.writers = WriterStates()
-        self._expected_count = -1
-        self._writer_entry_count = 0
-        self._writer_entries_expected = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all ranges are there, and so all writers."""
-        return len(self.ranges) == self._expected_count
-
-    @property
-    def has_writers(self) -> bool:
-        """Whether all writers are there, if there are any."""
-        return self._writer_entry_count == self._writer_entries_expected
-
-    def add(self, entry: Entry) -> bool:
-        """Take the next entry of the segment; return whether it completes the snapshot.
-
-        Raises LogCorruptionError if it does not follow.
-        """
-        if entry.kind is EntryKind.SNAPSHOT_WRITERS:
-            self._add_writers(entry)
-            return False
-        expected = entry.base_offset if self._expected_count < 0 else self._expected_count
-        if entry.kind is not EntryKind.SNAPSHOT or entry.base_offset != expected:
-            raise LogCorruptionError(
-                f"an entry of kind {entry.kind.name} stands where the segment's snapshot of its"
-                f" ranges should go on: {len(self.ranges)} of {expected} are here"
-            )
-        if not self.has_writers:
-            raise LogCorruptionError(
-                f"the segment's snapshot has {self._writer_entry_count} of"
-                f" {self._writer_entries_expected} entries of writers"
-            )
-        self._expected_count = expected
-        self.ranges += decode_states(memoryview(entry.body), entry.count)
-        return self.is_complete
-
-    def _add_writers(self, entry: Entry) -> None:
-        if self._expected_count >= 0:
-            raise LogCorruptionError("writers stand behind the snapshot of the segment's ranges")
-        if entry.range_index != self._writer_entry_count:
-            raise LogCorruptionError(
-                f"part {entry.range_index} of the writers stands where part"
-                f" {self._writer_entry_count} should be"
-            )
-        for stream_id, writer in decode_writer_snapshot(entry):
-            self.writers.restore(stream_id, writer)
-        self._writer_entry_count += 1
-        self._writer_entries_expected = entry.base_offset

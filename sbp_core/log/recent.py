@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.log.entry import Entry
-from sbp_core.log.range_states import RangeKey
+from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.rows import Slot
+from sbp_core.log.staged_entries import decode_prefix, prefix_length
 
 _BATCH_COST_BYTES: Final = 512
 """What a batch takes besides its body, roughly."""
@@ -21,31 +21,38 @@ _BATCH_COST_BYTES: Final = 512
 class RecentBodies:
     """At most RECENT_BODIES_BYTES_MAX octets of bodies; the oldest go first.
 
-    With the buffers around them they take twice that at most. One thread may keep while others
-    look.
+    With the buffers around them they take twice that at most. They are found by the positions at
+    which they were written, those that were staged too. One thread may keep while others look.
     """
 
     def __init__(self) -> None:
         self._bytes_max = limits.RECENT_BODIES_BYTES_MAX
         self._bytes = 0
-        self._bodies: dict[tuple[RangeKey, int], memoryview] = {}
-        self._order: deque[tuple[RangeKey, int]] = deque()
+        self._bodies: dict[int, memoryview] = {}
+        self._order: deque[int] = deque()
 
-    def keep(self, entry: Entry) -> None:
-        """Keep the body of a BATCH entry that was written; nobody changes it any more."""
-        place = ((entry.stream_id, entry.range_index), entry.base_offset)
-        self._bodies[place] = _standing_alone(memoryview(entry.body))
-        self._order.append(place)
-        self._bytes += len(entry.body) + _BATCH_COST_BYTES
+    def keep(self, entry: Entry, location: Location) -> None:
+        """Keep the batch of a BATCH or STAGED entry that was written; nobody changes it now."""
+        body = memoryview(entry.body)
+        if entry.kind is EntryKind.STAGED:
+            body = body[prefix_length(decode_prefix(body)[0]) :]
+        self._bodies[location.position] = _standing_alone(body)
+        self._order.append(location.position)
+        self._bytes += len(body) + _BATCH_COST_BYTES
         while self._bytes > self._bytes_max:
             oldest = self._bodies.pop(self._order.popleft())
             self._bytes -= len(oldest) + _BATCH_COST_BYTES
 
-    def maybe_bodies(self, key: RangeKey, slots: Sequence[Slot]) -> tuple[memoryview, ...] | None:
-        """Return the bodies of `slots`, batches of one range; None unless all are here."""
+    def maybe_bodies(self, slots: Sequence[Slot]) -> tuple[memoryview, ...] | None:
+        """Return the bodies of `slots`; None unless all are here.
+
+        None as well if one stands in a segment that was rewritten: elsewhere than it did.
+        """
         bodies = []
         for slot in slots:
-            body = self._bodies.get((key, slot.base_offset))
+            if slot.view.segment.generation:
+                return None
+            body = self._bodies.get(slot.location.position)
             if body is None:
                 return None
             bodies.append(body)

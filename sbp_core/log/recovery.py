@@ -52,7 +52,6 @@ from sbp_core.log.segment import (
     segment_path,
 )
 from sbp_core.log.start import START_NAME, read_start
-from sbp_core.log.writer_states import WriterStates
 
 _OWN_NAME: Final = re.compile(r"([0-9]{20})\.(?:log|idx)(?:\.tmp)?", re.ASCII)
 
@@ -186,16 +185,16 @@ def _states_at(
     directory: Path,
     base: int,
     sealed: tuple[Segment, ...],
-    writers: WriterStates | None,
+    maybe_known: RangeStates | None,
 ) -> RangeStates:
-    """Return the ranges as they were at `base`, from the segment that ends there.
+    """Return the states as they were at `base`, from the segment that ends there.
 
-    Its index tells them, but nothing of `writers`: unless these are known the segment is read.
+    Its index tells the ranges, but nothing else: unless the rest is known the segment is read.
     """
     if sealed:
         index = _maybe_index(disk, directory, sealed[-1])
-        if index is not None and writers is not None:
-            return RangeStates(index.ranges(), writers)
+        if index is not None and maybe_known is not None:
+            return RangeStates(index.ranges(), maybe_known.writers, maybe_known.staged)
         path = segment_path(directory, sealed[-1].base)
         with _open(disk, path, is_writable=False) as file:
             return replay_segment(file, sealed[-1]).states

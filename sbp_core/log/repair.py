@@ -21,10 +21,11 @@ from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
 from sbp_core.log.entry import EntryKind
 from sbp_core.log.index_file import index_path
 from sbp_core.log.inspection import DamagedSegment, Inspection
-from sbp_core.log.range_states import RangeStates, encode_snapshot
+from sbp_core.log.range_states import RangeStates
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import Segment, SegmentHeader, segment_path
 from sbp_core.log.segment_writer import TimedEntry, write_segment
+from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.log.start import START_NAME, write_start
 from sbp_core.log.writer_states import WriterStates
 

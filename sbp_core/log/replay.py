@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
-from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.range_states import RangeStates, SnapshotReader
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
+from sbp_core.log.range_states import RangeStates
 from sbp_core.log.rows import SegmentRows
 from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.segment import (
@@ -21,9 +20,8 @@ from sbp_core.log.segment import (
     read_segment,
     write_segment_header,
 )
-from sbp_core.log.writer_states import MarkReader, WriterStates
-
-_OF_SNAPSHOTS: Final = (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS)
+from sbp_core.log.snapshot import SnapshotReader
+from sbp_core.log.writer_states import MarkReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +58,16 @@ class DamagedSnapshot:
 
 @dataclass(slots=True)
 class Replay:
-    """The ranges and writers at the end of a segment, and its batches.
+    """The ranges, writers and transactions at the end of a segment, and the `rows` of its batches.
 
     With `is_restored` its snapshot does not count: it was damaged, and `states` known otherwise.
     """
 
     path: Path
+    rows: SegmentRows
     snapshot: SnapshotReader = field(default_factory=SnapshotReader)
     is_restored: bool = False
     states: RangeStates = field(default_factory=RangeStates)
-    rows: SegmentRows = field(default_factory=SegmentRows)
     entry_count: int = 0
     marks: MarkReader = field(default_factory=MarkReader)
 
@@ -85,19 +83,19 @@ class Replay:
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in the next entry. Raises LogCorruptionError if it contradicts those before it."""
-        if self.is_restored and entry.kind in _OF_SNAPSHOTS:
+        if self.is_restored and entry.kind in SNAPSHOT_KINDS:
             return
         try:
             if self.has_snapshot:
                 self.states.apply(entry)
                 self.marks.take(entry, location, time_ms, self.states.writers)
+                self.states.staged.apply(entry, location, time_ms)
+                self.rows.take(entry, location, time_ms)
                 self.entry_count += 1
             elif self.snapshot.add(entry):
-                self.states = RangeStates(self.snapshot.ranges, self.snapshot.writers)
+                self.states = self.snapshot.states()
         except LogCorruptionError as error:
             raise corruption(self.path, location.position, str(error)) from error
-        if entry.kind is EntryKind.BATCH:
-            self.rows.append(entry, location, time_ms)
 
 
 def replay_segment(file: DiskFile, segment: Segment) -> Replay:
@@ -108,7 +106,7 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
     if segment.generation:
         reason = "the segment behind it lost the snapshot of its ranges, and this one was compacted"
         raise corruption(file.path, segment.base, reason)
-    replay = Replay(file.path)
+    replay = Replay(file.path, SegmentRows(segment.base))
     scanner = SegmentScanner(file, segment.base, segment.size)
     for item in scanner.entries():
         found = item.maybe_batch() if isinstance(item, Damage) else item
@@ -125,17 +123,17 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
 class LastSegment:
     """The segment in which the log goes on: `read` it, then `repair` it where a crash tore it.
 
-    Then it ends at `end`. `states_at_base` tells the ranges as the segment before has them, given
-    the writers if these are known; it raises LogError.
+    Then it ends at `end`. `states_at_base` tells the states as the segment before has them, given
+    those of this one's snapshot if only ranges are missing there; it raises LogError.
     """
 
     def __init__(
         self,
         file: DiskFile,
         base: int,
-        states_at_base: Callable[[WriterStates | None], RangeStates],
+        states_at_base: Callable[[RangeStates | None], RangeStates],
     ) -> None:
-        self.replay = Replay(file.path)
+        self.replay = Replay(file.path, SegmentRows(base))
         self.states_at_base = states_at_base
         self.durable_upto = base
         self.torn_tail: TornTail | None = None
@@ -205,7 +203,7 @@ class LastSegment:
         if maybe_batch is not None:
             self._note_batch(*maybe_batch, damage.reason)
             self.replay.apply(*maybe_batch, time_ms)
-        elif damage.header is not None and damage.header.kind in _OF_SNAPSHOTS:
+        elif damage.header is not None and damage.header.kind in SNAPSHOT_KINDS:
             self._restore(damage)
         else:
             raise corruption(
@@ -222,10 +220,8 @@ class LastSegment:
             )
             is_of_ranges = damage.header is not None and damage.header.kind is EntryKind.SNAPSHOT
             snapshot = self.replay.snapshot
-            are_writers_known = is_of_ranges and snapshot.has_writers
-            self.replay.restore(
-                self.states_at_base(snapshot.writers if are_writers_known else None)
-            )
+            is_rest_known = is_of_ranges and snapshot.has_all_but_ranges
+            self.replay.restore(self.states_at_base(snapshot.states() if is_rest_known else None))
 
     def _note_batch(self, entry: Entry, location: Location, reason: str) -> None:
         self.damaged_batches.append(

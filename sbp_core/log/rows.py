@@ -1,4 +1,9 @@
-"""Where the batches of one segment are, and of when, in memory: 32 octets for each."""
+"""Which batches one segment tells of, where they are, and of when, in memory: 33 octets for each.
+
+Those that were appended with their offsets stand in the segment itself. Those that were staged have
+their offsets from a TXN_END entry of the segment; they were written first at the position that is
+said of them, in this segment or an earlier one, which may have been rewritten since.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,22 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sbp_core.log.entry import Entry, Location
+import numpy as np
+
+from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.range_states import RangeKey
 from sbp_core.log.segment import SegmentView
+from sbp_core.log.staged_entries import EndedBatches, decode_end
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One batch: records [base_offset, base_offset + count), found at `location` of `view`.
 
-    `time_ms` is when it was written, since the epoch, UTC.
+    `time_ms` is when it was written or published, since the epoch, UTC. One that was staged has
+    `prefix_bytes` in front of it in its entry, and does not say its base offset itself; here that
+    is -1 while it is not published. `birth_position` is where it was written first if it stands
+    elsewhere now, else -1.
     """
 
     base_offset: int
@@ -24,6 +35,13 @@ class Slot:
     location: Location
     view: SegmentView
     time_ms: int
+    prefix_bytes: int = 0
+    birth_position: int = -1
+
+    @property
+    def body_length(self) -> int:
+        """Octets of the batch."""
+        return self.location.body_length - self.prefix_bytes
 
     @property
     def end_offset(self) -> int:
@@ -40,20 +58,32 @@ class DatedOffset:
 
 
 class RangeRows:
-    """The batches of one range in one segment, in the order of their offsets.
+    """The batches of one range that one segment tells of, in the order of their offsets.
 
     One thread may append while others read: they see a batch only when it is complete. Times are in
     order too, unless the clock was set back meanwhile.
     """
 
-    __slots__ = ("base_offset", "count", "is_time_ordered", "length", "position", "time_ms")
+    __slots__ = (
+        "base_offset",
+        "count",
+        "is_time_ordered",
+        "length",
+        "own_from",
+        "position",
+        "prefix_bytes",
+        "time_ms",
+    )
 
     def __init__(self) -> None:
         self.count = array("I")
         self.position = array("q")
         self.length = array("I")
         self.time_ms = array("Q")
+        self.prefix_bytes = array("B")
         self.is_time_ordered = True
+        self.own_from = 0
+        """Offset from which on all batches stand in the segment itself."""
         self.base_offset = array("q")  # written last: its length is that of the rows
 
     @property
@@ -62,24 +92,53 @@ class RangeRows:
         return self.base_offset[0]
 
     def append(self, base_offset: int, count: int, location: Location, time_ms: int) -> None:
-        """Add the next batch."""
+        """Add the next batch, one that was appended with its offset."""
         self.count.append(count)
         self.position.append(location.position)
         self.length.append(location.length)
+        self._note_time(time_ms)
+        self.time_ms.append(time_ms)
+        self.prefix_bytes.append(0)
+        self.base_offset.append(base_offset)
+
+    def publish(
+        self, base_offset: int, ended: EndedBatches, segment_base: int, time_ms: int
+    ) -> None:
+        """Add the next batches, which were staged; at least one."""
+        batches = ended.batches
+        end_offsets = np.cumsum(np.array(batches.record_counts, np.int64)) + base_offset
+        (elsewhere,) = np.nonzero(np.array(batches.positions) < segment_base)
+        if len(elsewhere):
+            self.own_from = int(end_offsets[elsewhere[-1]])
+        self.count += batches.record_counts
+        self.position += batches.positions
+        self.length += batches.lengths
+        self._note_time(time_ms)
+        self.time_ms += array("Q", [time_ms]) * len(batches)
+        self.prefix_bytes += ended.prefix_lengths()
+        self.base_offset += array("q", [base_offset, *end_offsets[:-1].tolist()])
+
+    def _note_time(self, time_ms: int) -> None:
         if self.time_ms and time_ms < self.time_ms[-1]:
             self.is_time_ordered = False
-        self.time_ms.append(time_ms)
-        self.base_offset.append(base_offset)
 
     def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
         """Yield the batches from the one that holds `offset` on, also those appended meanwhile.
 
-        `offset` is not below the first one.
+        `offset` is not below the first one. `view` is the segment itself; those that were staged
+        may stand elsewhere.
         """
         row = self._row_beyond(offset)
         while row < len(self.base_offset):
             location = Location(self.position[row], self.length[row])
-            yield Slot(self.base_offset[row], self.count[row], location, view, self.time_ms[row])
+            yield Slot(
+                self.base_offset[row],
+                self.count[row],
+                location,
+                view,
+                self.time_ms[row],
+                self.prefix_bytes[row],
+            )
             row += 1
 
     def bytes_from(self, offset: int) -> int:
@@ -105,9 +164,16 @@ class RangeRows:
 
 
 class SegmentRows:
-    """The batches of one segment, by range."""
+    """The batches that the segment at `base` tells of, by range; and those staged in it.
 
-    def __init__(self) -> None:
+    `staged_bytes` counts the entries of these, `moved` says where those are now that were written
+    first at another position.
+    """
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.staged_bytes = 0
+        self.moved: dict[int, int] = {}
         self._ranges: dict[RangeKey, RangeRows] = {}
 
     @property
@@ -115,16 +181,25 @@ class SegmentRows:
         """The streams that have batches here."""
         return {stream_id for stream_id, _ in self._ranges}
 
-    def append(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Add the next BATCH entry."""
-        key = (entry.stream_id, entry.range_index)
-        rows = self._ranges.get(key)
-        if rows is None:
-            rows = RangeRows()
+    def take(self, entry: Entry, location: Location, time_ms: int) -> None:
+        """Add what the next entry says of batches. Raises LogCorruptionError if it makes no sense.
+
+        Of a damaged one only the header may be there, if it is no TXN_END.
+        """
+        if entry.kind is EntryKind.BATCH:
+            rows = self._ranges.get((entry.stream_id, entry.range_index)) or RangeRows()
             rows.append(entry.base_offset, entry.count, location, time_ms)
-            self._ranges[key] = rows  # with its first row, for who reads meanwhile
+        elif entry.kind is EntryKind.TXN_END and entry.count:
+            rows = self._ranges.get((entry.stream_id, entry.range_index)) or RangeRows()
+            rows.publish(entry.base_offset, decode_end(entry), self.base, time_ms)
         else:
-            rows.append(entry.base_offset, entry.count, location, time_ms)
+            if entry.kind is EntryKind.STAGED:
+                self.staged_bytes += location.length
+                if entry.base_offset >= 0:
+                    self.moved[entry.base_offset] = location.position
+            return
+        # With its first row, for who reads meanwhile.
+        self._ranges[entry.stream_id, entry.range_index] = rows
 
     def maybe_rows(self, key: RangeKey) -> RangeRows | None:
         """Return the rows of a range, at least one, or None."""

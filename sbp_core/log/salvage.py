@@ -14,10 +14,10 @@ from sbp_core.log.range_states import (
     RangeKey,
     RangeState,
     RangeStates,
-    SnapshotReader,
 )
 from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.segment import Segment
+from sbp_core.log.snapshot import SnapshotReader
 from sbp_core.log.writer_states import MarkReader
 
 

@@ -10,6 +10,7 @@ from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.damage import corruption, naming_damage
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import (
+    BATCH_KINDS,
     COMMIT_BYTES,
     COMMIT_MARKER,
     ENTRY_HEADER_BYTES,
@@ -23,8 +24,9 @@ from sbp_core.log.entry import (
     decode_entry,
     decode_entry_header,
 )
-from sbp_core.log.range_states import LoggedRange, SnapshotReader
+from sbp_core.log.range_states import LoggedRange
 from sbp_core.log.segment import SEGMENT_HEADER_BYTES, SegmentView
+from sbp_core.log.snapshot import SnapshotReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Damage:
     header: EntryHeader | None = None
 
     def maybe_batch(self) -> tuple[Entry, Location] | None:
-        """Return the BATCH entry that was there, without its body, if that is known."""
-        if self.header is None or self.header.kind is not EntryKind.BATCH:
+        """Return the BATCH or STAGED entry that was there, without its body, if that is known."""
+        if self.header is None or self.header.kind not in BATCH_KINDS:
             return None
         return self.header.with_body(), Location(self.position, self.header.length)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.entry import Commit, Entry, EntryKind, Location, encode_entry
+from sbp_core.log.entry import Commit, Entry, Location, encode_entry
 from sbp_core.log.rows import SegmentRows
 from sbp_core.log.segment import SegmentHeader, encode_segment_header
 from sbp_core.wire.checksum import Octets
@@ -63,15 +63,13 @@ class _Writer:
         self._buffered_bytes = len(self._buffers[0])
         self._written_bytes = 0
         self._time_ms: int | None = None
-        self._rows = SegmentRows()
+        self._rows = SegmentRows(header.base)
 
     def add(self, entry: Entry, time_ms: int) -> None:
         if time_ms != self._time_ms:
             self._put(Commit(self._position, time_ms).to_entry())
             self._time_ms = time_ms
-        location = self._put(entry)
-        if entry.kind is EntryKind.BATCH:
-            self._rows.append(entry, location, time_ms)
+        self._rows.take(entry, self._put(entry), time_ms)
 
     def finish(self) -> Written:
         self._flush()

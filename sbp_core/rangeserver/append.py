@@ -11,8 +11,6 @@ from sbp_core import limits
 from sbp_core.errors import (
     DiskFullError,
     LogWriteError,
-    RangeNotFoundError,
-    RangeSealedError,
     RecordBatchError,
     SbpError,
     StatusCode,
@@ -32,9 +30,11 @@ from sbp_core.rangeserver.append_items import (
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
 from sbp_core.rangeserver.metrics import Metrics
-from sbp_core.rangeserver.ranges import HostedRange, RangeInput
-from sbp_core.rangeserver.writers import BatchNumber, NumberedAppend, Writers, check_number
+from sbp_core.rangeserver.ranges import HostedRange, RangeInput, check_latest
+from sbp_core.rangeserver.staging import Stagings
+from sbp_core.rangeserver.writers import BatchNumber, Writers, check_number
 from sbp_core.records import peek_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
@@ -69,13 +69,17 @@ class AppendHandler(PromptHandler):
         host: RangeHost,
         committer: GroupCommitter,
         disk_space: DiskSpace,
+        stagings: Stagings,
+        in_flight: InFlight,
         *,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
         self._host = host
         self._committer = committer
-        self._writers = Writers(host.writers)
+        self._in_flight = in_flight
+        self._writers = Writers(host.writers, in_flight)
+        self._stagings = stagings
         self._disk_space = disk_space
         self._clock = clock
         self._metrics = metrics
@@ -106,7 +110,7 @@ class AppendHandler(PromptHandler):
             self._count(frame, refusals, ())
             return partial(self._respond, frame, refusals, throttle_time_ms=limits.THROTTLE_MS)
         entries: list[Entry] = []
-        numbered: list[NumberedAppend] = []
+        numbered: list[PendingAppend] = []
         accepted = [self._accept(item, entries, numbered) for item in items]
         written = None
         if entries:
@@ -137,16 +141,16 @@ class AppendHandler(PromptHandler):
         frame: _AppendFrame,
         accepted: Sequence[Outcome],
         entries: Sequence[Entry],
-        numbered: Sequence[NumberedAppend],
+        numbered: Sequence[PendingAppend],
         written: asyncio.Future[int] | None,
     ) -> Rest:
-        """Answer a frame with batches of writers: others may wait for these, and these for others.
+        """Answer a frame with numbered batches: others may wait for these, and these for others.
 
         So nothing that is waited for is cancelled when nobody waits for this answer any longer. A
         frame that only waits for others takes its memory meanwhile, as those do.
         """
         if written is not None:
-            self._writers.follow(numbered, written)
+            self._in_flight.follow(numbered, written)
         awaited = {each.written for each in numbered if each.written is not None}
         held_bytes = 0 if written is not None else frame.call.memory_bytes
 
@@ -156,7 +160,7 @@ class AppendHandler(PromptHandler):
                 with self._committer.hold(held_bytes):
                     await asyncio.gather(*map(asyncio.shield, awaited))
                 for at, outcome in enumerate(accepted):
-                    if isinstance(outcome, NumberedAppend):
+                    if isinstance(outcome, PendingAppend):
                         outcomes[at] = outcome.placed()
             except LogWriteError as error:
                 self._count(frame, (), ())
@@ -180,7 +184,7 @@ class AppendHandler(PromptHandler):
         )
         self._metrics.touch({(entry.stream_id, entry.range_index) for entry in entries})
 
-    def _accept(self, item: Item, entries: list[Entry], numbered: list[NumberedAppend]) -> Outcome:
+    def _accept(self, item: Item, entries: list[Entry], numbered: list[PendingAppend]) -> Outcome:
         """Give one batch its offsets and put it to the `entries`, or say why not.
 
         One that has a number and waits for the disk, now or since before, is put to `numbered`.
@@ -194,9 +198,14 @@ class AppendHandler(PromptHandler):
                     f" {limits.BATCH_BYTES_MAX}; send smaller batches"
                 )
             hosted = self._host.table.range_at(item.stream_id, -1)
+            if item.info.txn_id is not None:
+                taken, staged = self._stagings.take(item, hosted, record_count)
+                entries += staged
+                numbered += [taken] if isinstance(taken, PendingAppend) else []
+                return taken
             if item.info.writer_id is not None:
                 return self._accept_numbered(item, hosted, record_count, entries, numbered)
-            _check_range_index(hosted, item.range_index)
+            check_latest(hosted, item.range_index)
             base_offset = hosted.assign(record_count)
         except SbpError as error:
             return status_for(error)
@@ -218,8 +227,8 @@ class AppendHandler(PromptHandler):
         hosted: HostedRange,
         record_count: int,
         entries: list[Entry],
-        numbered: list[NumberedAppend],
-    ) -> NumberedAppend | NumberedBatch:
+        numbered: list[PendingAppend],
+    ) -> PendingAppend | NumberedBatch:
         """Do the same for a batch with a number. Raises SbpError when it is refused.
 
         What was appended once stays so, whatever became of its range: so a repeat is looked for
@@ -230,10 +239,10 @@ class AppendHandler(PromptHandler):
         is_told = self._host.knows_writers(*hosted.key)  # before the look: it may come meanwhile
         repeated = self._writers.maybe_repeat(number, record_count)
         if repeated is not None:
-            if isinstance(repeated, NumberedAppend):
+            if isinstance(repeated, PendingAppend):
                 numbered.append(repeated)
             return repeated
-        _check_range_index(hosted, item.range_index)
+        check_latest(hosted, item.range_index)
         hosted.receive(RangeInput.APPEND)
         if not is_told:
             self._host.look_up_soon(hosted.stream_id)
@@ -263,21 +272,6 @@ class AppendHandler(PromptHandler):
             ],
             lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
         )
-
-
-def _check_range_index(hosted: HostedRange, range_index: int) -> None:
-    if range_index < 0 or range_index == hosted.range_index:
-        return
-    if range_index < hosted.range_index:
-        raise RangeSealedError(
-            StatusCode.RANGE_ALREADY_SEALED,
-            f"range {range_index} of stream {hosted.stream_id} is not the open one, which is"
-            f" {hosted.range_index}",
-        )
-    raise RangeNotFoundError(
-        StatusCode.RANGE_NOT_FOUND,
-        f"range {range_index} of stream {hosted.stream_id} is not hosted here",
-    )
 
 
 def _not_told(hosted: HostedRange) -> WritersNotThereError:

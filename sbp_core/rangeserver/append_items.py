@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry
 from sbp_core.log.writer_states import NumberedBatch
-from sbp_core.rangeserver.writers import NumberedAppend
+from sbp_core.rangeserver.in_flight import PendingAppend
 from sbp_core.wire.headers import AppendInfo, AppendResult, Status
 from sbp_core.wire.status import SUCCESS
 
@@ -23,7 +23,7 @@ class Item:
     batch: memoryview
 
 
-Outcome = Entry | NumberedAppend | NumberedBatch | Status
+Outcome = Entry | PendingAppend | NumberedBatch | Status
 """Of an item: a batch to append, without and with a number; one that was; or why it is refused."""
 
 
@@ -61,12 +61,7 @@ def check_extensions(info: AppendInfo) -> None:
 
     Raises InvalidRequestError.
     """
-    if info.txn_id is not None:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
-            "staged appends are not available on this server; append without txn_id",
-        )
-    if info.sequence >= 0 and info.writer_id is None:
+    if info.sequence >= 0 and info.writer_id is None and info.txn_id is None:
         raise InvalidRequestError(
             StatusCode.INVALID_REQUEST,
             f"sequence {info.sequence} is nobody's; append with a writer_id, or without sequence",

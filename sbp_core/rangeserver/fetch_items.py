@@ -39,7 +39,7 @@ class Answer:
     @property
     def length_bytes(self) -> int:
         """Octets of the batches."""
-        return sum(slot.location.body_length for slot in self.slots)
+        return sum(slot.body_length for slot in self.slots)
 
     def result(self) -> FetchResult:
         """Return what the header says of it."""
@@ -77,8 +77,7 @@ class Found:
         return (
             next_offset == self.hosted.maybe_end_offset
             or 0 <= item.end_offset <= next_offset
-            or sum([slot.location.body_length for slot in self.slots])
-            >= min(min_bytes, item.max_bytes)
+            or sum([slot.body_length for slot in self.slots]) >= min(min_bytes, item.max_bytes)
             or next_offset < self.tail
         )
 

@@ -250,6 +250,22 @@ def first_offset(ranges: Sequence[HostedRange]) -> int:
     return next(held, ranges[-1]).start_offset
 
 
+def check_latest(latest: HostedRange, range_index: int) -> None:
+    """Raise unless an append that names a range means its stream's latest one; -1 names none.
+
+    RangeSealedError for an earlier one, RangeNotFoundError for a later one.
+    """
+    if range_index < 0 or range_index == latest.range_index:
+        return
+    if range_index < latest.range_index:
+        raise RangeSealedError(
+            StatusCode.RANGE_ALREADY_SEALED,
+            f"range {range_index} of stream {latest.stream_id} is not the open one, which is"
+            f" {latest.range_index}",
+        )
+    raise _not_found(latest.stream_id, range_index)
+
+
 def _not_found(stream_id: int, range_index: int) -> RangeNotFoundError:
     which = f"range {range_index}" if range_index >= 0 else "no range"
     return RangeNotFoundError(

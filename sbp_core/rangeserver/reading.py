@@ -15,6 +15,7 @@ from sbp_core.log.batches import Bodies, maybe_cached_bodies, read_bodies
 from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeKey
 from sbp_core.log.rows import Slot
+from sbp_core.records import with_base_offset
 from sbp_core.wire.checksum import Octets
 
 _LOG: Final = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def _take_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
     taken_bytes = 0
     try:
         for slot in log.batches_from(wanted.key, wanted.offset):
-            taken_bytes += slot.location.body_length
+            taken_bytes += slot.body_length
             is_too_much = slots and taken_bytes > wanted.max_bytes
             if is_too_much or slot.base_offset >= wanted.stop_offset:
                 break
@@ -91,22 +92,29 @@ def read_slots(log: Log, key: RangeKey, slots: Sequence[Slot]) -> SlotBodies:
 
     Those that come from the disk are verified.
     """
-    recent = log.recent.maybe_bodies(key, slots)
+    recent = log.recent.maybe_bodies(slots)
     bodies = read_bodies(key, slots) if recent is None else Bodies(recent)
     if bodies.error is not None:
         _LOG.error("%s", bodies.error)
-    return _joined(bodies)
+    return _served(slots, bodies)
 
 
 def maybe_cached_slots(log: Log, key: RangeKey, slots: Sequence[Slot]) -> SlotBodies | None:
     """Return what `read_slots` would, if that needs no wait for the disk and nothing fails."""
-    recent = log.recent.maybe_bodies(key, slots)
+    recent = log.recent.maybe_bodies(slots)
     bodies = maybe_cached_bodies(key, slots) if recent is None else Bodies(recent)
-    return None if bodies is None else _joined(bodies)
+    return None if bodies is None else _served(slots, bodies)
 
 
-def _joined(bodies: Bodies) -> SlotBodies:
-    buffers: tuple[Octets, ...] = bodies.octets
-    if sum(map(len, buffers)) < len(buffers) * limits.FETCH_JOIN_BYTES:
-        buffers = (b"".join(buffers),)
-    return SlotBodies(buffers, len(bodies.octets), bodies.error)
+def _served(slots: Sequence[Slot], bodies: Bodies) -> SlotBodies:
+    """Return bodies as they are sent: those that were staged say their base offsets now."""
+    buffers: list[Octets] = []
+    for slot, body in zip(slots, bodies.octets, strict=False):  # fewer if one cannot be read
+        if slot.prefix_bytes and slot.base_offset >= 0:
+            buffers += with_base_offset(body, slot.base_offset)
+        else:
+            buffers.append(body)
+    slot_count = len(bodies.octets)
+    if sum(map(len, bodies.octets)) < slot_count * limits.FETCH_JOIN_BYTES:
+        buffers = [b"".join(buffers)]
+    return SlotBodies(tuple(buffers), slot_count, bodies.error)

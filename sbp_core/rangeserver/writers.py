@@ -1,15 +1,8 @@
-"""Appends of writers who number their batches: the next one is appended, a repeat is answered.
-
-What the log says of a writer runs behind: its batches that wait for the disk are kept here. So a
-repeat of one of these is answered when the original is, and never before.
-"""
+"""Appends of writers who number their batches: the next one is appended, a repeat is answered."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from sbp_core import limits
@@ -22,6 +15,7 @@ from sbp_core.errors import (
     WriterUnknownError,
 )
 from sbp_core.log.writer_states import NumberedBatch, WriterStates
+from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
 from sbp_core.wire.status import shown
 from sbp_core.wire.writer_id import is_writer_id
 
@@ -59,32 +53,16 @@ def check_number(number: BatchNumber) -> None:
         )
 
 
-@dataclass(slots=True, eq=False)
-class NumberedAppend:
-    """A batch of a writer that waits for the disk; `written` ends with its time in ms."""
-
-    number: BatchNumber
-    base_offset: int
-    record_count: int
-    written: asyncio.Future[int] | None = None
-
-    def placed(self) -> NumberedBatch:
-        """Return where it is, once it is written. Raises LogWriteError if it is not."""
-        assert self.written is not None
-        return NumberedBatch(self.base_offset, self.record_count, self.written.result())
-
-
 class Writers:
     """The writers of all streams, with what was taken from them and is not written yet."""
 
-    def __init__(self, known: WriterStates) -> None:
+    def __init__(self, known: WriterStates, in_flight: InFlight) -> None:
         self._known = known
-        self._in_flight: dict[tuple[int, str], dict[int, NumberedAppend]] = {}
-        """Of each writer in a stream its batches by sequence, in that order."""
+        self._in_flight = in_flight
 
     def maybe_repeat(
         self, number: BatchNumber, record_count: int
-    ) -> NumberedAppend | NumberedBatch | None:
+    ) -> PendingAppend | NumberedBatch | None:
         """Return where a batch is, or will be, that was taken before; None for one that was not.
 
         Raises WriterRepeatError for one of which the place is not known any more, and
@@ -92,8 +70,8 @@ class Writers:
         """
         if number.sequence > self._last_sequence(number):
             return None
-        in_flight = self._in_flight.get(number.writer, {})
-        found: NumberedAppend | NumberedBatch | None = in_flight.get(number.sequence)
+        found: PendingAppend | NumberedBatch | None
+        found = self._in_flight.of(number.writer).get(number.sequence)
         if found is None:
             state = self._known.maybe_writer(*number.writer)
             found = None if state is None else state.maybe_batch(number.sequence)
@@ -117,7 +95,7 @@ class Writers:
         """
         last = self._last_sequence(number)
         if number.sequence == last + 1:
-            if len(self._in_flight.get(number.writer, ())) < limits.WRITER_BATCHES_KEPT:
+            if len(self._in_flight.of(number.writer)) < limits.WRITER_BATCHES_KEPT:
                 return
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
@@ -137,39 +115,15 @@ class Writers:
             WriterGapError.encode_expected(last + 1),
         )
 
-    def begin(self, number: BatchNumber, base_offset: int, record_count: int) -> NumberedAppend:
-        """Take note of a batch that is appended; `follow` comes next."""
-        append = NumberedAppend(number, base_offset, record_count)
-        self._in_flight.setdefault(number.writer, {})[number.sequence] = append
-        return append
-
-    def follow(self, appends: Iterable[NumberedAppend], written: asyncio.Future[int]) -> None:
-        """Let the batches that were begun wait for `written`, which nobody must cancel.
-
-        Those that wait for something else already, and second mentions, are left as they are.
-        """
-        begun = []
-        for append in appends:
-            if append.written is None:
-                append.written = written
-                begun.append(append)
-        written.add_done_callback(partial(self._on_written, begun))
-
-    def _on_written(self, begun: Iterable[NumberedAppend], written: asyncio.Future[int]) -> None:
-        """Forget what the log knows by now; after a failure nothing it knows can be relied on."""
-        if written.exception() is not None:
-            return
-        for append in begun:
-            in_flight = self._in_flight[append.number.writer]
-            del in_flight[append.number.sequence]
-            if not in_flight:
-                del self._in_flight[append.number.writer]
+    def begin(self, number: BatchNumber, base_offset: int, record_count: int) -> PendingAppend:
+        """Take note of a batch that is appended; its entry is submitted next."""
+        return self._in_flight.begin(number.writer, number.sequence, base_offset, record_count)
 
     def _last_sequence(self, number: BatchNumber) -> int:
         """Return the last sequence that was taken from the writer, -1 if none is known."""
-        in_flight = self._in_flight.get(number.writer)
-        if in_flight:
-            return next(reversed(in_flight))
+        last = self._in_flight.maybe_last(number.writer)
+        if last is not None:
+            return last
         state = self._known.maybe_writer(*number.writer)
         return -1 if state is None else state.last_sequence
 

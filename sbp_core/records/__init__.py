@@ -10,6 +10,7 @@ from sbp_core.records.envelope import (
     encode_envelope,
     peek_batch,
     split_envelopes,
+    with_base_offset,
     write_base_offset,
 )
 from sbp_core.records.rows import (
@@ -36,5 +37,6 @@ __all__ = [
     "peek_batch",
     "record_sizes",
     "split_envelopes",
+    "with_base_offset",
     "write_base_offset",
 ]

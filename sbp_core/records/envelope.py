@@ -147,6 +147,13 @@ def write_base_offset(buffer: bytearray | memoryview, base_offset: int) -> None:
     _BASE_OFFSET.pack_into(view, _BASE_OFFSET_POSITION, base_offset)
 
 
+def with_base_offset(batch: memoryview, base_offset: int) -> tuple[bytes, memoryview]:
+    """Return a record batch with another base offset, in two pieces; its records are not copied."""
+    end = _BASE_OFFSET_POSITION + _BASE_OFFSET.size
+    head = bytes(batch[:_BASE_OFFSET_POSITION]) + _BASE_OFFSET.pack(base_offset)
+    return head, batch[end:]
+
+
 def check_offsets(base_offset: int, record_count: int) -> None:
     """Raise RecordBatchError unless the records' offsets are in 0 .. 2**63 - 2.
 

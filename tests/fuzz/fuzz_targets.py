@@ -34,13 +34,14 @@ from sbp_core.log.entry import (
     encode_entry,
 )
 from sbp_core.log.log import Log
-from sbp_core.log.range_states import LoggedRange, RangeStates, encode_snapshot
+from sbp_core.log.range_states import LoggedRange, RangeStates
 from sbp_core.log.segment import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
+from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.records import (
     ROWS_SCHEMA,
     decode_envelope,

@@ -7,7 +7,7 @@ from pathlib import Path
 from faulty_disk import FaultyDisk, Inode
 
 from sbp_core.log.disk import Disk
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
 from sbp_core.log.log import Log
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import maybe_segment_base, read_segment, segment_path
@@ -43,7 +43,7 @@ def logged(disk: Disk, directory: Path = DIRECTORY) -> list[tuple[Entry, Locatio
         for item in SegmentScanner(file, base, segment.size).entries():
             assert not isinstance(item, Damage), item
             entry, location = item
-            if entry.kind not in (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS):
+            if entry.kind not in SNAPSHOT_KINDS:
                 found.append((entry_copy(entry), location))
         file.close()
     return found

@@ -44,7 +44,7 @@ def test_layout_is_the_documented_one() -> None:
     crc = crc32c(struct.pack(">QI", POSITION, length) + fields + b"body octets")
     assert encoded() == struct.pack(">III", length, header_crc, crc) + fields + b"body octets"
     assert ENTRY_HEADER_BYTES == 37
-    assert [kind.value for kind in EntryKind] == list(range(12))
+    assert [kind.value for kind in EntryKind] == list(range(13))
 
 
 def test_the_body_is_passed_on_not_copied() -> None:
@@ -123,9 +123,9 @@ def test_the_greatest_length_is_accepted() -> None:
 
 
 def test_an_unknown_kind_is_no_damage() -> None:
-    assert decode_entry(memoryview(with_kind(11)), POSITION).kind is EntryKind.SNAPSHOT_WRITERS
-    with pytest.raises(LogError, match=f"position {POSITION} is of kind 12.*newer") as caught:
-        decode_entry(memoryview(with_kind(12)), POSITION)
+    assert decode_entry(memoryview(with_kind(12)), POSITION).kind is EntryKind.SNAPSHOT_STAGED
+    with pytest.raises(LogError, match=f"position {POSITION} is of kind 13.*newer") as caught:
+        decode_entry(memoryview(with_kind(13)), POSITION)
     assert not isinstance(caught.value, LogCorruptionError)
 
 

@@ -19,26 +19,20 @@ def appended(monkeypatch, bytes_max, bodies):
 
 def test_the_bodies_are_those_that_were_appended(monkeypatch):
     log, slots = appended(monkeypatch, 10_000, [b"a", b"b", b"c"])
-    assert log.recent.maybe_bodies(KEY, slots) == (b"a", b"b", b"c")
-    assert log.recent.maybe_bodies(KEY, slots[1:2]) == (b"b",)
+    assert log.recent.maybe_bodies(slots) == (b"a", b"b", b"c")
+    assert log.recent.maybe_bodies(slots[1:2]) == (b"b",)
 
 
 def test_the_oldest_go_first_and_then_none_of_a_read_is_served(monkeypatch):
     log, slots = appended(monkeypatch, 3000, [bytes([n]) * 800 for n in range(4)])
-    assert log.recent.maybe_bodies(KEY, slots[2:]) == (b"\2" * 800, b"\3" * 800)
-    assert log.recent.maybe_bodies(KEY, slots[1:]) is None
+    assert log.recent.maybe_bodies(slots[2:]) == (b"\2" * 800, b"\3" * 800)
+    assert log.recent.maybe_bodies(slots[1:]) is None
 
 
 def test_a_body_that_is_larger_than_all_the_room_is_not_kept(monkeypatch):
     log, slots = appended(monkeypatch, 1000, [b"small", b"large" * 1000])
-    assert log.recent.maybe_bodies(KEY, slots[1:]) is None
-    assert log.recent.maybe_bodies(KEY, slots[:1]) is None
-
-
-def test_another_range_has_bodies_of_its_own(monkeypatch):
-    log, slots = appended(monkeypatch, 10_000, [b"a"])
-    assert log.recent.maybe_bodies((2, 0), slots) is None
-    assert log.recent.maybe_bodies((1, 1), slots) is None
+    assert log.recent.maybe_bodies(slots[1:]) is None
+    assert log.recent.maybe_bodies(slots[:1]) is None
 
 
 def test_what_was_not_appended_since_the_start_is_not_there():
@@ -46,14 +40,14 @@ def test_what_was_not_appended_since_the_start_is_not_there():
     with open_log(disk) as log:
         log.append([created(), batch(0)])
     with open_log(disk) as log:
-        assert log.recent.maybe_bodies(KEY, list(log.batches_from(KEY, 0))) is None
+        assert log.recent.maybe_bodies(list(log.batches_from(KEY, 0))) is None
 
 
 def test_a_body_does_not_keep_the_large_buffer_that_it_came_in(monkeypatch):
     buffer = bytearray(100_000)
     bodies = [memoryview(buffer)[:1000], memoryview(buffer)[:60_000]]
     log, slots = appended(monkeypatch, 200_000, bodies)
-    small, large = log.recent.maybe_bodies(KEY, slots)
+    small, large = log.recent.maybe_bodies(slots)
     assert (small, large) == tuple(bodies)
     assert len(small.obj) == 1000
     assert large.obj is buffer

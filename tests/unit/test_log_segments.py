@@ -22,9 +22,9 @@ from log_files import (
 )
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
-from sbp_core.log import range_states
+from sbp_core.log import snapshot as snapshots
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, ENTRY_PREFIX_BYTES, Location
-from sbp_core.log.range_states import RangeStates, encode_snapshot
+from sbp_core.log.range_states import RangeStates
 from sbp_core.log.scan import read_snapshot
 from sbp_core.log.segment import (
     SEGMENT_HEADER_BYTES,
@@ -32,6 +32,7 @@ from sbp_core.log.segment import (
     encode_segment_header,
     segment_path,
 )
+from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.log.start import write_start
 from sbp_core.wire.checksum import crc32c
 
@@ -191,7 +192,7 @@ def test_a_damaged_snapshot_is_made_good_by_the_segment_before(
     has_indexes: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with an intact header: it is known then that nothing else was there."""
-    monkeypatch.setattr(range_states, "SNAPSHOT_RANGES_PER_ENTRY", chunk)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_RANGES_PER_ENTRY", chunk)
     groups = [[note(number)] for number in range(5)]
     files, _ = written(groups, segment_bytes=500, is_clean=True)
     last = segments_of(files)[-1]

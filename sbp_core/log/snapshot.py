@@ -1,0 +1,126 @@
+"""What a segment begins with: all that the entries before it say of ranges, writers, transactions.
+
+In this order: SNAPSHOT_WRITERS (writer_states.py), SNAPSHOT_STAGED (staged_snapshot.py), and then
+SNAPSHOT (range_states.py), of which there is one at least.
+"""
+
+from __future__ import annotations
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.range_states import LoggedRange, RangeStates, decode_states, encode_states
+from sbp_core.log.staged import StagedStates
+from sbp_core.log.staged_snapshot import decode_staged_snapshot, encode_staged_snapshot
+from sbp_core.log.writer_states import (
+    WriterStates,
+    decode_writer_snapshot,
+    encode_writer_snapshot,
+)
+
+
+def encode_snapshot(states: RangeStates) -> list[Entry]:
+    """Return the entries of a snapshot of `states`; of ranges at least one.
+
+    Those of ranges come last: what a crash leaves of it with all ranges has all the others too.
+    """
+    ranges = list(states)
+    chunks = [
+        ranges[start : start + SNAPSHOT_RANGES_PER_ENTRY]
+        for start in range(0, len(ranges), SNAPSHOT_RANGES_PER_ENTRY)
+    ]
+    return [
+        *encode_writer_snapshot(states.writers),
+        *encode_staged_snapshot(states.staged),
+        *(
+            Entry(EntryKind.SNAPSHOT, 0, index, len(ranges), len(chunk), encode_states(chunk))
+            for index, chunk in enumerate(chunks or [[]])
+        ),
+    ]
+
+
+class _Parts:
+    """Counts the entries of one kind, of which each says how many there are."""
+
+    def __init__(self) -> None:
+        self.taken_count = 0
+        self.expected_count = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.taken_count == self.expected_count
+
+    def take(self, entry: Entry) -> None:
+        if entry.range_index != self.taken_count:
+            raise LogCorruptionError(
+                f"part {entry.range_index} of {entry.kind.name} stands where part"
+                f" {self.taken_count} should be"
+            )
+        self.taken_count += 1
+        self.expected_count = entry.base_offset
+
+
+class SnapshotReader:
+    """Puts the entries together that a segment begins with."""
+
+    def __init__(self) -> None:
+        self.ranges: list[LoggedRange] = []
+        self.writers = WriterStates()
+        self.staged = StagedStates()
+        self._expected_count = -1
+        self._parts = {EntryKind.SNAPSHOT_WRITERS: _Parts(), EntryKind.SNAPSHOT_STAGED: _Parts()}
+        self._staged_octets: list[bytes] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranges are there, and so all the rest."""
+        return len(self.ranges) == self._expected_count
+
+    @property
+    def has_all_but_ranges(self) -> bool:
+        """Whether all writers are there and all that is staged, if there are any."""
+        return all(parts.is_whole for parts in self._parts.values())
+
+    def states(self) -> RangeStates:
+        """Return what the snapshot says, once it is complete."""
+        return RangeStates(self.ranges, self.writers, self.staged)
+
+    def add(self, entry: Entry) -> bool:
+        """Take the next entry of the segment; return whether it completes the snapshot.
+
+        Raises LogCorruptionError if it does not follow.
+        """
+        if entry.kind in self._parts:
+            self._add_part(entry)
+            return False
+        expected = entry.base_offset if self._expected_count < 0 else self._expected_count
+        if entry.kind is not EntryKind.SNAPSHOT or entry.base_offset != expected:
+            raise LogCorruptionError(
+                f"an entry of kind {entry.kind.name} stands where the segment's snapshot of its"
+                f" ranges should go on: {len(self.ranges)} of {expected} are here"
+            )
+        for kind, parts in self._parts.items():
+            if not parts.is_whole:
+                raise LogCorruptionError(
+                    f"the segment's snapshot has {parts.taken_count} of {parts.expected_count}"
+                    f" entries of kind {kind.name}"
+                )
+        self._expected_count = expected
+        self.ranges += decode_states(memoryview(entry.body), entry.count)
+        return self.is_complete
+
+    def _add_part(self, entry: Entry) -> None:
+        if self._expected_count >= 0:
+            raise LogCorruptionError(
+                f"{entry.kind.name} stands behind the snapshot of the segment's ranges"
+            )
+        parts = self._parts[entry.kind]
+        parts.take(entry)
+        if entry.kind is EntryKind.SNAPSHOT_WRITERS:
+            for stream_id, writer in decode_writer_snapshot(entry):
+                self.writers.restore(stream_id, writer)
+            return
+        self._staged_octets.append(bytes(entry.body))
+        if parts.is_whole:
+            self.staged = decode_staged_snapshot(b"".join(self._staged_octets))
+            self._staged_octets.clear()

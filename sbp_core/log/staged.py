@@ -1,0 +1,273 @@
+"""What the entries of a log say of transactions: what is staged, and what became of others.
+
+A *staging* is what is staged under one id in one range: batches without offsets, numbered 0, 1, 2,
+... They become readable, or are dropped, by one TXN_END entry. Of every stream the last ends are
+remembered, TXN_ENDS_KEPT of either kind, so that who asks again is answered again. What is known
+follows from the entries alone; so it goes on from the snapshot that a segment begins with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from sbp_core import limits
+from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.staged_entries import (
+    BatchColumns,
+    EndedBatches,
+    decode_end,
+    decode_prefix,
+    encode_end,
+    encode_prefix,
+    prefix_length,
+)
+from sbp_core.wire.checksum import Octets
+
+_RECORDS_PER_ENTRY_MAX = 2**32 - 1
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """What is staged under an id in a range; `staged_at_ms` is the time of its first batch.
+
+    It grows while it is looked at.
+    """
+
+    stream_id: int
+    range_index: int
+    txn_id: str
+    staged_at_ms: int
+    batches: BatchColumns = field(default_factory=BatchColumns)
+
+    @property
+    def batch_count(self) -> int:
+        """Batches that are staged, which is the sequence of the next one."""
+        return len(self.batches)
+
+    @property
+    def record_count(self) -> int:
+        """Records that are staged."""
+        return sum(self.batches.record_counts[: len(self.batches)])
+
+    @property
+    def record_counts(self) -> Sequence[int]:
+        """Records of each batch."""
+        return self.batches.record_counts
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Octets in front of each batch, in its entry."""
+        return prefix_length(self.txn_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TxnEnd:
+    """What became of transactions in a range: published from `base_offset` on, or dropped.
+
+    For dropped ones that is -1; so is `range_index` if they were in all ranges of the stream.
+    `time_ms` is when it was written, since the epoch, UTC.
+    """
+
+    txn_ids: tuple[str, ...]
+    is_commit: bool
+    range_index: int
+    base_offset: int
+    record_count: int
+    time_ms: int
+
+
+@dataclass(slots=True)
+class _StreamTxns:
+    """The transactions of a stream; `ended` counts how often an id is in `ends`."""
+
+    stagings: dict[tuple[int, str], Staging] = field(default_factory=dict)
+    ends: list[TxnEnd] = field(default_factory=list)
+    ended: Counter[str] = field(default_factory=Counter)
+
+    def add_end(self, end: TxnEnd) -> None:
+        self.ends.append(end)
+        self.ended.update(end.txn_ids)
+        same_kind = [each for each in self.ends if each.is_commit == end.is_commit]
+        if len(same_kind) > limits.TXN_ENDS_KEPT:
+            self.ends.remove(same_kind[0])
+            self.ended -= Counter(same_kind[0].txn_ids)
+
+
+class StagedStates:
+    """What is staged in all ranges, and the last ends, at one position of the log.
+
+    One thread changes it, any may ask.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[int, _StreamTxns] = {}
+        self._lock = Lock()
+
+    def maybe_staging(self, stream_id: int, range_index: int, txn_id: str) -> Staging | None:
+        """Return what is staged under an id in a range."""
+        with self._lock:
+            txns = self._streams.get(stream_id)
+            return txns.stagings.get((range_index, txn_id)) if txns else None
+
+    def stagings_of(self, stream_id: int) -> list[Staging]:
+        """Return what is staged in a stream, the oldest first."""
+        with self._lock:
+            txns = self._streams.get(stream_id)
+            return list(txns.stagings.values()) if txns else []
+
+    def stagings(self) -> list[Staging]:
+        """Return all that is staged."""
+        with self._lock:
+            return [
+                staging for txns in self._streams.values() for staging in txns.stagings.values()
+            ]
+
+    def ends(self, stream_id: int) -> tuple[TxnEnd, ...]:
+        """Return the last ends in a stream, the oldest first."""
+        with self._lock:
+            txns = self._streams.get(stream_id)
+            return tuple(txns.ends) if txns else ()
+
+    def is_ended(self, stream_id: int, txn_id: str) -> bool:
+        """Whether a transaction is among those that ended last in a stream."""
+        with self._lock:
+            txns = self._streams.get(stream_id)
+            return txns is not None and txn_id in txns.ended
+
+    def stream_ids(self) -> list[int]:
+        """Return the streams of which anything is known."""
+        with self._lock:
+            return list(self._streams)
+
+    def positions(self) -> Positions:
+        """Return where the batches are that are staged now, in order."""
+        found = [
+            np.frombuffer(staging.batches.positions.tobytes(), np.int64)
+            for staging in self.stagings()
+        ]
+        return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+    def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
+        """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.
+
+        A STAGED entry without its body was damaged: nobody knows whose it is. What comes behind it
+        in its transaction has lost what it follows, and counts for nothing.
+        """
+        match entry.kind:
+            case EntryKind.STAGED if entry.body:
+                txn_id, sequence = decode_prefix(entry.body)
+                position = location.position if entry.base_offset < 0 else entry.base_offset
+                with self._lock:
+                    self._stage(
+                        entry, txn_id, sequence, Location(position, location.length), time_ms
+                    )
+            case EntryKind.TXN_END:
+                ended = decode_end(entry)
+                with self._lock:
+                    self._end(entry, ended, time_ms)
+            case EntryKind.STREAM_DELETED:
+                with self._lock:
+                    self._streams.pop(entry.stream_id, None)
+
+    def restore(self, staging: Staging) -> None:
+        """Take in what is staged, from a snapshot."""
+        with self._lock:
+            txns = self._streams.setdefault(staging.stream_id, _StreamTxns())
+            txns.stagings[staging.range_index, staging.txn_id] = staging
+
+    def restore_end(self, stream_id: int, end: TxnEnd) -> None:
+        """Take in an end, from a snapshot."""
+        with self._lock:
+            self._streams.setdefault(stream_id, _StreamTxns()).add_end(end)
+
+    def _stage(
+        self, entry: Entry, txn_id: str, sequence: int, born_at: Location, time_ms: int
+    ) -> None:
+        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+        place = (entry.range_index, txn_id)
+        staging = txns.stagings.get(place)
+        if staging is None:
+            staging = Staging(entry.stream_id, entry.range_index, txn_id, time_ms)
+        if sequence == staging.batch_count:
+            staging.batches.append(born_at.position, born_at.length, entry.count)
+            txns.stagings[place] = staging
+
+    def _end(self, entry: Entry, ended: EndedBatches, time_ms: int) -> None:
+        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+        ranges = {entry.range_index}
+        if entry.range_index < 0:
+            ranges = {range_index for range_index, _ in txns.stagings}
+        for place in product(ranges, ended.txn_ids):
+            txns.stagings.pop(place, None)
+        txns.add_end(
+            TxnEnd(
+                ended.txn_ids,
+                ended.is_commit,
+                entry.range_index,
+                entry.base_offset,
+                entry.count,
+                time_ms,
+            )
+        )
+
+
+def staged_entry(  # noqa: PLR0917 - the fields of an entry, in its order
+    stream_id: int, range_index: int, txn_id: str, sequence: int, record_count: int, batch: Octets
+) -> Entry:
+    """Return the entry to append for a batch that has no offsets yet."""
+    body = b"".join((encode_prefix(txn_id, sequence), batch))
+    return Entry(EntryKind.STAGED, stream_id, range_index, -1, record_count, body)
+
+
+def commit_entry(
+    stream_id: int, range_index: int, base_offset: int, stagings: Iterable[Staging]
+) -> Entry:
+    """Return the entry to append that publishes what is staged, from `base_offset` on.
+
+    The stagings are whole: nothing more is staged under their ids, and all of it is in the log.
+    Raises InvalidRequestError for more than one entry can name.
+    """
+    stagings = list(stagings)
+    batch_count = sum(staging.batch_count for staging in stagings)
+    record_count = sum(staging.record_count for staging in stagings)
+    if batch_count > limits.TXN_BATCHES_MAX or record_count > _RECORDS_PER_ENTRY_MAX:
+        raise InvalidRequestError(
+            StatusCode.INVALID_REQUEST,
+            f"{batch_count} batches with {record_count} records are staged for stream {stream_id};"
+            f" at most {limits.TXN_BATCHES_MAX} with {_RECORDS_PER_ENTRY_MAX} can be published at"
+            " once. Stage larger batches, or fewer of them",
+        )
+    txn_ids = [staging.txn_id for staging in stagings]
+    body = encode_end(txn_ids, [staging.batches for staging in stagings], is_commit=True)
+    return _checked(
+        Entry(EntryKind.TXN_END, stream_id, range_index, base_offset, record_count, body)
+    )
+
+
+def drop_entry(stream_id: int, range_index: int, txn_ids: Sequence[str]) -> Entry:
+    """Return the entry to append that drops what is staged; in all ranges if that is -1.
+
+    Raises InvalidRequestError for more ids than an entry has room for.
+    """
+    body = encode_end(txn_ids, [BatchColumns()] * len(txn_ids), is_commit=False)
+    return _checked(Entry(EntryKind.TXN_END, stream_id, range_index, -1, 0, body))
+
+
+def _checked(end: Entry) -> Entry:
+    if end.length > limits.ENTRY_BYTES_MAX:
+        raise InvalidRequestError(
+            StatusCode.INVALID_REQUEST,
+            f"the end of transactions in stream {end.stream_id} takes {end.length} octets, over"
+            f" the limit of {limits.ENTRY_BYTES_MAX}: name fewer of them",
+        )
+    return end

@@ -1,0 +1,207 @@
+"""The octets of what is staged and of how that ends: the bodies of STAGED and TXN_END entries.
+
+A STAGED entry holds a batch without offsets. Its header says -1 for the base offset; in a segment
+that was rewritten, where its entries stand elsewhere, the position at which it was written first.
+That *birth position* is its name for ever. Body, numbers big-endian:
+
+    0     length of the transaction's id   u8
+    1-    the id                           ASCII
+          sequence                         u32
+          the batch
+
+A TXN_END entry publishes batches that were staged, or drops them. Published ones get the offsets
+from its base offset on, in its order. Dropped are all batches of its transactions in its range, or
+in all ranges of the stream if that is -1; its base offset is -1 then. Body, big-endian:
+
+    0     version      u8   1
+    1     flags        u8   1 if it publishes
+    2-5   id count     u32
+    6-9   batch count  u32
+    10-   for each id: its length u8, the id, and how many of the batches are its own, u32
+
+and behind that, if it publishes, columns of its batches, little-endian: birth position i64, length
+of the entry u32, records u32.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.log.entry import Entry
+from sbp_core.wire.checksum import Octets
+
+_LENGTH: Final = struct.Struct(">B")
+_COUNT: Final = struct.Struct(">I")
+_END: Final = struct.Struct(">BBII")
+_VERSION: Final = 1
+_IS_COMMIT: Final = 1
+_COLUMNS: Final[tuple[tuple[str, np.dtype[Any]], ...]] = (
+    ("q", np.dtype("<i8")),
+    ("I", np.dtype("<u4")),
+    ("I", np.dtype("<u4")),
+)
+
+STAGED_BATCH_BYTES: Final = sum(dtype.itemsize for _, dtype in _COLUMNS)
+"""What a batch takes in the entry that ends its transaction, and in a snapshot."""
+
+
+class BatchColumns:
+    """Staged batches: where each was written first, octets of its entry, records.
+
+    One thread may add while others read: the number of positions is that of the batches.
+    """
+
+    __slots__ = ("lengths", "positions", "record_counts")
+
+    def __init__(self) -> None:
+        self.lengths = array("I")
+        self.record_counts = array("I")
+        self.positions = array("q")  # written last
+
+    def __len__(self) -> int:
+        """Return how many batches there are."""
+        return len(self.positions)
+
+    def append(self, position: int, length: int, record_count: int) -> None:
+        """Add a batch."""
+        self.lengths.append(length)
+        self.record_counts.append(record_count)
+        self.positions.append(position)
+
+    def extend(self, other: BatchColumns) -> None:
+        """Add batches."""
+        self.lengths += other.lengths
+        self.record_counts += other.record_counts
+        self.positions += other.positions
+
+    def encode(self) -> bytes:
+        """Return the octets of all."""
+        count = len(self)
+        columns = (self.positions, self.lengths, self.record_counts)
+        return b"".join(
+            np.frombuffer(column.tobytes(), dtype.newbyteorder("="), count).astype(dtype).tobytes()
+            for column, (_, dtype) in zip(columns, _COLUMNS, strict=True)
+        )
+
+
+def decode_columns(data: memoryview, count: int) -> BatchColumns:
+    """Return the batches whose octets `data` holds. Raises LogCorruptionError."""
+    if len(data) != count * STAGED_BATCH_BYTES:
+        raise LogCorruptionError(
+            f"{count} staged batches take {count * STAGED_BATCH_BYTES} octets, not {len(data)}"
+        )
+    columns: list[array[Any]] = []
+    start = 0
+    for code, dtype in _COLUMNS:
+        octets = np.frombuffer(data, dtype, count, start).astype(dtype.newbyteorder("="))
+        columns.append(array(code, octets.tobytes()))
+        start += count * dtype.itemsize
+    found = BatchColumns()
+    found.positions, found.lengths, found.record_counts = columns
+    return found
+
+
+def prefix_length(txn_id: str) -> int:
+    """Return the octets in front of a batch that is staged under this id."""
+    return _LENGTH.size + len(txn_id) + _COUNT.size
+
+
+def encode_prefix(txn_id: str, sequence: int) -> bytes:
+    """Return the octets in front of a staged batch."""
+    return encode_txn_id(txn_id) + _COUNT.pack(sequence)
+
+
+def decode_prefix(body: Octets) -> tuple[str, int]:
+    """Return the transaction's id and the sequence of a staged batch. Raises LogCorruptionError."""
+    txn_id, position = decode_txn_id(body, 0)
+    (sequence,) = unpack(_COUNT, body, position)
+    return txn_id, sequence
+
+
+def encode_txn_id(txn_id: str) -> bytes:
+    """Return the length of an id, and the id."""
+    return _LENGTH.pack(len(txn_id)) + txn_id.encode("ascii")
+
+
+def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
+    """Return the id at `position`, and where the next thing is. Raises LogCorruptionError."""
+    (length,) = unpack(_LENGTH, data, position)
+    start = position + _LENGTH.size
+    octets = bytes(data[start : start + length])
+    try:
+        txn_id = octets.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise LogCorruptionError("the id of a transaction is not ASCII") from error
+    if len(octets) < length:
+        raise LogCorruptionError("the id of a transaction is cut off")
+    return txn_id, start + length
+
+
+def unpack(form: struct.Struct, data: Octets, position: int) -> tuple[Any, ...]:
+    """Return the fields at `position`. Raises LogCorruptionError if they are not all there."""
+    if position + form.size > len(data):
+        raise LogCorruptionError("a description of what is staged is cut off")
+    return form.unpack_from(data, position)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBatches:
+    """What a TXN_END entry is about: ids in their order, how many batches each has, and these."""
+
+    is_commit: bool
+    txn_ids: tuple[str, ...]
+    batch_counts: tuple[int, ...]
+    batches: BatchColumns
+
+    def prefix_lengths(self) -> array[int]:
+        """Return the octets in front of each batch, in its entry."""
+        lengths = np.array(list(map(prefix_length, self.txn_ids)), np.uint8)
+        return array("B", lengths.repeat(self.batch_counts).tobytes())
+
+
+def encode_end(
+    txn_ids: Sequence[str], batches: Sequence[BatchColumns], *, is_commit: bool
+) -> bytes:
+    """Return the body of a TXN_END entry; `batches` are those of each id."""
+    together = BatchColumns()
+    for each in batches:
+        together.extend(each)
+    head = _END.pack(_VERSION, _IS_COMMIT if is_commit else 0, len(txn_ids), len(together))
+    ids = b"".join(
+        encode_txn_id(txn_id) + _COUNT.pack(len(own))
+        for txn_id, own in zip(txn_ids, batches, strict=True)
+    )
+    return head + ids + together.encode()
+
+
+def decode_end(entry: Entry) -> EndedBatches:
+    """Return what a TXN_END entry is about. Raises LogCorruptionError."""
+    body = memoryview(entry.body)
+    version, flags, id_count, batch_count = unpack(_END, body, 0)
+    if version != _VERSION:
+        raise LogCorruptionError("the end of a transaction is in a form that is not known")
+    position = _END.size
+    txn_ids, batch_counts = [], []
+    for _ in range(id_count):
+        txn_id, position = decode_txn_id(body, position)
+        (own_count,) = unpack(_COUNT, body, position)
+        position += _COUNT.size
+        txn_ids.append(txn_id)
+        batch_counts.append(own_count)
+    if sum(batch_counts) != batch_count:
+        raise LogCorruptionError(
+            f"transactions of {sum(batch_counts)} batches end, and {batch_count} are named"
+        )
+    batches = decode_columns(body[position:], batch_count)
+    if sum(batches.record_counts) != entry.count:
+        raise LogCorruptionError(
+            f"{sum(batches.record_counts)} records are staged where {entry.count} should be"
+        )
+    return EndedBatches(bool(flags & _IS_COMMIT), tuple(txn_ids), tuple(batch_counts), batches)

@@ -1,0 +1,82 @@
+"""Batches with numbers that were taken and wait for the disk: what the log says runs behind.
+
+So a repeat of one of these is answered when the original is, and never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from sbp_core.log.writer_states import NumberedBatch
+
+Numberer = tuple[int, str] | tuple[int, int, str]
+"""Who numbers batches: a writer of a stream, or a transaction in a range of one."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingAppend:
+    """A batch that waits for the disk; `written` ends with its time in ms.
+
+    `base_offset` is -1 for one that is staged.
+    """
+
+    numberer: Numberer
+    sequence: int
+    base_offset: int
+    record_count: int
+    written: asyncio.Future[int] | None = None
+
+    def placed(self) -> NumberedBatch:
+        """Return where it is, once it is written. Raises LogWriteError if it is not."""
+        assert self.written is not None
+        return NumberedBatch(self.base_offset, self.record_count, self.written.result())
+
+
+class InFlight:
+    """What was taken and is not written yet."""
+
+    def __init__(self) -> None:
+        self._batches: dict[Numberer, dict[int, PendingAppend]] = {}
+        """Of each numberer its batches by sequence, in that order."""
+
+    def of(self, numberer: Numberer) -> Mapping[int, PendingAppend]:
+        """Return the batches of a writer or transaction by their sequences, in order."""
+        return self._batches.get(numberer, {})
+
+    def maybe_last(self, numberer: Numberer) -> int | None:
+        """Return the last sequence that was taken, None if nothing of it waits."""
+        batches = self._batches.get(numberer)
+        return next(reversed(batches)) if batches else None
+
+    def begin(
+        self, numberer: Numberer, sequence: int, base_offset: int, record_count: int
+    ) -> PendingAppend:
+        """Take note of the next batch, which is appended; `follow` comes next."""
+        append = PendingAppend(numberer, sequence, base_offset, record_count)
+        self._batches.setdefault(numberer, {})[sequence] = append
+        return append
+
+    def follow(self, appends: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
+        """Let the batches that were begun wait for `written`, which nobody must cancel.
+
+        Those that wait for something else already, and second mentions, are left as they are.
+        """
+        begun = []
+        for append in appends:
+            if append.written is None:
+                append.written = written
+                begun.append(append)
+        written.add_done_callback(partial(self._on_written, begun))
+
+    def _on_written(self, begun: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
+        """Forget what the log knows by now; after a failure nothing it knows can be relied on."""
+        if written.exception() is not None:
+            return
+        for append in begun:
+            batches = self._batches[append.numberer]
+            del batches[append.sequence]
+            if not batches:
+                del self._batches[append.numberer]

@@ -1,0 +1,219 @@
+"""Batches that are staged under transactions: the next one is taken, a repeat is answered.
+
+And how that ends: from the moment when somebody begins to end a transaction nothing more is taken
+for it, and what waits for the disk is waited for. What the log knows then is all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import InvalidRequestError, StatusCode, TxnEndedError, WriterGapError
+from sbp_core.log.entry import Entry
+from sbp_core.log.staged import StagedStates, staged_entry
+from sbp_core.log.writer_states import NumberedBatch
+from sbp_core.rangeserver.append_items import Item
+from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
+from sbp_core.rangeserver.ranges import HostedRange, RangeInput, check_latest
+from sbp_core.wire.status import shown
+from sbp_core.wire.txn_id import is_txn_id
+
+_NO_OFFSET: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StagedNumber:
+    """What a transaction calls a batch of a range."""
+
+    stream_id: int
+    range_index: int
+    txn_id: str
+    sequence: int
+
+    def __str__(self) -> str:
+        return (
+            f"batch {self.sequence} of transaction {self.txn_id} in range {self.range_index} of"
+            f" stream {self.stream_id}"
+        )
+
+    @property
+    def numberer(self) -> tuple[int, int, str]:
+        """The transaction in the range."""
+        return self.stream_id, self.range_index, self.txn_id
+
+
+def check_txn_ids(txn_ids: Collection[str]) -> None:
+    """Raise InvalidRequestError unless these can be the ids of one transaction or more."""
+    for txn_id in txn_ids:
+        if not is_txn_id(txn_id):
+            raise _invalid(
+                f"{shown(txn_id)} cannot name a transaction: use 1 to {limits.TXN_ID_LENGTH_MAX} of"
+                " A-Z a-z 0-9 . _ ~ -"
+            )
+    if not txn_ids or len(set(txn_ids)) < len(txn_ids):
+        raise _invalid("name one transaction or more, each once")
+
+
+def _number_of(item: Item) -> StagedNumber:
+    """Return what a batch that is to be staged is called. Raises InvalidRequestError."""
+    info = item.info
+    number = StagedNumber(item.stream_id, item.range_index, info.txn_id or "", info.sequence)
+    check_txn_ids((number.txn_id,))
+    if info.writer_id is not None:
+        raise _invalid("a transaction numbers its batches itself; stage them without writer_id")
+    if number.range_index < 0:
+        raise _invalid(f"{number}: say which range, by its range_index")
+    if number.sequence < 0:
+        raise _invalid(
+            f"transaction {number.txn_id} names no sequence, or {number.sequence}; its first batch"
+            " in a range has sequence 0, each next one 1 more"
+        )
+    return number
+
+
+class Stagings:
+    """What is staged in all ranges, with what was taken and is not written yet."""
+
+    def __init__(self, known: StagedStates, in_flight: InFlight) -> None:
+        self.known = known
+        self._in_flight = in_flight
+        self._closing: Counter[tuple[int, str]] = Counter()
+        self._ends: dict[tuple[int, str], asyncio.Future[int]] = {}
+        """Of transactions, by stream and id, the end that waits for the disk."""
+
+    def take(
+        self, item: Item, latest: HostedRange, record_count: int
+    ) -> tuple[PendingAppend | NumberedBatch, Sequence[Entry]]:
+        """Take a batch; return where it is, or will be, and the entries that stage it.
+
+        There are none for a repeat. That is looked for first: what was staged once stays so,
+        whatever became of its range. `latest` is the stream's latest range. Raises SbpError when it
+        is refused.
+        """
+        number = _number_of(item)
+        repeated = self._maybe_repeat(number, record_count)
+        if repeated is not None:
+            return repeated, ()
+        check_latest(latest, number.range_index)
+        latest.receive(RangeInput.APPEND)
+        self._check_next(number)
+        entry = staged_entry(*number.numberer, number.sequence, record_count, item.batch)
+        taken = self._in_flight.begin(number.numberer, number.sequence, _NO_OFFSET, record_count)
+        return taken, (entry,)
+
+    @contextmanager
+    def closing(self, stream_id: int, txn_ids: Iterable[str]) -> Iterator[None]:
+        """Take nothing for these transactions meanwhile."""
+        places = [(stream_id, txn_id) for txn_id in txn_ids]
+        self._closing.update(places)
+        try:
+            yield
+        finally:
+            for place in places:
+                self._closing[place] -= 1
+                if not self._closing[place]:
+                    del self._closing[place]
+
+    async def settle(
+        self, stream_id: int, range_indexes: Sequence[int], txn_ids: Sequence[str]
+    ) -> None:
+        """Wait until the log knows all that was taken for transactions, and whether they ended.
+
+        They are `closing`, so that is all there will be. What could not be written does not count.
+        """
+        while waiting := self._waiting(stream_id, range_indexes, txn_ids):
+            await asyncio.wait(waiting)
+
+    def follow_end(
+        self, stream_id: int, txn_ids: Iterable[str], written: asyncio.Future[int]
+    ) -> None:
+        """Let others who would end these transactions wait for `written`."""
+        for txn_id in txn_ids:
+            place = (stream_id, txn_id)
+            self._ends[place] = written
+            written.add_done_callback(partial(self._on_ended, place))
+
+    def _maybe_repeat(
+        self, number: StagedNumber, record_count: int
+    ) -> PendingAppend | NumberedBatch | None:
+        """Return a batch that was taken before; None for one that was not.
+
+        Raises TxnEndedError if nothing is taken any more, InvalidRequestError if the one before was
+        another batch.
+        """
+        place = (number.stream_id, number.txn_id)
+        if place in self._closing or self.known.is_ended(*place):
+            raise TxnEndedError(
+                StatusCode.TXN_ENDED,
+                f"{number} was not staged: the transaction was published or dropped, or is about"
+                " to be",
+            )
+        if number.sequence >= self._next_sequence(number):
+            return None
+        found: PendingAppend | NumberedBatch | None
+        found = self._in_flight.of(number.numberer).get(number.sequence)
+        if found is None:
+            staging = self.known.maybe_staging(*number.numberer)
+            assert staging is not None
+            count = staging.record_counts[number.sequence]
+            found = NumberedBatch(_NO_OFFSET, count, staging.staged_at_ms)
+        if found.record_count != record_count:
+            raise _invalid(
+                f"{number} had {found.record_count} records, this one has {record_count}: two"
+                " transactions must not have the same id"
+            )
+        return found
+
+    def _check_next(self, number: StagedNumber) -> None:
+        """Raise WriterGapError unless a batch, no repeat, is the next one.
+
+        InvalidRequestError if there are as many already as can be published at once.
+        """
+        expected = self._next_sequence(number)
+        if number.sequence > expected:
+            raise WriterGapError(
+                StatusCode.WRITER_GAP,
+                f"{number} was not staged: batch {expected} comes next",
+                WriterGapError.encode_expected(expected),
+            )
+        if expected >= limits.TXN_BATCHES_MAX:
+            raise _invalid(
+                f"{number} was not staged: one stream takes {limits.TXN_BATCHES_MAX} batches of a"
+                " transaction; stage larger ones"
+            )
+
+    def _on_ended(self, place: tuple[int, str], written: asyncio.Future[int]) -> None:
+        if self._ends.get(place) is written:
+            del self._ends[place]
+
+    def _waiting(
+        self, stream_id: int, range_indexes: Sequence[int], txn_ids: Sequence[str]
+    ) -> set[asyncio.Future[int]]:
+        waiting = {
+            append.written
+            for txn_id in txn_ids
+            for range_index in range_indexes
+            for append in self._in_flight.of((stream_id, range_index, txn_id)).values()
+            if append.written is not None
+        }
+        ends = (self._ends.get((stream_id, txn_id)) for txn_id in txn_ids)
+        waiting.update(end for end in ends if end is not None)
+        return {each for each in waiting if not each.done()}
+
+    def _next_sequence(self, number: StagedNumber) -> int:
+        last = self._in_flight.maybe_last(number.numberer)
+        if last is not None:
+            return last + 1
+        staging = self.known.maybe_staging(*number.numberer)
+        return 0 if staging is None else staging.batch_count
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -1,0 +1,304 @@
+"""Batches that are staged in the log, and published or dropped by one entry."""
+
+from __future__ import annotations
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import NOW_MS, batch, created, open_log
+from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies, staging
+
+from sbp_core import limits
+from sbp_core.errors import InvalidRequestError, LogCorruptionError
+from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.log import Log
+from sbp_core.log.range_states import RangeState
+from sbp_core.log.recent import RecentBodies
+from sbp_core.log.staged import StagedStates, Staging, commit_entry, drop_entry
+from sbp_core.log.staged_entries import decode_end, decode_prefix
+from sbp_core.log.staged_snapshot import decode_staged_snapshot, encode_staged_snapshot
+from sbp_core.rangeserver.reading import maybe_cached_slots, read_slots
+from sbp_core.records import encode_envelope, split_envelopes
+
+
+def new_log(disk: FaultyDisk | None = None, segment_bytes: int = 100_000) -> Log:
+    log = open_log(disk or FaultyDisk(), segment_bytes=segment_bytes)
+    if log.maybe_range(KEY) is None:
+        log.append([created()])
+    return log
+
+
+def spread_over_segments(disk: FaultyDisk) -> Log:
+    """What was staged lies in earlier segments than its end."""
+    log = new_log(disk, segment_bytes=1_000)
+    for sequence in range(4):
+        log.append([staged("a", sequence, b"a%d" % sequence * 200, 2)])
+        log.append([batch(sequence, body=b"plain%d" % sequence)])
+        log.append([staged("b", sequence, b"b%d" % sequence * 200)])
+    log.append([commit(log, "b", "a")])
+    return log
+
+
+SPREAD = [
+    *(b"plain%d" % n for n in range(4)),
+    *(b"b%d" % n * 200 for n in range(4)),
+    *(b"a%d" % n * 200 for n in range(4)),
+]
+
+
+def test_what_is_staged_is_in_no_range():
+    log = new_log()
+    log.append([staged("t", 0, b"one", 5), batch(0), staged("t", 1, b"two", 7)])
+    assert bodies(log) == [b"body"]
+    found = staging(log, "t")
+    assert (found.batch_count, found.record_count) == (2, 12)
+    assert list(found.record_counts) == [5, 7]
+    assert found.staged_at_ms == NOW_MS
+    assert staged_bodies(log, "t") == [b"one", b"two"]
+    assert list(log.staged_from(found, 2)) == []
+
+
+def test_a_commit_gives_the_batches_the_next_offsets_in_the_order_of_the_ids():
+    log = new_log()
+    log.append([staged("x", 0, b"x0", 2), staged("y", 0, b"y0"), staged("x", 1, b"x1", 3)])
+    appended = log.append([batch(0), commit_after(log, 1, "y", "x")])
+    assert appended.ranges[0].next_offset == 7
+    assert bodies(log) == [b"body", b"y0", b"x0", b"x1"]
+    assert [slot.base_offset for slot in log.batches_from(KEY, 0)] == [0, 1, 2, 4]
+    assert bodies(log, 5) == [b"x1"]
+    assert log.staged.stagings() == []
+    assert log.staged.is_ended(1, "x")
+    assert not log.staged.is_ended(2, "x")
+
+
+def commit_after(log: Log, offset: int, *txn_ids: str) -> Entry:
+    return commit_entry(*KEY, offset, [staging(log, each) for each in txn_ids])
+
+
+def test_a_drop_drops_in_its_range_or_in_all():
+    log = new_log()
+    log.append([staged("x", 0), staged("y", 0), Entry(EntryKind.SEAL, *KEY, 0, 0)])
+    log.append([created(range_index=1)])
+    other = Entry(EntryKind.STAGED, 1, 1, -1, 1, staged("x", 0).body)
+    log.append([other])
+    log.append([drop("x")])
+    assert [each.range_index for each in log.staged.stagings_of(1) if each.txn_id == "x"] == [1]
+    log.append([drop_entry(1, -1, ["x", "y", "unknown"])])
+    assert log.staged.stagings_of(1) == []
+    assert all(log.staged.is_ended(1, each) for each in ("x", "y", "unknown"))
+    assert bodies(log) == []
+
+
+def test_a_deleted_stream_has_nothing_staged():
+    log = new_log()
+    log.append([staged("x", 0), staged("y", 0)])
+    log.append([drop("y"), Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)])
+    assert log.staged.stagings() == []
+    assert log.staged.ends(1) == ()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_restart_finds_what_is_staged_and_what_ended(is_clean: bool):
+    disk = FaultyDisk()
+    log = new_log(disk)
+    log.append([staged("x", 0, b"x0"), staged("y", 0, b"y0", 3), staged("z", 0)])
+    log.append([commit(log, "x"), drop("z")])
+    ends = log.staged.ends(1)
+    if is_clean:
+        log.close()
+    else:
+        disk.kill_process()
+    log = new_log(disk)
+    assert log.staged.ends(1) == ends
+    assert staged_bodies(log, "y") == [b"y0"]
+    assert staging(log, "y").record_count == 3
+    assert bodies(log) == [b"x0"]
+    log.append([staged("y", 1, b"y1")])
+    log.append([commit(log, "y")])
+    assert bodies(log) == [b"x0", b"y0", b"y1"]
+
+
+def test_batches_are_published_from_earlier_segments():
+    disk = FaultyDisk()
+    log = spread_over_segments(disk)
+    assert len(log.extent.sealed) > 3
+    assert bodies(log) == SPREAD
+    assert not log.is_recent(KEY, 4), "the disk may have to be asked"
+    log.append([batch(16)])
+    assert log.is_recent(KEY, 16)
+    log.close()
+    log = new_log(disk)
+    assert bodies(log) == [*SPREAD, b"body"]
+
+
+def test_a_segment_that_is_full_tells_of_what_it_published():
+    disk = FaultyDisk()
+    log = spread_over_segments(disk)
+    for number in range(3):
+        log.append([batch(16 + number, body=b"later%d" % number * 200)])
+    assert bodies(log)[:-3] == SPREAD
+    for offset in range(4, 8):
+        assert bodies(log, offset)[0] == SPREAD[offset]
+    assert log.bytes_from(KEY, 0) > 8 * 400
+    for path in [each for each in disk.names if each.suffix == ".idx"]:
+        disk.remove(path)
+    log.close()
+    log = new_log(disk)
+    assert bodies(log)[:-3] == SPREAD
+
+
+def test_the_time_of_what_was_staged_is_that_of_its_end():
+    times = iter(range(1_000, 10_000, 100))
+    log = Log.open(
+        new_log().directory, disk=FaultyDisk(), now_ms=lambda: next(times), segment_bytes=10_000
+    )
+    log.append([created()])
+    log.append([staged("x", 0)])
+    appended = log.append([commit(log, "x")])
+    assert staging_time(log) == appended.time_ms
+    found = log.maybe_since(KEY, 0, appended.time_ms)
+    assert found is not None
+    assert found.offset == 0
+    assert log.maybe_since(KEY, 0, appended.time_ms + 1) is None
+
+
+def staging_time(log: Log) -> int:
+    (slot,) = log.batches_from(KEY, 0)
+    return slot.time_ms
+
+
+def test_damage_to_a_staged_batch_is_noticed_and_named():
+    disk = FaultyDisk()
+    log = new_log(disk)
+    (location,) = log.append([staged("x", 0, b"what rots")]).locations
+    log.append([commit(log, "x")])
+    (path,) = (each for each in disk.names if each.suffix == ".log")
+    disk.names[path].cached[location.end - 1] ^= 1
+    with pytest.raises(AssertionError, match=r"offsets \[0, 1\) of range 0 of stream 1"):
+        bodies(log)
+
+
+def test_what_contradicts_the_ranges_is_refused():
+    log = new_log()
+    log.append([staged("x", 0)])
+    end = commit(log, "x")
+    with pytest.raises(LogCorruptionError, match="never created"):
+        log.append([Entry(EntryKind.STAGED, 7, 0, -1, 1, staged("x", 0).body)])
+    with pytest.raises(LogCorruptionError, match="expected offset 1"):
+        log.append([batch(0), end])
+    log.append([Entry(EntryKind.SEAL, *KEY, 0, 0)])
+    with pytest.raises(LogCorruptionError, match="SEALED"):
+        log.append([end])
+    with pytest.raises(LogCorruptionError, match="SEALED"):
+        log.append([staged("x", 1)])
+    assert log.maybe_range(KEY).state is RangeState.SEALED
+
+
+def fold(*entries: Entry) -> StagedStates:
+    states = StagedStates()
+    for at, entry in enumerate(entries):
+        states.apply(entry, Location(at * 1_000, entry.length), at)
+    return states
+
+
+def test_what_lost_what_it_follows_counts_for_nothing():
+    entries = [staged("x", sequence) for sequence in range(4)]
+    damaged = Entry(EntryKind.STAGED, *KEY, -1, 1)
+    states = fold(entries[0], damaged, entries[2], entries[1], entries[3])
+    assert list(states.maybe_staging(*KEY, "x").batches.positions) == [0, 3_000]
+    assert fold(entries[1]).maybe_staging(*KEY, "x") is None
+
+
+def test_the_last_ends_of_each_kind_are_remembered():
+    count = limits.TXN_ENDS_KEPT + 3
+    states = fold(*(drop(f"d{n}") for n in range(count)), empty_commit("c"))
+    for number in range(count):
+        states.apply(drop(f"e{number}"), Location(0, 1), 0)
+    assert states.is_ended(1, "c"), "those dropped do not push out those published"
+    assert not states.is_ended(1, "d0")
+    assert not states.is_ended(1, "e2")
+    assert states.is_ended(1, "e3")
+    assert len(states.ends(1)) == limits.TXN_ENDS_KEPT + 1
+
+
+def empty_commit(txn_id: str) -> Entry:
+    return commit_entry(*KEY, 0, [Staging(*KEY, txn_id, 0)])
+
+
+@pytest.mark.parametrize("chunk_bytes", [7, 100, limits.SNAPSHOT_STAGED_BYTES])
+def test_a_snapshot_says_the_same_again(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(limits, "SNAPSHOT_STAGED_BYTES", chunk_bytes)
+    states = fold(
+        *(staged(f"x{n % 3}", n // 3, count=n + 1) for n in range(9)), drop("d", "e"),
+        empty_commit("c"),
+    )  # fmt: skip
+    entries = encode_staged_snapshot(states)
+    assert [each.range_index for each in entries] == list(range(len(entries)))
+    again = decode_staged_snapshot(b"".join(each.body for each in entries))
+    assert again.ends(1) == states.ends(1)
+    for one, other in zip(again.stagings(), states.stagings(), strict=True):
+        assert (one.txn_id, one.staged_at_ms) == (other.txn_id, other.staged_at_ms)
+        assert one.batches.encode() == other.batches.encode()
+    assert encode_staged_snapshot(StagedStates()) == []
+    with pytest.raises(LogCorruptionError):
+        decode_staged_snapshot(b"".join(each.body for each in entries)[:-1])
+
+
+def test_more_than_an_entry_can_name_is_refused(monkeypatch):
+    monkeypatch.setattr(limits, "TXN_BATCHES_MAX", 2)
+    log = new_log()
+    log.append([staged("x", sequence) for sequence in range(3)])
+    with pytest.raises(InvalidRequestError, match="at most 2"):
+        commit(log, "x")
+    monkeypatch.setattr(limits, "ENTRY_BYTES_MAX", 100)
+    with pytest.raises(InvalidRequestError, match="over the limit of 100"):
+        drop("y" * 100)
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_the_end_of_a_transaction_that_is_cut_off_is_no_end(cut):
+    log = new_log()
+    log.append([staged("x", 0), staged("x", 1)])
+    end = commit(log, "x")
+    body = bytes(end.body)[:-cut]
+    with pytest.raises(LogCorruptionError):
+        decode_end(Entry(end.kind, *KEY, end.base_offset, end.count, body))
+
+
+def test_a_prefix_says_whose_batch_it_is():
+    assert decode_prefix(staged("some.1.id", 70_000).body) == ("some.1.id", 70_000)
+    for body in (b"", b"\5abc", b"\1\xff\0\0\0\0", b"\1a\0\0"):
+        with pytest.raises(LogCorruptionError):
+            decode_prefix(body)
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+@pytest.mark.parametrize("is_recent", [True, False])
+def test_what_was_staged_is_served_with_its_offset(size: int, is_recent: bool):
+    log = new_log(segment_bytes=10_000_000)
+    bodies = [
+        encode_envelope(
+            [bytes([n]) * size],
+            stream_id=1,
+            record_count=2,
+            base_timestamp_ms=0,
+            encoding="x",
+            base_offset=99,
+        )
+        for n in range(3)
+    ]
+    log.append([staged("x", n, body, 2) for n, body in enumerate(bodies[:2])])
+    log.append([commit(log, "x")])
+    log.append([staged("y", 0, bodies[2], 2)])
+    if not is_recent:
+        log.recent = RecentBodies()
+    served = read_slots(log, KEY, list(log.batches_from(KEY, 0)))
+    again = maybe_cached_slots(log, KEY, list(log.batches_from(KEY, 0)))
+    assert (again is not None) == is_recent, "this disk has no cache"
+    assert again is None or again.buffers == served.buffers
+    assert served.slot_count == 2
+    envelopes = list(split_envelopes(b"".join(served.buffers)))
+    assert [each.base_offset for each in envelopes] == [0, 2]
+    assert [bytes(each.body[:size]) for each in envelopes] == [b"\0" * size, b"\1" * size]
+    assert sum(map(len, served.buffers)) == sum(map(len, bodies[:2]))
+    undecided = read_slots(log, KEY, list(log.staged_from(staging(log, "y"), 0)))
+    assert b"".join(undecided.buffers) == bodies[2], "as it was appended"
