@@ -1,7 +1,7 @@
 """The process of a query that copies numbers from stream to streams: `python sink_main.py JSON`.
 
-See QueryProcess. Even numbers go to the stream `even`, odd ones to `odd`. With `partitions` they are
-dealt out to so many tasks; otherwise each task has a piece of the source, in its order.
+See QueryProcess. Even numbers go to the stream `even`, odd ones to `odd`. With `partitions` they
+are dealt out to so many tasks; otherwise each task has a piece of the source, in its order.
 """
 
 from __future__ import annotations
