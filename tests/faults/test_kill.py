@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 from checker import assert_sound, chosen
+from committers import Committers, wait_until_published
 from fault_cluster import FaultCluster, failpoint_names
 from workload import Workload, list_streams, new_short_stream, new_streams
 
@@ -119,7 +120,11 @@ def test_killed_at_each_failpoint(tmp_path, history, rng):
     assert names
     with FaultCluster(tmp_path) as cluster:
         stream_ids = some_streams(cluster, history)
-        with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
+        committed_to = new_streams(cluster.endpoint)
+        with (
+            Workload(cluster.endpoint, history, rng, stream_ids) as workload,
+            Committers(cluster.endpoint, history, rng, committed_to) as committers,
+        ):
             cluster.kill()
             for name in names:
                 history.fault(f"kill at {name}")
@@ -128,6 +133,8 @@ def test_killed_at_each_failpoint(tmp_path, history, rng):
                 assert cluster.run_armed(f"{name}=kill:{nth}") == -signal.SIGKILL
             cluster.start()
             workload.wait_for_progress()
-        list_streams(cluster.endpoint, history, stream_ids)
+            committers.wait_for_progress()
+        wait_until_published(cluster.endpoint)
+        list_streams(cluster.endpoint, history, [*stream_ids, *committed_to])
     assert_sound(history.operations())
     assert cluster.fired_names == names

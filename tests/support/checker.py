@@ -98,6 +98,9 @@ def invented(operations: Operations) -> list[Anomaly]:
     written = defaultdict(set)
     for append in chosen(operations, "append"):
         written[append.request["stream"]].update(append.request["records"])
+    for commit in chosen(operations, "commit"):
+        for stream, records in commit.request["parts"]:
+            written[stream].update(records)
     return [
         Anomaly("invented", f"{record} at {where(reading, offset)} was not written there")
         for reading in [*chosen(operations, "read", "ok"), *chosen(operations, "list", "ok")]
@@ -205,6 +208,39 @@ def ranges_moved(operations: Operations) -> list[Anomaly]:
     return anomalies
 
 
+def half_committed(operations: Operations) -> list[Anomaly]:
+    """A committed batch is there, of one in doubt all or nothing; in one piece in each stream."""
+    anomalies = []
+    for commit in chosen(operations, "commit"):
+        pieces = piece_offsets(operations, commit)
+        name = f"batch {commit.request['batch']} of {commit.process}, which ended {commit.end}"
+        for stream, offsets in pieces.items():
+            if len(set(offsets)) > 1 and offsets != sequence(offsets):
+                anomalies.append(Anomaly("half-committed", f"{name}: {offsets} in {stream}"))
+        are_there = {offsets[0] is not None for offsets in pieces.values()}
+        if len(are_there) > 1 or (commit.end == "ok" and are_there != {True}):
+            anomalies.append(Anomaly("half-committed", f"{name}: {pieces}"))
+        if commit.end == "fail" and are_there != {False}:
+            anomalies.append(Anomaly("half-committed", f"{name} is there: {pieces}"))
+    return anomalies
+
+
+def batches_reordered(operations: Operations) -> list[Anomaly]:
+    """A producer's batches stand in the order of their numbers in each stream."""
+    anomalies = []
+    last: dict[tuple[str, int], int] = {}
+    for commit in sorted(chosen(operations, "commit"), key=lambda each: each.request["batch"]):
+        for stream, offsets in piece_offsets(operations, commit).items():
+            if offsets[0] is None:
+                continue
+            key = (commit.process, stream)
+            if offsets[0] < last.get(key, -1):
+                what = f"batch {commit.request['batch']} of {commit.process} in stream {stream}"
+                anomalies.append(Anomaly("batches-reordered", what))
+            last[key] = offsets[0]
+    return anomalies
+
+
 INVARIANTS: tuple[Callable[[Operations], list[Anomaly]], ...] = (
     lost,
     duplicated,
@@ -217,6 +253,8 @@ INVARIANTS: tuple[Callable[[Operations], list[Anomaly]], ...] = (
     reordered,
     trimmed_wrongly,
     ranges_moved,
+    half_committed,
+    batches_reordered,
 )
 
 
@@ -245,6 +283,9 @@ def final_contents(operations: Operations) -> dict[int, Content]:
         content = Content(answer["start"], answer["next"], dict(answer["records"]))
         contents[listing.request["stream"]] = content
     touched = {each.request["stream"] for each in operations if "stream" in each.request}
+    touched |= {
+        stream for commit in chosen(operations, "commit") for stream, _ in commit.request["parts"]
+    }
     assert touched <= contents.keys(), f"streams {touched - contents.keys()} were never listed"
     return contents
 
@@ -267,6 +308,25 @@ def present(operations: Operations, end: str) -> list[tuple[Operation, int, str]
         for offset, record in content.records.items()
         if record in writers
     ]
+
+
+def piece_offsets(operations: Operations, commit: Operation) -> dict[int, list[int | None]]:
+    """Where the records of a committed batch are in each of its streams, None where they are not.
+
+    Streams that are committed to are never trimmed.
+    """
+    contents = final_contents(operations)
+    pieces = {}
+    for stream, records in commit.request["parts"]:
+        at = {record: offset for offset, record in contents[stream].records.items()}
+        pieces[stream] = [at.get(record) for record in records]
+    return pieces
+
+
+def sequence(offsets: list[int | None]) -> list[int] | None:
+    """So many offsets without a gap, from the first of these on; None without a first one."""
+    first = offsets[0]
+    return None if first is None else list(range(first, first + len(offsets)))
 
 
 def where(operation: Operation, offset: int) -> str:

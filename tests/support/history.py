@@ -12,6 +12,7 @@ error. An operation whose end is missing is unknown too. Other keys are the acti
     ranges  stream                      ok: ranges, as triples [index, start, end or null]
     trim    stream, offset
     seal    stream
+    commit  batch, parts, as pairs [stream, records]
     keep    stream, bytes               only so much of it is kept, the newest records at least
     fault   what happened to the servers, in words
 

@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sbp_core.failpoints import VARIABLE
+
 MAIN = Path(__file__).with_name("query_main.py")
 PATIENCE_SECONDS = 300
 TOO_SLOW = 75
@@ -24,14 +26,18 @@ TOO_SLOW = 75
 class QueryProcess:
     """One life of the query whose checkpoint, output and journal are in `folder`.
 
-    `order` is what query_main.py takes. Driver and JVM are one process group.
+    `order` is what query_main.py, or another `main`, takes; `failpoints` are armed in it and in its
+    Python workers. Driver and JVM are one process group.
     """
 
-    def __init__(self, folder: Path, life: int, **order: Any) -> None:
+    def __init__(
+        self, folder: Path, life: int, *, main: Path = MAIN, failpoints: str = "", **order: Any
+    ) -> None:
         self._folder, self._life = folder, life
         with (folder / "query.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, MAIN, json.dumps({"folder": str(folder), "life": life, **order})],
+                [sys.executable, main, json.dumps({"folder": str(folder), "life": life, **order})],
+                env={**os.environ, **({VARIABLE: failpoints} if failpoints else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -45,6 +51,16 @@ class QueryProcess:
         while not mark.exists() and self._process.poll() is None:
             assert time.monotonic() < deadline, f"the query never {does}"
             time.sleep(0.01)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def python_workers(self) -> list[int]:
+        """The process ids of the Python workers that Spark has forked for it."""
+        daemons = [pid for pid in _below(self._process.pid) if _is_daemon(pid)]
+        return [pid for daemon in daemons for pid in _below(daemon) if _is_daemon(pid)]
 
     def live(self, seconds: float) -> int | None:
         """Let it go on for so long; its exit code if it ended by itself."""
@@ -61,6 +77,25 @@ class QueryProcess:
         with suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def _below(pid: int) -> list[int]:
+    """The descendants of a process."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it is over by now
+            parent = path.read_text(encoding="utf-8").rpartition(") ")[2].split()[1]
+            children[int(parent)].append(int(path.parent.name))
+    found = list(children[pid])
+    for each in found:
+        found += children[each]
+    return found
+
+
+def _is_daemon(pid: int) -> bool:
+    with suppress(OSError):
+        return b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 class Written(NamedTuple):

@@ -1,6 +1,9 @@
-"""A range server as a process of its own, to be killed.
+"""A range server, or a placement driver, as a process of its own, to be killed.
 
-async with RangeServerProcess(folder, pd_endpoint, heartbeat_interval_ms=50) as server:
+async with (
+    PlacementDriverProcess(folder) as driver,
+    RangeServerProcess(folder, driver.endpoint, heartbeat_interval_ms=50) as server,
+):
     await server.kill()
     await server.start()
 """
@@ -11,19 +14,21 @@ import asyncio
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
+from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings
 
 START_SECONDS = 90
 
 
-class RangeServerProcess:
+class ServerProcess:
     """Starts and kills the process; it comes back on the same data and port."""
 
-    def __init__(self, folder: Path, placement_driver: str, *, heartbeat_interval_ms: int) -> None:
+    def __init__(self, *words: str) -> None:
         self.endpoint = ""
-        self._words = [str(folder), placement_driver, str(heartbeat_interval_ms)]
+        self._words = words
         self._port = "0"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -34,7 +39,7 @@ class RangeServerProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        """Return once the server is known to the placement driver."""
+        """Return once it serves; of a range server the placement driver then knows."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             __file__,
@@ -46,7 +51,7 @@ class RangeServerProcess:
         assert self._process.stdout is not None
         async with asyncio.timeout(START_SECONDS):
             self.endpoint = (await self._process.stdout.readline()).decode().strip()
-        assert self.endpoint, "the range server did not start"
+        assert self.endpoint, "the server did not start"
         self._port = self.endpoint.rpartition(":")[2]
 
     async def kill(self) -> None:
@@ -56,7 +61,7 @@ class RangeServerProcess:
         await self._process.wait()
         self._process = None
 
-    async def __aenter__(self) -> RangeServerProcess:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -70,16 +75,36 @@ class RangeServerProcess:
             await self.kill()
 
 
-async def serve(folder: str, placement_driver: str, interval_ms: str, port: str) -> None:
+class RangeServerProcess(ServerProcess):
+    """A range server."""
+
+    def __init__(self, folder: Path, placement_driver: str, *, heartbeat_interval_ms: int) -> None:
+        super().__init__(str(folder), placement_driver, str(heartbeat_interval_ms))
+
+
+class PlacementDriverProcess(ServerProcess):
+    """A placement driver."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+
+
+async def serve(folder: str, *words: str) -> None:
     """Run until standard input ends, as it does with the test's process."""
-    server = RangeServer(
-        RangeServerSettings(
-            data_dir=Path(folder),
-            placement_driver=placement_driver,
-            port=int(port),
-            heartbeat_interval_ms=int(interval_ms),
+    *of_a_range_server, port = words
+    server: RangeServer | PlacementDriver
+    if of_a_range_server:
+        placement_driver, interval_ms = of_a_range_server
+        server = RangeServer(
+            RangeServerSettings(
+                data_dir=Path(folder),
+                placement_driver=placement_driver,
+                port=int(port),
+                heartbeat_interval_ms=int(interval_ms),
+            )
         )
-    )
+    else:
+        server = PlacementDriver(PlacementDriverSettings(data_dir=Path(folder), port=int(port)))
     await server.start()
     print(server.endpoint, flush=True)
     loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,12 +27,14 @@ CONF = {
 
 
 @contextmanager
-def spark_session(folder: Path) -> Iterator[SparkSession]:
-    """A local session on two cores whose files are in `folder`."""
+def spark_session(
+    folder: Path, master: str = "local[2]", conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session whose files are in `folder`, local and on two cores unless told otherwise."""
     use_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("sbp-tests")
-    for key, value in CONF.items():
+    builder = SparkSession.builder.master(master).appName("sbp-tests")
+    for key, value in {**CONF, **(conf or {})}.items():
         builder = builder.config(key, value)
     spark = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")

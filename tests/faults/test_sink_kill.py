@@ -1,0 +1,247 @@
+"""kill -9 of a query that writes, of its tasks, and of the servers: each record is there once.
+
+A query copies numbers, which a producer appends all the time, to two streams. In each life it has
+other limits, and its rows come in another partitioning; something kills it, or something that it
+needs. What it has copied in the end has to be what was there.
+"""
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from fault_cluster import FaultCluster
+from query_process import TOO_SLOW, QueryProcess, is_batch_open
+from sink_main import QUERY_FAILED
+from spark_streams import append_values, numbered
+from test_driver_kill import read_log
+from waiting import until
+
+from sbp_core.client import Client, StreamSpec
+
+MAIN = Path(__file__).parent.parent / "support" / "sink_main.py"
+LIFE_SECONDS_MAX = 4.0
+SLEEP_MS = 4_000
+ENDLESS = {"processingTime": "0 seconds"}
+AVAILABLE_NOW = {"availableNow": True}
+STEPS = ("sink.before_stage", "sink.staged", "sink.before_commit", "sink.committed")
+PATIENCE_SECONDS = 120
+
+
+class Copy:
+    """A query with one checkpoint, its lives, and the streams that it copies from and to."""
+
+    def __init__(self, folder, cluster, **sink):
+        self.folder = folder
+        self.cluster = cluster
+        self.life_count = 0
+        self.is_ordered = True
+        self._sink = {"endpoint": cluster.endpoint, **sink}
+        with Client(cluster.endpoint) as client:
+            client.create_streams([StreamSpec(name) for name in ("numbers", "even", "odd")])
+
+    @property
+    def is_in_a_batch(self):
+        return is_batch_open(self.folder / "checkpoint")
+
+    def begin(self, rng, *, trigger=ENDLESS, partitions=None, failpoints="", **order):
+        self.life_count += 1
+        partitions = rng.choice((0, 0, 1, 3, 5)) if partitions is None else partitions
+        self.is_ordered = self.is_ordered and partitions == 0
+        source = {
+            "endpoint": self.cluster.endpoint,
+            "streams": "numbers",
+            "startingOffsets": "earliest",
+            "maxRecordsPerTrigger": str(rng.randint(50, 500)),
+            "minPartitions": str(rng.randint(1, 4)),
+        }
+        return QueryProcess(
+            self.folder,
+            self.life_count,
+            main=MAIN,
+            failpoints=failpoints,
+            **{"master": "local[2,4]", "source": source, "sink": self._sink, **order},
+            trigger=trigger,
+            partitions=partitions,
+        )
+
+    def finish(self, rng, **order):
+        """Copy what is left: a run that was cut short goes on to its own end, the next one on."""
+        finished = 0
+        while finished < 2:
+            exit_code = self.begin(rng, trigger=AVAILABLE_NOW, **order).wait_for_end()
+            assert exit_code in {0, TOO_SLOW}, self.log
+            finished += exit_code == 0
+
+    @property
+    def log(self):
+        return (self.folder / "query.log").read_text(encoding="utf-8", errors="replace")
+
+    def fired(self):
+        """The failpoints of the sink that fired, by name."""
+        return Counter(re.findall(r"^failpoint (sink\.\w+):", self.log, re.MULTILINE))
+
+    def contents(self):
+        """The numbers in each stream, in the order of their offsets."""
+        with Client(self.cluster.endpoint) as client:
+            until(lambda: not [t for t in client.describe_txns() if t.state == "publishing"])
+            names = {each.stream_id: each.name for each in client.list_streams()}
+            found = {name: [] for name in names.values()}
+            for row in read_log(client):
+                found[names[row.stream_id]].append(int(row.value))
+        return found
+
+
+def find_anomalies(contents, *, is_ordered):
+    """What is wrong with the copies: lost, doubled, invented, or not in the order of the source."""
+    found = set()
+    for name, remainder in (("even", 0), ("odd", 1)):
+        wanted = [number for number in contents["numbers"] if number % 2 == remainder]
+        have = contents[name]
+        kinds = {
+            "lost": set(wanted) - set(have),
+            "doubled": len(have) > len(set(have)),
+            "invented": set(have) - set(wanted),
+            "reordered": is_ordered and have != sorted(have),
+        }
+        found |= {kind for kind, is_there in kinds.items() if is_there}
+    return found
+
+
+@contextmanager
+def producing(endpoint, rng):
+    """Append numbers to the source all the time, and seal a stream now and then."""
+    is_over = threading.Event()
+    failures = []
+
+    def produce():
+        number = 0
+        with Client(endpoint) as client:
+            while not is_over.wait(rng.uniform(0, 0.1)):
+                how_many = rng.randint(1, 40)
+                append_values(client, "numbers", numbered(number, number + how_many))
+                number += how_many
+                if rng.random() < 0.05:
+                    name = rng.choice(("numbers", "even", "odd"))
+                    client.seal_streams([client.describe_streams([name])[0].stream_id])
+
+    def produce_or_tell():
+        try:
+            produce()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=produce_or_tell)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    assert failures == []
+
+
+def kill_driver(copy, life, rng):
+    life.live(rng.uniform(0, LIFE_SECONDS_MAX))
+    was_alive, was_in_a_batch = life.is_alive, copy.is_in_a_batch
+    life.kill()
+    return was_alive and (["driver"] + (["driver in a micro-batch"] if was_in_a_batch else []))
+
+
+def kill_worker(copy, life, rng):
+    """A task that is at work fails, and is tried again; whatever else fails the query."""
+    until(lambda: life.python_workers() or not life.is_alive, PATIENCE_SECONDS)
+    life.live(rng.uniform(0, 1))
+    victims = life.python_workers()
+    if not victims:
+        return []
+    with suppress(ProcessLookupError):
+        os.kill(rng.choice(victims), signal.SIGKILL)
+    life.live(rng.uniform(0, LIFE_SECONDS_MAX))
+    life.kill()
+    return ["worker"]
+
+
+def kill_servers(copy, life, rng):
+    life.live(rng.uniform(0, LIFE_SECONDS_MAX / 2))
+    copy.cluster.kill()
+    copy.cluster.start()
+    life.live(rng.uniform(0, LIFE_SECONDS_MAX))
+    life.kill()
+    return ["servers"]
+
+
+KILLS = (kill_driver, kill_worker, kill_servers)
+
+
+@pytest.mark.timeout(1800)  # a life begins with a JVM
+def test_killed_at_any_time(tmp_path, rng, rounds):
+    kills = Counter()
+    with FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster:
+        copy = Copy(tmp_path, cluster)
+        with producing(cluster.endpoint, random.Random(rng.random())):
+            while sum(kills.values()) < rounds(3) or not all(kills[name] for name in NAMES):
+                assert copy.life_count < 10 * rounds(3), f"not all kinds of kills: {kills}"
+                kill = KILLS[copy.life_count % len(KILLS)]
+                life = copy.begin(rng)
+                life.wait_until_it("starts")
+                kills.update(kill(copy, life, rng) or [])
+        copy.finish(rng)
+        contents = copy.contents()
+    report(copy, kills, contents)
+    assert find_anomalies(contents, is_ordered=copy.is_ordered) == set()
+
+
+NAMES = ("driver", "worker", "servers")
+
+
+def report(copy, kills, contents):
+    sizes = {name: len(numbers) for name, numbers in contents.items()}
+    print(f"{copy.life_count} lives, kills {dict(kills)}, failpoints {dict(copy.fired())}; {sizes}")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_each_step(tmp_path, rng, step):
+    """The process that takes the step dies; then the driver, while that process sleeps there.
+
+    What slept goes on when the next life has committed its micro-batch: it must change nothing.
+    """
+    with FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster:
+        copy = Copy(tmp_path, cluster)
+        with Client(cluster.endpoint) as client:
+            append_values(client, "numbers", numbered(0, 2_000))
+        life = copy.begin(rng, partitions=0, failpoints=f"{step}=kill:2")
+        until(lambda: f"failpoint {step}: kill" in copy.log or not life.is_alive, PATIENCE_SECONDS)
+        life.live(rng.uniform(0, LIFE_SECONDS_MAX))
+        life.kill()
+        life = copy.begin(rng, partitions=3, failpoints=f"{step}=sleep({SLEEP_MS}):1")
+        until(lambda: f"failpoint {step}: sleep" in copy.log or not life.is_alive, PATIENCE_SECONDS)
+        slept_at = time.monotonic()
+        life.kill()
+        copy.finish(rng, partitions=2)
+        until(lambda: time.monotonic() > slept_at + SLEEP_MS / 1000 + 1)
+        contents = copy.contents()
+    assert copy.fired()[step] >= 2, copy.log
+    assert len(contents["numbers"]) == 2_000
+    assert find_anomalies(contents, is_ordered=False) == set()
+
+
+def test_a_sink_without_transactions_doubles(tmp_path, rng):
+    """The same against appends at least once: the harness would see it."""
+    with FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster:
+        copy = Copy(tmp_path, cluster, delivery="at-least-once")
+        with Client(cluster.endpoint) as client:
+            append_values(client, "numbers", numbered(0, 2_000))
+        life = copy.begin(rng, partitions=0, failpoints="sink.staged=kill:1")  # of each attempt
+        assert life.wait_for_end() in {QUERY_FAILED, TOO_SLOW}, copy.log
+        copy.finish(rng, partitions=2)
+        contents = copy.contents()
+    assert copy.fired()["sink.staged"] > 0
+    assert find_anomalies(contents, is_ordered=False) == {"doubled"}
