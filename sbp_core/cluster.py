@@ -94,6 +94,7 @@ class ClusterSettings:
     retention_check_interval_ms: int = _setting_of(
         RangeServerSettings, "retention_check_interval_ms"
     )
+    staged_timeout_ms: int = _setting_of(RangeServerSettings, "staged_timeout_ms")
 
     def __post_init__(self) -> None:
         if not 1 <= self.range_servers <= limits.CLUSTER_RANGE_SERVERS_MAX:

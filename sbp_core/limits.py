@@ -222,6 +222,11 @@ TXN_ENDS_KEPT: Final = 16
 """The last ends of transactions that a stream remembers, of those published and those dropped."""
 SNAPSHOT_STAGED_BYTES: Final = 4 * MIB
 """Octets of what is staged in one SNAPSHOT_STAGED entry."""
+STAGED_TIMEOUT_MS: Final = 86_400_000
+STAGED_TIMEOUT_MS_MAX: Final = 30 * 86_400_000
+"""How long something may stay staged that nobody decides about."""
+STAGED_ASK_MS: Final = 60_000
+"""So long the placement driver is not asked whether the batch of what is staged was decided."""
 
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249

@@ -17,6 +17,7 @@ from sbp_core.log.inspection import Inspection, inspect_log, segment_bases
 from sbp_core.log.repair import repair_log
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import maybe_segment_base, segment_path
+from sbp_core.log.staged_entries import decode_end, decode_prefix
 from sbp_core.log.start import START_NAME
 from sbp_core.log.writer_states import decode_mark
 
@@ -165,6 +166,8 @@ def _described(path: Path, item: tuple[Entry, Location] | Damage, time_ms: int) 
         return {**described, "ranges": entry.count}
     if entry.kind is EntryKind.SNAPSHOT_WRITERS:
         return {**described, "writers": entry.count}
+    if entry.kind is EntryKind.SNAPSHOT_STAGED:
+        return described
     described |= {
         "stream_id": entry.stream_id,
         "range_index": entry.range_index,
@@ -173,6 +176,13 @@ def _described(path: Path, item: tuple[Entry, Location] | Damage, time_ms: int) 
     }
     if entry.kind is EntryKind.WRITER_MARK:
         described["writer_id"], described["sequence"] = decode_mark(entry)
+    if entry.kind is EntryKind.STAGED and entry.body:
+        described["txn_id"], described["sequence"] = decode_prefix(entry.body)
+    if entry.kind is EntryKind.TXN_END:
+        ended = decode_end(entry)
+        described["is_commit"] = ended.is_commit
+        described["txn_ids"] = list(ended.txn_ids)
+        described["batches"] = len(ended.batches)
     return described
 
 

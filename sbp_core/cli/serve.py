@@ -180,7 +180,7 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
             )
         lines += [
             f"range server {index}    {damaged.path} is damaged at log position"
-            f" {damaged.position}: offsets [{damaged.base_offset}, {damaged.end_offset}) of range"
+            f" {damaged.position}: {damaged.records} of range"
             f" {damaged.range_index} of stream {damaged.stream_id} cannot be served"
             for damaged in report.damaged_batches
         ]

@@ -24,17 +24,15 @@ from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import CLEAN_LIVE_SHARE_MAX
 from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
-from sbp_core.log.entry import Entry
 from sbp_core.log.index_file import Held, index_path
+from sbp_core.log.liveness import Liveness, LivenessSeeker
 from sbp_core.log.log import Log
 from sbp_core.log.lookup import Extent
-from sbp_core.log.range_states import RangeKey, RangeState
 from sbp_core.log.rewriting import rewrite_segment
 from sbp_core.log.segment import Segment, segment_path
 from sbp_core.log.start import write_start
 
 _LOG: Final = logging.getLogger(__name__)
-_OFFSET_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +56,7 @@ class Cleaner:
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self._liveness = LivenessSeeker(log)
         self._is_stopping = threading.Event()
         self._doomed: deque[Segment] = deque()
         self._reported: set[Segment] = set()
@@ -71,14 +70,16 @@ class Cleaner:
 
         A segment that is damaged stays as it is, and is logged once.
         """
-        cleaned = self._remove_front()
+        found = self._liveness.find()
+        cleaned = self._remove_front(found)
         extent = first = self._log.extent
         held: set[int] = set()
         is_all_known = True
-        for at in range(len(first.sealed)):  # more may come behind them, nothing else changes
+        for at, segment in enumerate(first.sealed):  # more may come behind, nothing else changes
             if self._is_stopping.is_set():
                 return cleaned
-            weighed = self._maybe_weigh(extent, at)
+            is_new = segment.base >= found.extent.active.segment.base
+            weighed = None if is_new else self._maybe_weigh(found, extent, at)
             if weighed is None:
                 is_all_known = False
                 continue
@@ -86,7 +87,7 @@ class Cleaner:
                 held |= weighed.stream_ids
                 continue
             try:
-                cleaned += self._rewrite(extent, at)
+                cleaned += self._rewrite(found, extent, at)
                 held |= weighed.live_stream_ids
             except LogCorruptionError as error:
                 self._report(extent.sealed[at], error)
@@ -96,30 +97,20 @@ class Cleaner:
             self._log.note_streams(first, held)
         return cleaned
 
-    def _maybe_weigh(self, extent: Extent, at: int) -> Held | None:
+    def _maybe_weigh(self, found: Liveness, extent: Extent, at: int) -> Held | None:
         """Return what a segment holds, None if that cannot be told."""
         try:
-            return self._log.lookup.index(extent, at).held(self._live_from)
+            return found.weigh(extent, at)
         except LogCorruptionError as error:
             self._report(extent.sealed[at], error)
             return None
 
-    def _live_from(self, key: RangeKey) -> int:
-        logged = self._log.maybe_range(key)
-        if logged is None or logged.state is RangeState.DELETED:
-            return _OFFSET_MAX
-        return logged.start_offset
-
-    def _is_live(self, entry: Entry) -> bool:
-        end_offset = entry.base_offset + entry.count
-        return end_offset > self._live_from((entry.stream_id, entry.range_index))
-
-    def _remove_front(self) -> Cleaned:
+    def _remove_front(self, found: Liveness) -> Cleaned:
         """Remove the first segments, as far as nothing in them is live."""
-        extent = self._log.extent
+        extent = found.extent
         dead: list[Segment] = []
         for at, segment in enumerate(extent.sealed):
-            weighed = None if self._is_stopping.is_set() else self._maybe_weigh(extent, at)
+            weighed = None if self._is_stopping.is_set() else self._maybe_weigh(found, extent, at)
             if weighed is None or weighed.live_bytes > 0:
                 break
             dead.append(segment)
@@ -152,14 +143,14 @@ class Cleaner:
             self._sync_names()
         return cleaned
 
-    def _rewrite(self, extent: Extent, at: int) -> Cleaned:
+    def _rewrite(self, found: Liveness, extent: Extent, at: int) -> Cleaned:
         """Replace a segment by one without what is dead. Raises LogError."""
         log, segment = self._log, extent.sealed[at]
         path = segment_path(log.directory, segment.base)
         fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
         ranges = log.lookup.ranges_after(extent, at)
         with log.lookup.views.pinned(segment) as view:
-            rewritten = rewrite_segment(log.disk, view, fresh, self._is_live)
+            rewritten = rewrite_segment(log.disk, view, fresh, found.is_live)
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")
                 log.disk.replace(fresh, path)

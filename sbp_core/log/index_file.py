@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import LOG_SCAN_BYTES
@@ -54,12 +55,14 @@ from sbp_core.log.entry import Location
 from sbp_core.log.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
 from sbp_core.log.rows import DatedOffset, RangeRows, SegmentRows, Slot
 from sbp_core.log.segment import Segment, SegmentView
+from sbp_core.log.staged_entries import STAGED_BATCH_BYTES, StagedRows
 from sbp_core.wire.checksum import Octets, crc32c
 
 INDEX_MAGIC: Final = b"SBPIDX\r\n"
 INDEX_VERSION: Final = 3
 
 _FIELDS: Final = struct.Struct(">8sIIQQQQQQQI")
+_VERSION: Final = struct.Struct(">8sI")
 _CRC: Final = struct.Struct(">I")
 _I8: Final = np.dtype("<i8")
 _U8: Final = np.dtype("<u8")
@@ -178,6 +181,18 @@ def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
     return IndexHeader(*rest)
 
 
+def is_old_index(path: Path, disk: Disk) -> bool:
+    """Whether a file says that an older version wrote it. Then it is made again, by who needs it.
+
+    Raises OSError.
+    """
+    head = disk.open(path, is_writable=False).pread(_VERSION.size, 0)
+    if len(head) < _VERSION.size:
+        return False
+    magic, version = _VERSION.unpack(head)
+    return bool(magic == INDEX_MAGIC and version < INDEX_VERSION)
+
+
 def check_index(file: DiskFile, segment: Segment) -> None:
     """Check that `file` is the whole, intact index of `segment`.
 
@@ -198,7 +213,11 @@ def check_index(file: DiskFile, segment: Segment) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The batches of a segment: octets of all, octets and streams of those that are live."""
+    """What a segment holds: octets and streams of all batches, and of those that are live.
+
+    Of those that were staged the octets count where they stand, the streams where they were
+    published.
+    """
 
     held_bytes: int
     live_bytes: int
@@ -287,21 +306,44 @@ class SegmentIndex:
         goes_back[ends[(ends > 0) & (ends < len(times))] - 1] = False  # on to the next range
         return not bool(goes_back.any())
 
-    def held(self, live_from: Callable[[RangeKey], int]) -> Held:
-        """Weigh the batches; those are live that reach beyond what `live_from` says of a range."""
+    @cached_property
+    def has_published(self) -> bool:
+        """Whether the segment tells of batches that were staged."""
+        return bool(self._columns["prefix_bytes"].any())
+
+    def published_rows(self, live_from: Callable[[RangeKey], int]) -> StagedRows:
+        """Return which batches that were staged are live, by what `live_from` says of a range."""
+        wanted = (self._columns["prefix_bytes"] > 0) & self._is_live(live_from)
+        return StagedRows(self._columns["position"][wanted], self._columns["length"][wanted])
+
+    def held(self, live_from: Callable[[RangeKey], int], staged_live_bytes: int) -> Held:
+        """Weigh the batches; those are live that reach beyond what `live_from` says of a range.
+
+        Of those that were staged in the segment `staged_live_bytes` are. Of those that it published
+        it holds what names them.
+        """
+        is_live = self._is_live(live_from)
+        is_published = self._columns["prefix_bytes"] > 0
+        length = np.where(is_published, STAGED_BATCH_BYTES, self._columns["length"])
+        row_counts = np.diff(self._columns["row_end"], prepend=0)
+        stream_ids = self._columns["stream_id"].repeat(row_counts)
+        return Held(
+            int(length.sum(dtype=_I8)) + self.staged_bytes,
+            int(length[is_live].sum(dtype=_I8)) + staged_live_bytes,
+            frozenset(np.unique(stream_ids).tolist()),
+            frozenset(np.unique(stream_ids[is_live]).tolist()),
+        )
+
+    def _is_live(self, live_from: Callable[[RangeKey], int]) -> npt.NDArray[np.bool_]:
         row_counts = np.diff(self._columns["row_end"], prepend=0)
         (used,) = row_counts.nonzero()
-        stream_ids = self._columns["stream_id"][used]
-        keys = zip(stream_ids.tolist(), self._columns["range_index"][used].tolist(), strict=True)
+        stream_ids, range_indexes = self._columns["stream_id"], self._columns["range_index"]
+        keys = zip(stream_ids[used].tolist(), range_indexes[used].tolist(), strict=True)
         starts = np.array([live_from(key) for key in keys], _I8).repeat(row_counts[used])
-        is_live = self._columns["base_offset"] + self._columns["count"] > starts
-        length = self._columns["length"]
-        return Held(
-            int(length.sum(dtype=_I8)),
-            int(length[is_live].sum(dtype=_I8)),
-            frozenset(stream_ids.tolist()),
-            frozenset(stream_ids.repeat(row_counts[used])[is_live].tolist()),
+        is_live: npt.NDArray[np.bool_] = (
+            self._columns["base_offset"] + self._columns["count"] > starts
         )
+        return is_live
 
     def _rows(self, key: RangeKey) -> slice:
         """Return where the batches of a range are; an empty slice if it has none."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.coverage import Coverage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.index_file import SegmentIndex, check_index, index_path
+from sbp_core.log.index_file import SegmentIndex, check_index, index_path, is_old_index
 from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates
 from sbp_core.log.replay import TornTail
 from sbp_core.log.salvage import Fault, Records, SegmentReading
@@ -32,6 +32,7 @@ from sbp_core.log.segment import (
     maybe_segment_base,
     segment_path,
 )
+from sbp_core.log.staged import StagedStates
 from sbp_core.log.start import START_NAME, read_start
 from sbp_core.log.writer_states import WriterStates
 
@@ -67,7 +68,8 @@ class Inspection:
 
     `faults` is what is wrong with its files. `lost` is what is not there, by these faults or since
     an earlier repair. A torn tail is no fault: a crash leaves it, and the next start cuts it.
-    `ranges` are all ranges at the log's end, `writers` those writers of whom nothing is missing.
+    `ranges` are all ranges at the log's end, `writers` those writers of whom nothing is missing,
+    `staged` those transactions that are undecided, as far as can be told, and wholly there.
     """
 
     faults: tuple[Fault, ...]
@@ -77,6 +79,7 @@ class Inspection:
     batch_count: int
     ranges: tuple[LoggedRange, ...]
     writers: WriterStates
+    staged: StagedStates
     remedy: Remedy
 
     @property
@@ -135,6 +138,7 @@ class _Inspector:
             batch_count=self._batch_count,
             ranges=tuple(self._states),
             writers=self._states.writers,
+            staged=self._coverage.whole(self._states.staged),
             remedy=Remedy(
                 damaged=tuple(self._damaged),
                 useless_indexes=tuple(self._useless_indexes),
@@ -188,7 +192,7 @@ class _Inspector:
         if self._is_at_fault(file.path, faults_before):
             self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
         if index is not None:
-            self._states = RangeStates(index.ranges(), self._states.writers)
+            self._states = RangeStates(index.ranges(), self._states.writers, self._states.staged)
         if end < following:
             self._miss(end, following)
 
@@ -216,8 +220,8 @@ class _Inspector:
         if self._is_at_fault(file.path, faults_before) or (
             self._faults and not reading.has_snapshot
         ):
-            self._end = end if reading.batch_count else base
-            if reading.batch_count:
+            self._end = end if reading.has_records else base
+            if reading.has_records:
                 self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
 
     def _is_at_fault(self, path: Path, faults_before: int) -> bool:
@@ -254,7 +258,7 @@ class _Inspector:
                 check_index(file, segment)
                 return SegmentIndex(file.map())
         except LogCorruptionError as error:
-            if is_checked:
+            if is_checked and not is_old_index(path, self._disk):
                 reason = f"{error}; nothing is lost, it can be made again from its segment"
                 self._fault(path, segment.base, reason)
                 self._useless_indexes.append(path)

@@ -127,6 +127,7 @@ class RangeStates:
             is_deleted = all(each.state is RangeState.DELETED for each in ranges.values())
             if is_deleted and stream_id not in held:
                 del self._streams[stream_id]
+                self.staged.forget(stream_id)
 
     def forget_writers(self) -> None:
         """Forget the writers of all streams: entries may be missing that said more of them."""

@@ -18,16 +18,15 @@ from pathlib import Path
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
-from sbp_core.log.entry import EntryKind
 from sbp_core.log.index_file import index_path
-from sbp_core.log.inspection import DamagedSegment, Inspection
+from sbp_core.log.inspection import Inspection
 from sbp_core.log.range_states import RangeStates
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import Segment, SegmentHeader, segment_path
 from sbp_core.log.segment_writer import TimedEntry, write_segment
 from sbp_core.log.snapshot import encode_snapshot
+from sbp_core.log.staged_entries import maybe_kept
 from sbp_core.log.start import START_NAME, write_start
-from sbp_core.log.writer_states import WriterStates
 
 
 def repair_log(disk: Disk, directory: Path, found: Inspection, now_ms: int) -> tuple[Path, ...]:
@@ -59,34 +58,35 @@ class _Repair:
             write_start(self._disk, self._directory, remedy.start)
         if remedy.end is not None:  # before the segment in front of it, which may be the last one
             self._set_aside(remedy.end)
-            end = DamagedSegment(Segment(remedy.end, remedy.end, 0), found.ranges)
-            self._rewrite(SegmentHeader(remedy.end), end, found.writers)
+            segment = Segment(remedy.end, remedy.end, 0)
+            states = RangeStates(found.ranges, found.writers, found.staged)
+            self._rewrite(SegmentHeader(remedy.end), segment, states)
         for damaged in remedy.damaged:
             self._set_aside(damaged.segment.base)
             segment = damaged.segment
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
-            self._rewrite(header, damaged, WriterStates())  # those of the last segment count
+            # Of writers and what is staged the last segment's snapshot counts.
+            self._rewrite(header, segment, RangeStates(damaged.ranges))
         for path in remedy.useless_indexes:
             self._remove(path)
 
-    def _rewrite(
-        self, header: SegmentHeader, damaged: DamagedSegment, writers: WriterStates
-    ) -> None:
+    def _rewrite(self, header: SegmentHeader, damaged: Segment, states: RangeStates) -> None:
         """Put a segment of what is intact in place of a damaged one, durably.
+
+        It begins with a snapshot of `states`.
 
         After a crash in here either of the two is there, whole.
         """
         path = segment_path(self._directory, header.base)
         fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
-        snapshot = encode_snapshot(RangeStates(damaged.ranges, writers))
-        begin = [(entry, self._now_ms) for entry in snapshot]
-        write_segment(self._disk, fresh, header, chain(begin, self._batches(damaged.segment)))
+        begin = [(entry, self._now_ms) for entry in encode_snapshot(states)]
+        write_segment(self._disk, fresh, header, chain(begin, self._intact(damaged)))
         with translate_os_error(LogWriteError, "replacing", path):
             self._disk.replace(fresh, path)
             self._disk.fsync_dir(self._directory)
 
-    def _batches(self, segment: Segment) -> Iterator[TimedEntry]:
-        """Yield what is intact of a segment."""
+    def _intact(self, segment: Segment) -> Iterator[TimedEntry]:
+        """Yield what is intact of a segment: batches, and ends of transactions."""
         if not segment.size:
             return
         path = segment_path(self._directory, segment.base)
@@ -95,8 +95,9 @@ class _Repair:
         with closing(file):
             scanner = SegmentScanner(file, segment.base, segment.size)
             for item in scanner.entries():
-                if not isinstance(item, Damage) and item[0].kind is EntryKind.BATCH:
-                    yield item[0], scanner.time_ms
+                kept = None if isinstance(item, Damage) else maybe_kept(*item)
+                if kept is not None:
+                    yield kept, scanner.time_ms
 
     def _set_aside(self, base: int) -> None:
         """Keep a segment's file under another name as well, and drop its index."""

@@ -36,7 +36,10 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class DamagedBatch:
-    """A batch that was acknowledged and cannot be served: records [base_offset, end_offset)."""
+    """A batch that was acknowledged and cannot be served: records [base_offset, end_offset).
+
+    One that was staged does not say its offsets: both are negative then.
+    """
 
     path: Path
     position: int
@@ -45,6 +48,13 @@ class DamagedBatch:
     base_offset: int
     end_offset: int
     reason: str
+
+    @property
+    def records(self) -> str:
+        """What it held, in words."""
+        if self.base_offset < 0:
+            return "records of a transaction"
+        return f"offsets [{self.base_offset}, {self.end_offset})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +241,7 @@ class LastSegment:
                 entry.stream_id,
                 entry.range_index,
                 entry.base_offset,
-                entry.base_offset + entry.count,
+                -1 if entry.base_offset < 0 else entry.base_offset + entry.count,
                 reason,
             )
         )

@@ -1,8 +1,8 @@
 """Writing a segment anew without what is dead: the same positions, fewer entries.
 
 The new file begins with the snapshot of the old one, then come the batches that live on, in their
-order, each at a new position. All that else was in the segment is history, which the snapshots of
-the later ones sum up.
+order, each at a new position, and the ends of transactions that published some. All that else was
+in the segment is history, which the snapshots of the later ones sum up.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.rows import SegmentRows
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import Segment, SegmentHeader, SegmentView
 from sbp_core.log.segment_writer import TimedEntry, write_segment
+from sbp_core.log.staged_entries import maybe_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class Rewritten:
 
 
 def rewrite_segment(
-    disk: Disk, view: SegmentView, path: Path, is_live: Callable[[Entry], bool]
+    disk: Disk, view: SegmentView, path: Path, is_live: Callable[[Entry, Location], bool]
 ) -> Rewritten:
-    """Write the segment of `view` to `path`, durably, with those batches only that are live.
+    """Write the segment of `view` to `path`, durably, with what is live only.
 
     Raises LogCorruptionError if one of them, or how many there are, is lost; LogError and
     LogWriteError when the disk fails. Then there is no file at `path`.
@@ -43,20 +44,23 @@ def rewrite_segment(
     return Rewritten(segment, written.rows)
 
 
-def _kept(view: SegmentView, is_live: Callable[[Entry], bool]) -> Iterator[TimedEntry]:
-    """Yield the snapshot and the live batches, each with its time. Raises LogError."""
+def _kept(view: SegmentView, is_live: Callable[[Entry, Location], bool]) -> Iterator[TimedEntry]:
+    """Yield the snapshot and what is live, each with its time. Raises LogError."""
     scanner = SegmentScanner(view.file, view.segment.base, view.segment.size)
     for item in scanner.entries():
         found = item.maybe_batch() if isinstance(item, Damage) else item
-        is_kept = found is None or _is_kept(found[0], is_live)
+        kept = None if found is None else _maybe_kept(*found, is_live)
         if isinstance(item, Damage):
-            if is_kept:
+            if found is None or kept is not None:
                 raise corruption(view.file.path, item.position, item.reason)
-        elif is_kept:
-            yield item[0], scanner.time_ms
+        elif kept is not None:
+            yield kept, scanner.time_ms
 
 
-def _is_kept(entry: Entry, is_live: Callable[[Entry], bool]) -> bool:
-    if entry.kind is EntryKind.BATCH:
-        return is_live(entry)
-    return entry.kind in (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS)
+def _maybe_kept(
+    entry: Entry, location: Location, is_live: Callable[[Entry, Location], bool]
+) -> Entry | None:
+    if entry.kind in SNAPSHOT_KINDS:
+        return entry
+    kept = maybe_kept(entry, location)
+    return kept if kept is not None and is_live(entry, location) else None

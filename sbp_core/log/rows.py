@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.range_states import RangeKey
 from sbp_core.log.segment import SegmentView
-from sbp_core.log.staged_entries import EndedBatches, decode_end
+from sbp_core.log.staged_entries import EndedBatches, StagedRows, decode_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,22 @@ class RangeRows:
         self.prefix_bytes += ended.prefix_lengths()
         self.base_offset += array("q", [base_offset, *end_offsets[:-1].tolist()])
 
+    def published(self, start_offset: int) -> StagedRows:
+        """Return which batches that were staged reach beyond an offset."""
+        row_count = len(self.base_offset)
+        position, length, count, prefix_bytes, base_offset = (
+            np.frombuffer(column.tobytes(), column.typecode)[:row_count]
+            for column in (
+                self.position,
+                self.length,
+                self.count,
+                self.prefix_bytes,
+                self.base_offset,
+            )
+        )
+        is_live = (prefix_bytes > 0) & (base_offset + count > start_offset)
+        return StagedRows(position[is_live], length[is_live])
+
     def _note_time(self, time_ms: int) -> None:
         if self.time_ms and time_ms < self.time_ms[-1]:
             self.is_time_ordered = False
@@ -200,6 +216,14 @@ class SegmentRows:
             return
         # With its first row, for who reads meanwhile.
         self._ranges[entry.stream_id, entry.range_index] = rows
+
+    def published_rows(self, live_from: Callable[[RangeKey], int]) -> StagedRows:
+        """Return which batches that were staged are live, by what `live_from` says of a range.
+
+        May run in any thread, while another one takes more.
+        """
+        found = [rows.published(live_from(key)) for key, rows in list(self._ranges.items())]
+        return StagedRows.together(found)
 
     def maybe_rows(self, key: RangeKey) -> RangeRows | None:
         """Return the rows of a range, at least one, or None."""

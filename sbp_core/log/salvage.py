@@ -8,7 +8,7 @@ from pathlib import Path
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.coverage import Coverage
 from sbp_core.log.disk import DiskFile
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import BATCH_KINDS, SNAPSHOT_KINDS, Entry, EntryKind, Location
 from sbp_core.log.range_states import (
     LoggedRange,
     RangeKey,
@@ -18,6 +18,7 @@ from sbp_core.log.range_states import (
 from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.segment import Segment
 from sbp_core.log.snapshot import SnapshotReader
+from sbp_core.log.staged_entries import maybe_kept
 from sbp_core.log.writer_states import MarkReader
 
 
@@ -57,7 +58,11 @@ class SegmentReading:
     `expected` are the ranges at its base, in case its own snapshot is not whole; `coverage` takes
     in its intact batches. Afterwards `ranges_at_base` is what the snapshot holds, or should, and
     `states` the ranges at its end. Of writers only those are in there of whom nothing can be
-    missing: damage that hides entries makes all forgotten who appended before.
+    missing: damage that hides entries makes all forgotten who appended before. What is staged may
+    have been published or dropped by an entry that is hidden.
+
+    `batch_count` are its intact batches, `has_records` tells whether there are any, or the end of a
+    transaction that published some.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class SegmentReading:
         self.faults: list[Fault] = []
         self.torn: Damage | None = None
         self.batch_count = 0
+        self.has_records = False
         self.states = expected
         self.ranges_at_base = tuple(expected)
         self._snapshot = SnapshotReader()
@@ -108,32 +114,33 @@ class SegmentReading:
             self.states.forget_writers()
             return
         entry, location = found
-        self._fault(damage.position, damage.reason, _records(entry))
+        maybe_records = _records(entry) if entry.kind is EntryKind.BATCH else None
+        self._fault(damage.position, damage.reason, maybe_records)
         self._follow(entry, location, time_ms)
 
     def _take(self, entry: Entry, location: Location, time_ms: int) -> None:
-        if entry.kind in (EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS):
+        if entry.kind in SNAPSHOT_KINDS:
             self._take_snapshot(entry, location)
             return
         self._is_past_snapshot = True
         if not self.has_snapshot and not self.faults:
             self._fault(location.position, "the snapshot of the segment's ranges is not whole")
         self._follow(entry, location, time_ms)
-        if entry.kind is EntryKind.BATCH:
-            self.batch_count += 1
-            records = _records(entry)
-            key = (records.stream_id, records.range_index)
-            self._coverage.add(key, records.base_offset, records.end_offset)
+        self._coverage.add(entry, location)
+        self.batch_count += entry.kind in BATCH_KINDS
+        self.has_records = self.has_records or maybe_kept(entry, location) is not None
 
     def _take_snapshot(self, entry: Entry, location: Location) -> None:
         try:
             if self._snapshot.add(entry):
                 self.ranges_at_base = tuple(self._snapshot.ranges)
                 if not self._is_past_snapshot:
-                    writers = self.states.writers if self.faults else self._snapshot.writers
-                    self.states = RangeStates(self.ranges_at_base, writers)
                     if self.faults:
+                        writers, staged = self.states.writers, self.states.staged
+                        self.states = RangeStates(self.ranges_at_base, writers, staged)
                         self.states.forget_writers()
+                    else:
+                        self.states = self._snapshot.states()
         except LogCorruptionError as error:
             if not self.faults:
                 self._fault(location.position, str(error))
@@ -145,14 +152,18 @@ class SegmentReading:
         except LogCorruptionError as error:
             if not self.faults and self._segment.generation == 0:
                 self._fault(location.position, str(error))
-            changed = self._overruled(entry)
+            changed = {} if entry.kind is EntryKind.STAGED else self._overruled(entry)
         if entry.kind is EntryKind.SEAL:
             changed = self._overruled(entry)
         self.states.update(changed)
         self._marks.take(entry, location, time_ms, self.states.writers)
+        self.states.staged.apply(entry, location, time_ms)
 
     def _overruled(self, entry: Entry) -> dict[RangeKey, LoggedRange]:
-        """Return the range as a BATCH or SEAL entry has it, whatever was known of it."""
+        """Return the range as the entry of a batch, a seal or an end of transactions has it.
+
+        Whatever was known of it.
+        """
         records = _records(entry)
         key = (records.stream_id, records.range_index)
         known = self.states.maybe_range(key)

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from itertools import product
 from threading import Lock
 
-import numpy as np
-import numpy.typing as npt
-
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.staged_entries import (
     BatchColumns,
     EndedBatches,
+    StagedRows,
     decode_end,
     decode_prefix,
     encode_end,
@@ -32,8 +30,6 @@ from sbp_core.log.staged_entries import (
 from sbp_core.wire.checksum import Octets
 
 _RECORDS_PER_ENTRY_MAX = 2**32 - 1
-
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +145,16 @@ class StagedStates:
         with self._lock:
             return list(self._streams)
 
-    def positions(self) -> Positions:
-        """Return where the batches are that are staged now, in order."""
-        found = [
-            np.frombuffer(staging.batches.positions.tobytes(), np.int64)
-            for staging in self.stagings()
-        ]
-        return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+    def rows(self) -> StagedRows:
+        """Return where the batches are that are staged now."""
+        with self._lock:
+            return StagedRows.together(
+                [
+                    staging.batches.rows()
+                    for txns in self._streams.values()
+                    for staging in txns.stagings.values()
+                ]
+            )
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.
@@ -176,8 +175,12 @@ class StagedStates:
                 with self._lock:
                     self._end(entry, ended, time_ms)
             case EntryKind.STREAM_DELETED:
-                with self._lock:
-                    self._streams.pop(entry.stream_id, None)
+                self.forget(entry.stream_id)
+
+    def forget(self, stream_id: int) -> None:
+        """Forget a stream."""
+        with self._lock:
+            self._streams.pop(stream_id, None)
 
     def restore(self, staging: Staging) -> None:
         """Take in what is staged, from a snapshot."""

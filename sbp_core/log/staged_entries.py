@@ -28,13 +28,14 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.entry import Entry
+from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.wire.checksum import Octets
 
 _LENGTH: Final = struct.Struct(">B")
@@ -81,6 +82,10 @@ class BatchColumns:
         self.record_counts += other.record_counts
         self.positions += other.positions
 
+    def rows(self) -> StagedRows:
+        """Return where they are, in the order in which they were added. While nobody adds."""
+        return StagedRows(np.array(self.positions, np.int64), np.array(self.lengths, np.uint32))
+
     def encode(self) -> bytes:
         """Return the octets of all."""
         count = len(self)
@@ -89,6 +94,32 @@ class BatchColumns:
             np.frombuffer(column.tobytes(), dtype.newbyteorder("="), count).astype(dtype).tobytes()
             for column, (_, dtype) in zip(columns, _COLUMNS, strict=True)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """Where staged batches were written first, in order, and octets of their entries."""
+
+    positions: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.uint32]
+
+    @classmethod
+    def together(cls, parts: Sequence[StagedRows]) -> StagedRows:
+        """Return all of `parts`, in order; what is in several of them once."""
+        positions = np.concatenate([np.empty(0, np.int64), *(each.positions for each in parts)])
+        lengths = np.concatenate([np.empty(0, np.uint32), *(each.lengths for each in parts)])
+        positions, at = np.unique(positions, return_index=True)
+        return cls(positions, lengths[at])
+
+    def holds(self, position: int) -> bool:
+        """Whether a batch that was written first at a position is among these."""
+        at = int(self.positions.searchsorted(position))
+        return at < len(self.positions) and bool(self.positions[at] == position)
+
+    def bytes_between(self, base: int, end: int) -> int:
+        """Return the octets of those that were written first at positions [base, end)."""
+        first, last = self.positions.searchsorted((base, end))
+        return int(self.lengths[first:last].sum(dtype=np.int64))
 
 
 def decode_columns(data: memoryview, count: int) -> BatchColumns:
@@ -142,6 +173,18 @@ def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
     if len(octets) < length:
         raise LogCorruptionError("the id of a transaction is cut off")
     return txn_id, start + length
+
+
+def maybe_kept(entry: Entry, location: Location) -> Entry | None:
+    """Return what is written of an entry when its segment is written anew, None for nothing.
+
+    All batches are, and the ends that publish some. What was staged says from then on where it was
+    written first.
+    """
+    if entry.kind is EntryKind.STAGED:
+        return entry if entry.base_offset >= 0 else replace(entry, base_offset=location.position)
+    is_kept = entry.kind is EntryKind.BATCH or (entry.kind is EntryKind.TXN_END and entry.count)
+    return entry if is_kept else None
 
 
 def unpack(form: struct.Struct, data: Octets, position: int) -> tuple[Any, ...]:

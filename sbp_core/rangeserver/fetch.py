@@ -42,6 +42,7 @@ from sbp_core.rangeserver.reading import (
     maybe_recent_slots,
     read_slots,
 )
+from sbp_core.rangeserver.staged_reads import StagedReads, is_of_staged
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
@@ -97,6 +98,7 @@ class FetchHandler(PromptHandler):
         self._waiters = waiters
         self._readers = readers
         self._reads = ReadScheduler(readers)
+        self._staged = StagedReads(log, self._reads, metrics)
         self._sending_count = 0
         self._clock = clock
         self._metrics = metrics
@@ -105,6 +107,8 @@ class FetchHandler(PromptHandler):
         """Answer one FETCH frame at once if that needs no wait for anything."""
         began_at = self._metrics.now()
         request = call.decode(FetchRequest)
+        if is_of_staged(request):
+            return partial(self._staged.answer, call, request, began_at)
         items = [item_of(info) for info in request.fetch_requests]
         fetching = _Fetching(
             _Answering(call, began_at, is_last=False),

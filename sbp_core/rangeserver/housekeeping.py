@@ -1,5 +1,7 @@
 """Now and then: trim what has been kept long enough, tell the placement driver, free disk space.
 
+What was staged and will never be published is dropped in between (see staged_sweep.py).
+
 The placement driver says how long a stream is kept, the log how old its batches are. A trim is
 durable here before the placement driver hears of it; as long as it knows less than the log, it is
 told again. A stream that it does not know is left alone.
@@ -21,6 +23,7 @@ from sbp_core.log.log import Log
 from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
 from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.rangeserver.retention import Held, Retention, expired_below
+from sbp_core.rangeserver.staged_sweep import StagedSweep
 from sbp_core.rangeserver.steady_time import SteadyTime
 from sbp_core.server.clock import Clock
 
@@ -49,6 +52,7 @@ class Housekeeping:
         log: Log,
         source: RetentionSource,
         cleaner: Cleaner,
+        sweep: StagedSweep,
         *,
         clock: Clock,
         interval_ms: int,
@@ -57,6 +61,7 @@ class Housekeeping:
         self._log = log
         self._source = source
         self._cleaner = cleaner
+        self._sweep = sweep
         self._time = SteadyTime(clock)
         self._interval_ms = interval_ms
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
@@ -72,16 +77,22 @@ class Housekeeping:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
+            maybe_now_ms = self._time.maybe_now_ms()
             try:
-                await self._retain()
+                await self._retain(maybe_now_ms)
             except SbpError as error:
                 _LOG.warning("no stream's retention can be looked after now: %s", error)
+            try:
+                if maybe_now_ms is not None:
+                    await self._sweep.sweep(maybe_now_ms)
+            except SbpError as error:
+                _LOG.warning("nothing that is staged can be looked after now: %s", error)
             try:
                 await self._clean()
             except LogError as error:
                 _LOG.error("disk space cannot be freed now: %s", error)
 
-    async def _retain(self) -> None:
+    async def _retain(self, maybe_now_ms: int | None) -> None:
         table = self._host.table
         found = await self._source.find_retentions(table.live_streams())
         limited = {each: kept for each, kept in found.items() if not kept.is_for_ever}
@@ -89,17 +100,20 @@ class Housekeeping:
             return
         streams = [(table.ranges_of(stream_id), kept) for stream_id, kept in limited.items()]
         offsets = await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._expired, streams
+            self._thread, self._expired, streams, maybe_now_ms
         )
         await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
         await self._report(list(limited))
 
-    def _expired(self, streams: Sequence[tuple[list[HostedRange], Retention]]) -> dict[int, int]:
+    def _expired(
+        self,
+        streams: Sequence[tuple[list[HostedRange], Retention]],
+        maybe_now_ms: int | None,
+    ) -> dict[int, int]:
         """Return where streams should begin, of those that hold more. Runs on the thread.
 
         While the time is not known for sure, nothing goes for its age.
         """
-        maybe_now_ms = self._time.maybe_now_ms()
         offsets: dict[int, int] = {}
         for ranges, retention in streams:
             kept = replace(retention, period_ms=0) if maybe_now_ms is None else retention

@@ -18,6 +18,8 @@ from sbp_core.rangeserver.identity import Identity, load_identity, store_identit
 from sbp_core.rangeserver.retention import Retention
 from sbp_core.wire.headers import (
     ClientRole,
+    CommitTxnRequest,
+    CommitTxnResponse,
     DescribeStreamsRequest,
     DescribeStreamsResponse,
     HeartbeatRequest,
@@ -33,6 +35,7 @@ from sbp_core.wire.headers import (
     TrimmedStream,
     TrimStreamsRequest,
     TrimStreamsResponse,
+    TxnPart,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
@@ -159,6 +162,15 @@ class Membership:
                 error = maybe_error(result.status)
                 if error is not None:
                     _LOG.warning("the placement driver did not record a trim: %s", error)
+
+    async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
+        """Return those of what is staged that the placement driver gives up (COMMIT_TXN)."""
+        dead: list[TxnPart] = []
+        for chunk in chunks(parts):
+            request = CommitTxnRequest(limits.REQUEST_TIMEOUT_MS, parts=tuple(chunk))
+            answers = await self._client.ask(Opcode.COMMIT_TXN, request, CommitTxnResponse)
+            dead += [part for answer in answers for part in answer.parts]
+        return dead
 
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)

@@ -16,16 +16,21 @@ from sbp_core.log.recovery import RecoveryReport
 from sbp_core.rangeserver.append import AppendHandler
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace
+from sbp_core.rangeserver.end_txn import EndTxnHandler
 from sbp_core.rangeserver.fetch import FetchHandler
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
+from sbp_core.rangeserver.in_flight import InFlight
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.offset_lookup import LookupHandler
+from sbp_core.rangeserver.open_txns import OpenTxnsHandler
 from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
 from sbp_core.rangeserver.ranges import RangeTable
 from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.rangeserver.staged_sweep import StagedSweep
+from sbp_core.rangeserver.staging import Stagings
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
@@ -112,9 +117,18 @@ class RangeServer:
         table = RangeTable(self._log.ranges())
         host = RangeHost(table, committer, self._waiters, membership, self._log.writers)
         metrics = self._metrics
+        in_flight = InFlight()
+        stagings = Stagings(self._log.staged, in_flight)
         append = AppendHandler(
-            host, committer, self._disk_space, clock=self._clock, metrics=metrics
+            host,
+            committer,
+            self._disk_space,
+            stagings,
+            in_flight,
+            clock=self._clock,
+            metrics=metrics,
         )
+        end_txn = EndTxnHandler(host, stagings, committer)
         fetch = FetchHandler(
             host,
             self._log,
@@ -128,6 +142,8 @@ class RangeServer:
             {
                 Opcode.APPEND: append,
                 Opcode.FETCH: fetch,
+                Opcode.END_TXN: end_txn,
+                Opcode.DESCRIBE_TXNS: OpenTxnsHandler(self._log.staged),
                 Opcode.LOOKUP_OFFSETS: LookupHandler(host, self._log, self._readers),
                 **operations.handlers(),
             },
@@ -146,6 +162,7 @@ class RangeServer:
             self._log,
             membership,
             Cleaner(self._log),
+            StagedSweep(self._log.staged, membership, end_txn.drop, settings.staged_timeout_ms),
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
         )

@@ -82,6 +82,15 @@ class RangeServerSettings(ListenerSettings):
             "limit": f"1..{limits.RETENTION_CHECK_INTERVAL_MS_MAX}",
         },
     )
+    staged_timeout_ms: int = field(
+        default=limits.STAGED_TIMEOUT_MS,
+        metadata={
+            "doc": "How long something stays staged for a transaction that is not decided: then it"
+            " is given up, and dropped.",
+            "unit": "milliseconds",
+            "limit": f"1..{limits.STAGED_TIMEOUT_MS_MAX}",
+        },
+    )
 
     @property
     def sync_interval_ms(self) -> int:
@@ -120,3 +129,4 @@ class RangeServerSettings(ListenerSettings):
             1,
             limits.RETENTION_CHECK_INTERVAL_MS_MAX,
         )
+        check_integer("staged_timeout_ms", self.staged_timeout_ms, 1, limits.STAGED_TIMEOUT_MS_MAX)

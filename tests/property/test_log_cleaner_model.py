@@ -70,7 +70,8 @@ class CleanedLogLives(RuleBasedStateMachine):
 
     def next_entry(self, choose: random.Random) -> Entry:
         """One that fills segments unevenly, so that some are dead, some mostly, some not."""
-        entry = self.model.random_entry(choose)
+        assert self.log is not None
+        entry = self.model.random_entry(choose, states=self.log.staged)
         key = (entry.stream_id, entry.range_index)
         if entry.kind is EntryKind.BATCH and key[0] == 1:
             return batch(entry.base_offset, entry.count, choose.randbytes(250), key)
@@ -146,6 +147,11 @@ class CleanedLogLives(RuleBasedStateMachine):
     def lose_power(self, seed: int) -> None:
         self.disk.lose_power(random.Random(seed).randrange)
         self.open()
+
+    @invariant()
+    def what_is_staged_is_there(self) -> None:
+        if self.log is not None:
+            self.model.check_staged(self.log)
 
     @invariant()
     def only_deleted_ranges_are_forgotten(self) -> None:

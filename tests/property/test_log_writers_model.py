@@ -16,6 +16,7 @@ from sbp_core.errors import WriterGapError, WriterRepeatError, WriterUnknownErro
 from sbp_core.log.cleaner import Cleaner
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.writer_states import NumberedBatch, decode_writers, encode_writers, mark_of
+from sbp_core.rangeserver.in_flight import InFlight
 from sbp_core.rangeserver.writers import BatchNumber, Writers
 
 KEPT, PER_STREAM, IN_ALL = 3, 3, 6
@@ -91,7 +92,7 @@ class WritersOfALog(RuleBasedStateMachine):
         batches = self.model.get((stream, writer), [])
         sequence = max(len(batches) + ahead, 0)
         number = BatchNumber(stream, writer, sequence)
-        judge = Writers(self.log.writers)
+        judge = Writers(self.log.writers, InFlight())
         if sequence > len(batches):
             with pytest.raises(WriterGapError if batches else WriterUnknownError):
                 judge.check_next(number)

@@ -20,7 +20,7 @@ from log_model import Key, Model
 from sbp_core.errors import LogError
 from sbp_core.log.batches import read_bodies
 from sbp_core.log.cleaner import Cleaner
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind
 from sbp_core.log.inspection import inspect_log
 from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeState
@@ -108,12 +108,11 @@ class LifeOfALog:
         model = after(self.synced, self.in_doubt)
         group: list[Entry] = []
         for _ in range(self._chance.randrange(1, 4)):
-            for entry in model.random_entries(self._chance, BODY_BYTES_MAX):
+            for entry in model.random_entries(self._chance, BODY_BYTES_MAX, self._log.staged):
                 group.append(entry)
                 model.apply(entry)
         self._doubt(group)
-        appended = (EntryKind.BATCH, EntryKind.WRITER_MARK)
-        is_durable = is_durable or any(entry.kind not in appended for entry in group)
+        is_durable = is_durable or any(entry.kind not in APPENDED_KINDS for entry in group)
         self._log.append(group, is_durable=is_durable)
         if is_durable:
             self._note_sync()
@@ -262,6 +261,7 @@ def found(log: Log, synced: Model, in_doubt: list[Entry]) -> Model:
         model.apply(entry)
     model.maybe_mark = None  # a batch that comes later is not the one that was meant
     model.check_writers(log.writers)
+    model.check_staged(log)
     for logged in log.ranges():
         if logged.state is not RangeState.DELETED:
             check_batches(log, model, logged.key)
@@ -269,12 +269,17 @@ def found(log: Log, synced: Model, in_doubt: list[Entry]) -> Model:
 
 
 def is_told(log: Log, model: Model) -> bool:
-    """Whether the log tells of the ranges of `model`; it may have forgotten deleted ones."""
+    """Whether the log tells of the ranges of `model`, and of what is staged.
+
+    It may have forgotten ranges that are deleted.
+    """
     told = log.ranges()
     meant = model.ranges()
     others = [each for each in meant if each not in told]
-    return len(meant) - len(others) == len(told) and all(
-        each.state is RangeState.DELETED for each in others
+    return (
+        len(meant) - len(others) == len(told)
+        and all(each.state is RangeState.DELETED for each in others)
+        and model.is_staged(log.staged)
     )
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 from log_files import batch, created
 
 from sbp_core import limits
+from sbp_core.log.batches import read_bodies
 from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.log import Log
 from sbp_core.log.range_states import LoggedRange, RangeState
+from sbp_core.log.staged import StagedStates, commit_entry, drop_entry, staged_entry
+from sbp_core.log.staged_entries import decode_end, decode_prefix, prefix_length
 from sbp_core.log.writer_states import WriterStates, decode_mark, mark_of
 
 STREAMS = 3
@@ -28,6 +33,10 @@ class Model:
         self.state: dict[Key, RangeState] = {}
         self.numbered: dict[tuple[int, str], list[tuple[int, int]]] = {}
         """By stream and writer: base offset and count of each batch, from sequence 0 on."""
+        self.staged: dict[tuple[Key, str], list[Entry]] = {}
+        """By range and transaction: its batches, as they would stand there if published."""
+        self.ends: dict[int, list[tuple[tuple[str, ...], bool, int, int, int]]] = {}
+        """By stream: the ends of transactions, as a TxnEnd has them, without their times."""
         self.maybe_mark: Entry | None = None
         """What was applied last, if that is a mark."""
         for entry in entries:
@@ -39,6 +48,8 @@ class Model:
         other.first, other.start = dict(self.first), dict(self.start)
         other.state = dict(self.state)
         other.numbered = {writer: list(batches) for writer, batches in self.numbered.items()}
+        other.staged = {staging: list(batches) for staging, batches in self.staged.items()}
+        other.ends = {stream_id: list(ends) for stream_id, ends in self.ends.items()}
         other.maybe_mark = self.maybe_mark
         return other
 
@@ -63,16 +74,44 @@ class Model:
                     writer = (entry.stream_id, decode_mark(maybe_mark)[0])
                     placed = (entry.base_offset, entry.count)
                     self.numbered.setdefault(writer, []).append(placed)
+            case EntryKind.STAGED:
+                txn_id, sequence = decode_prefix(entry.body)
+                own_batches = self.staged.setdefault((key, txn_id), [])
+                assert sequence == len(own_batches)
+                body = bytes(entry.body[prefix_length(txn_id) :])
+                own_batches.append(Entry(EntryKind.BATCH, *key, -1, entry.count, body))
+            case EntryKind.TXN_END:
+                self._end(entry)
             case EntryKind.SEAL:
                 self.state[key] = self.state[key].or_later(RangeState.SEALED)
             case EntryKind.STREAM_DELETED:
                 self.state |= dict.fromkeys(own, RangeState.DELETED)
                 for writer in [each for each in self.numbered if each[0] == entry.stream_id]:
                     del self.numbered[writer]
+                for staging in [each for each in self.staged if each[0][0] == entry.stream_id]:
+                    del self.staged[staging]
+                self.ends.pop(entry.stream_id, None)
             case EntryKind.TRIM:
                 for each in own:
                     offset = min(entry.base_offset, self.tail(each))
                     self.start[each] = max(self.start[each], offset)
+
+    def _end(self, entry: Entry) -> None:
+        key = (entry.stream_id, entry.range_index)
+        ended = decode_end(entry)
+        published = []
+        if ended.is_commit:
+            published = [self.staged.pop((key, txn_id)) for txn_id in ended.txn_ids]
+            assert tuple(map(len, published)) == ended.batch_counts
+        else:
+            for (stream_id, range_index), txn_id in list(self.staged):
+                is_meant = stream_id == key[0] and key[1] in (range_index, -1)
+                if is_meant and txn_id in ended.txn_ids:
+                    del self.staged[(stream_id, range_index), txn_id]
+        for each in [each for batches in published for each in batches]:
+            self.batches[key].append(replace(each, base_offset=self.tail(key)))
+        end = (ended.txn_ids, ended.is_commit, key[1], entry.base_offset, entry.count)
+        self.ends.setdefault(key[0], []).append(end)
 
     def ranges(self) -> list[LoggedRange]:
         return [
@@ -95,17 +134,62 @@ class Model:
             kept = [(batch.base_offset, batch.record_count) for batch in state.batches]
             assert kept == placed[-limits.WRITER_BATCHES_KEPT :]
 
-    def random_entries(self, choose: random.Random, body_bytes_max: int = 200) -> list[Entry]:
+    def is_staged(self, states: StagedStates) -> bool:
+        """Whether this is what is staged, and these are the last ends."""
+        staged = {
+            ((each.stream_id, each.range_index), each.txn_id): list(each.record_counts)
+            for each in states.stagings()
+        }
+        return staged == {
+            staging: [each.count for each in batches] for staging, batches in self.staged.items()
+        } and all(
+            [
+                (
+                    each.txn_ids,
+                    each.is_commit,
+                    each.range_index,
+                    each.base_offset,
+                    each.record_count,
+                )
+                for each in states.ends(stream_id)
+                if each.is_commit == is_commit
+            ]
+            == [each for each in self.ends.get(stream_id, ()) if each[1] == is_commit][
+                -limits.TXN_ENDS_KEPT :
+            ]
+            for stream_id in {*self.ends, *states.stream_ids()}
+            for is_commit in (True, False)
+        )
+
+    def check_staged(self, log: Log) -> None:
+        """Fail unless this is what is staged in the log, and it can be read."""
+        assert self.is_staged(log.staged)
+        for (key, txn_id), batches in self.staged.items():
+            staging = log.staged.maybe_staging(*key, txn_id)
+            assert staging is not None
+            read = read_bodies(key, list(log.staged_from(staging, 0)))
+            assert read.error is None, read.error
+            assert list(read.octets) == [each.body for each in batches]
+
+    def random_entries(
+        self, choose: random.Random, body_bytes_max: int = 200, states: StagedStates | None = None
+    ) -> list[Entry]:
         """Entries that may come next: one, or a mark with its batch."""
-        entry = self.random_entry(choose, body_bytes_max)
+        entry = self.random_entry(choose, body_bytes_max, states)
         if entry.kind is not EntryKind.BATCH or choose.random() < 0.5:
             return [entry]
         writer_id = choose.choice(WRITERS)
         sequence = len(self.numbered.get((entry.stream_id, writer_id), ()))
         return [mark_of(entry, writer_id, sequence), entry]
 
-    def random_entry(self, choose: random.Random, body_bytes_max: int = 200) -> Entry:
-        """An entry that may come next."""
+    def random_entry(
+        self, choose: random.Random, body_bytes_max: int = 200, states: StagedStates | None = None
+    ) -> Entry:
+        """An entry that may come next; with what is staged in the log, also of transactions."""
+        if states is not None and choose.random() < 0.4:
+            maybe_entry = self._maybe_of_transaction(choose, body_bytes_max, states)
+            if maybe_entry is not None:
+                return maybe_entry
         stream_id = choose.randrange(1, STREAMS + 1)
         indexes = [index for each, index in self.batches if each == stream_id]
         key = (stream_id, max(indexes, default=0))
@@ -129,3 +213,27 @@ class Model:
             ],
             (20, 2, 2, 1, 1),
         )[0]
+
+    def _maybe_of_transaction(
+        self, choose: random.Random, body_bytes_max: int, states: StagedStates
+    ) -> Entry | None:
+        key = choose.choice([*self.batches, None])
+        if key is None or self.state[key] is RangeState.DELETED:
+            return None
+        txn_ids = [txn_id for each, txn_id in self.staged if each == key]
+        is_open = self.state[key] is RangeState.OPEN
+        if is_open and choose.random() < 0.7:
+            txn_id = choose.choice([*txn_ids, f"{choose.getrandbits(40)}"])
+            sequence = len(self.staged.get((key, txn_id), ()))
+            body = choose.randbytes(choose.randrange(body_bytes_max))
+            return staged_entry(*key, txn_id, sequence, choose.randrange(1, 4), body)
+        some = choose.sample(txn_ids, choose.randrange(len(txn_ids) + 1))
+        if not is_open or choose.random() < 0.2:
+            return drop_entry(key[0], choose.choice((key[1], -1)), [*some, "unknown"])
+        stagings = [states.maybe_staging(*key, txn_id) for txn_id in some]
+        whole = [
+            each
+            for each in stagings
+            if each is not None and each.batch_count == len(self.staged[key, each.txn_id])
+        ]
+        return commit_entry(*key, self.tail(key), whole)
