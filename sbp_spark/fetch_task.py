@@ -23,6 +23,7 @@ from sbp_core.records import (
     split_envelopes,
 )
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.garbage import settle_once
 from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.planning import StreamSpan
@@ -73,6 +74,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     assert isinstance(partition, SpanPartition)
     if not partition.spans:
         return
+    settle_once()
     LOG.debug("reading %s", "; ".join(map(describe_span, partition.spans)))
     client = client_for(partition.servers, Patience.RUNNING)
     round_bytes = fetch_round_bytes(partition.buffer_bytes)

@@ -39,12 +39,14 @@ class FetchClient(Protocol):
 class Chunk:
     """Whole record batches of the span at `span_index`, as they came.
 
-    `maybe_skip_to` is the offset at which reading goes on where those before it are lost.
+    `maybe_skip_to` is the offset at which reading goes on where those before it are lost. If
+    `is_more`, not all that follows was asked for yet.
     """
 
     span_index: int
     payload: memoryview
     maybe_skip_to: int | None = None
+    is_more: bool = False
 
 
 @dataclass(slots=True)
@@ -97,18 +99,24 @@ def fetch_chunks(
                 cursor = cursors[outcome.item_index]
                 if not is_loss_fatal and _skip_loss(cursor, outcome.error):
                     has_progress = True
-                    yield Chunk(cursor.span_index, memoryview(b""), cursor.offset)
+                    yield Chunk(cursor.span_index, memoryview(b""), cursor.offset, is_more=True)
                     continue
                 _check_outcome(cursor, outcome, clock())
                 if outcome.payload:
                     has_progress = True
-                    yield Chunk(cursor.span_index, outcome.payload)
+                    is_more = bool(waiting) or not _is_read(reading[outcome.item_index])
+                    yield Chunk(cursor.span_index, outcome.payload, is_more=is_more)
         for lane in reading:
             while lane and lane[0].is_done:
                 lane.popleft()
         reading = [lane for lane in reading if lane]
         if not has_progress:
             sleep(_PAUSE_S)
+
+
+def _is_read(lane: deque[_Cursor]) -> bool:
+    """Whether the first span of a stream is read, and the only one."""
+    return lane[0].is_done and len(lane) == 1
 
 
 def _fetch(
@@ -174,11 +182,13 @@ def describe_span(span: StreamSpan) -> str:
 
 
 class Prefetcher:
-    """Draws chunks in a thread of its own, ahead of who iterates.
+    """Draws chunks ahead of who iterates, in a thread of its own.
 
-    At most `bytes_max` wait or are worked on until the next one is asked for, and one more chunk
-    has been drawn. A chunk that is larger than that is alone. The errors of the thread are raised
-    where the chunks are taken. To be closed; the thread then ends before its next chunk.
+    What the first questions bring is not worth a thread: it begins with the first chunk behind
+    which there is more to ask for. At most `bytes_max` wait or are worked on until the next chunk
+    is asked for, and one more has been drawn. A chunk that is larger than that is alone. The errors
+    of the thread are raised where the chunks are taken. To be closed; the thread then ends before
+    its next chunk.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], *, bytes_max: int) -> None:
@@ -190,29 +200,43 @@ class Prefetcher:
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
-        self._thread.start()
+        self._maybe_thread: threading.Thread | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_over)
-                if not self._queue:
-                    break
-                chunk = self._queue.popleft()
+        for chunk in self._chunks:
+            if chunk.is_more:
+                yield from self._prefetched(chunk)
+                return
             yield chunk
-            with self._changed:
-                self._held_bytes -= len(chunk.payload)
-                self._changed.notify_all()
-        if self._error is not None:
-            raise self._error
 
     def close(self) -> None:
         """Let the thread end; what it has drawn is dropped."""
+        if self._maybe_thread is None:
+            self._chunks.close()
         with self._changed:
             self._is_closed = True
             self._queue.clear()
             self._changed.notify_all()
+
+    def _prefetched(self, first: Chunk) -> Iterator[Chunk]:
+        """Yield a chunk, and all that follow, which a thread draws meanwhile."""
+        self._held_bytes = len(first.payload)
+        self._maybe_thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
+        self._maybe_thread.start()
+        chunk: Chunk | None = first
+        while chunk is not None:
+            yield chunk
+            chunk = self._next(chunk)
+        if self._error is not None:
+            raise self._error
+
+    def _next(self, done: Chunk) -> Chunk | None:
+        """Return the chunk behind one that is worked off, None if there is none."""
+        with self._changed:
+            self._held_bytes -= len(done.payload)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or self._is_over)
+            return self._queue.popleft() if self._queue else None
 
     def _run(self) -> None:
         try:

@@ -30,9 +30,12 @@ def plan_read(
     options: SourceOptions,
     intervals: Iterable[Interval],
     streams: Mapping[int, StreamInfo],
+    *,
+    as_of: int | None = None,
 ) -> Planned:
     """Return the partitions that read the intervals.
 
+    `as_of` is the revision of the metadata, if the caller has just been told it.
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
     the streams are the same. Raises DataLossError when some offsets are stored nowhere any more,
     unless the options say to go on.
@@ -41,7 +44,7 @@ def plan_read(
     if not wanted:
         return Planned([], ())
     names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
-    spans, losses = _look_up(client, wanted, names)
+    spans, losses = _look_up(client, wanted, names, as_of)
     is_loss_fatal = options.on_data_loss is OnDataLoss.FAIL
     if losses and is_loss_fatal:
         raise DataLossError(losses, names)
@@ -72,15 +75,18 @@ def plan_read(
     return Planned(partitions, losses)
 
 
-def _look_up(client: Client, wanted: Sequence[Interval], names: Mapping[int, str]) -> Cover:
+def _look_up(
+    client: Client, wanted: Sequence[Interval], names: Mapping[int, str], as_of: int | None
+) -> Cover:
     """Return where the intervals are; a loss is not believed before it was shown for a while."""
     stream_ids = [each.stream_id for each in wanted]
     for wait_s in (*DOUBT_WAITS_S, 0):
-        ranges = client.list_ranges(stream_ids)
+        ranges = client.list_ranges(stream_ids, as_of=as_of)
         found = cover(
             wanted, (piece for pieces in ranges.values() for piece in pieces), names=names
         )
         if not found.losses:
             break
+        as_of = None
         time.sleep(wait_s)
     return found

@@ -152,7 +152,10 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A batch that is planned anew after a restart was logged for the streams of then.
             streams = self._streams().streams()
             there = self._losses.settle_unreadable(finish, wanted, streams)
-            planned = plan_read(self._streams().client, self._options(), there, streams)
+            as_of = self._streams().maybe_revision
+            planned = plan_read(
+                self._streams().client, self._options(), there, streams, as_of=as_of
+            )
             self._losses.note(planned.losses)
             return planned.partitions
 

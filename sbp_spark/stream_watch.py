@@ -85,6 +85,11 @@ class StreamWatch:
         """A client that waits out a restart of the servers."""
         return client_for(self._options.servers, Patience.RUNNING)
 
+    @property
+    def maybe_revision(self) -> int | None:
+        """The revision of the metadata in which the streams were found last, if there is one."""
+        return self._revision
+
     def streams(self) -> Mapping[int, StreamInfo]:
         """Return the streams by id, as they are now; one that is no more is left out.
 

@@ -122,9 +122,14 @@ class Client:
         """
         return self._run(placement.maybe_revision(self._context))
 
-    def list_ranges(self, stream_ids: Sequence[int]) -> dict[int, tuple[RangeInfo, ...]]:
-        """Return the ranges of each stream as the placement driver knows them now."""
-        return self._run(placement.list_ranges(self._context, stream_ids))
+    def list_ranges(
+        self, stream_ids: Sequence[int], *, as_of: int | None = None
+    ) -> dict[int, tuple[RangeInfo, ...]]:
+        """Return the ranges of each stream as the placement driver knows them now.
+
+        It is not asked for what is known `as_of` a revision that it has just told.
+        """
+        return self._run(placement.list_ranges(self._context, stream_ids, as_of))
 
     def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""

@@ -157,13 +157,15 @@ def maybe_revision(context: Context) -> Program[int | None]:
 
 
 def list_ranges(
-    context: Context, stream_ids: Sequence[int]
+    context: Context, stream_ids: Sequence[int], as_of: int | None = None
 ) -> Program[dict[int, tuple[RangeInfo, ...]]]:
     """Return the ranges of each stream, in order, as the placement driver knows them now.
 
-    Raises NotFoundError naming all streams that are missing.
+    It is not asked for what is known `as_of` a revision that it has just told. Raises
+    NotFoundError naming all streams that are missing.
     """
-    check_errors((yield from refresh(context, stream_ids)))
+    if as_of is None or context.router.maybe_revision(stream_ids) != as_of:
+        check_errors((yield from refresh(context, stream_ids)))
     return {each: context.router.maybe_ranges(each) or () for each in stream_ids}
 
 
@@ -192,6 +194,11 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
     (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming all missing streams.
     """
     check_errors((yield from revalidate(context, stream_ids)))
+    return (yield from located_bounds(context, stream_ids))
+
+
+def located_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamBounds]]:
+    """Return what `stream_bounds` does, of streams whose placement has just been made sure of."""
     attempts = Attempts(context, (yield Now()))
     bounds = Bounds(context.router)
     while pending := bounds.missing(stream_ids):

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from core_cluster import core_cluster, rows_batch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -146,6 +147,7 @@ class Changes:
             await server.stop()
 
 
+@pytest.mark.parametrize("watched_min", [1, STREAMS + 1])
 @settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
 @example(
     steps=[
@@ -155,7 +157,7 @@ class Changes:
     ]
 )
 @given(steps=st.lists(STEPS, max_size=14))
-def test_who_watches_sees_what_who_asks_anew_is_told(steps):
+def test_who_watches_sees_what_who_asks_anew_is_told(watched_min, steps):
     async def run(folder):
         async with core_cluster(folder) as cluster, AsyncClient(cluster.pd.endpoint) as other:
             specs = [StreamSpec(f"s{number}") for number in range(STREAMS)]
@@ -170,12 +172,13 @@ def test_who_watches_sees_what_who_asks_anew_is_told(steps):
                         expected = await fresh.stream_bounds(changes.stream_ids)
                     assert list(view.bounds.values()) == expected
                 again = await cluster.client.watch_bounds(changes.stream_ids, view)
-                assert again.bounds is view.bounds
+                assert again.bounds == view.bounds
+                assert again.bounds is view.bounds or watched_min > STREAMS
             finally:
                 await changes.stop()
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(limits, "BOUNDS_WATCHED_MIN", 1),
+        mock.patch.object(limits, "BOUNDS_WATCHED_MIN", watched_min),
     ):
         asyncio.run(asyncio.wait_for(run(Path(folder)), 120))

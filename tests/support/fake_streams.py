@@ -145,7 +145,7 @@ class FakeCluster:
         away = self._away_servers()
         return {each: ConnectError("scripted") for each in endpoints if each in away}
 
-    def list_ranges(self, stream_ids):
+    def list_ranges(self, stream_ids, *, as_of=None):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}
         return {each: (RangeInfo(each, 0, starts[each], None, 0, ("h:1",)),) for each in stream_ids}
 

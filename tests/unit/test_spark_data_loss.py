@@ -43,7 +43,7 @@ def test_ranges_that_are_not_there_for_a_while_are_no_loss(cluster, caplog, poli
     begin = query.initialOffset()
     end = query.latestOffset(begin, ALL)
     listed, empty = cluster.list_ranges, iter([{1: (), 2: ()}] * 3)
-    cluster.list_ranges = lambda stream_ids: next(empty, None) or listed(stream_ids)
+    cluster.list_ranges = lambda ids, **_: next(empty, None) or listed(ids)
     assert spans(query.partitions(begin, end)) == [(1, 0, 50), (2, 10, 30)]
     assert caplog.text == ""
 

@@ -282,7 +282,8 @@ def test_an_empty_partition_asks_nobody():
 
 
 def chunks_of(sizes):
-    yield from (Chunk(index, memoryview(bytes(size))) for index, size in enumerate(sizes))
+    for index, size in enumerate(sizes):
+        yield Chunk(index, memoryview(bytes(size)), is_more=True)
 
 
 def test_prefetched_chunks_keep_their_order():
@@ -310,6 +311,55 @@ def test_the_thread_stays_within_its_bytes():
 
 def test_a_chunk_larger_than_the_queue_passes():
     assert len(list(Prefetcher(chunks_of([100, 5, 100]), bytes_max=10))) == 3
+
+
+def drawn_by(chunks, is_more):
+    """Yield chunks, the last ones with more to ask for behind them, and note who draws them."""
+    threads = []
+
+    def noted():
+        for each in is_more:
+            threads.append(threading.current_thread())
+            yield Chunk(len(threads), memoryview(b"x"), is_more=each)
+
+    assert [each.span_index for each in chunks(noted())] == list(range(1, len(is_more) + 1))
+    return [each is threading.current_thread() for each in threads]
+
+
+def test_a_thread_is_begun_only_where_more_is_to_be_asked_for():
+    def prefetched(chunks):
+        return Prefetcher(chunks, bytes_max=10)
+
+    assert drawn_by(prefetched, [False, False, False]) == [True, True, True]
+    assert drawn_by(prefetched, [False, True, True, False]) == [True, True, False, False]
+
+
+def test_what_one_question_brings_is_all_or_more_is_to_be_asked_for():
+    def more_of(spans):
+        chunks = fetch_chunks(FakeServer(batches_per_answer=1), spans)
+        return [chunk.is_more for chunk in chunks]
+
+    assert more_of([span(0, 10)]) == [False]
+    assert more_of([span(0, 30)]) == [True, True, False]
+    assert more_of([span(0, 10), span(10, 20)]) == [True, False]
+    many = [span(0, 10, stream_id=each) for each in range(prefetch.SPANS_PER_FETCH + 1)]
+    assert more_of(many) == [True] * prefetch.SPANS_PER_FETCH + [False]
+
+
+def test_what_is_not_read_to_its_end_is_closed_without_a_thread_too():
+    ended = []
+
+    def two():
+        try:
+            yield Chunk(0, memoryview(b"x"))
+            yield Chunk(1, memoryview(b"x"))
+        finally:
+            ended.append(True)
+
+    prefetcher = Prefetcher(two(), bytes_max=10)
+    next(iter(prefetcher))
+    prefetcher.close()
+    assert ended
 
 
 def test_errors_of_the_thread_are_raised_in_the_task_after_what_came_before():
@@ -397,5 +447,5 @@ def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
     reading = fetch_task.read_partition(SpanPartition(SERVERS, (replace(span(0, 10**6)),)), ARROW)
     assert next(reading).num_rows == 10_000
     reading.close()
-    prefetchers[0]._thread.join(10)
-    assert not prefetchers[0]._thread.is_alive()
+    prefetchers[0]._maybe_thread.join(10)
+    assert not prefetchers[0]._maybe_thread.is_alive()
