@@ -9,6 +9,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from sbp_core.client import RangeInfo, StreamBounds, TxnDecision, TxnPart
 from sbp_core.errors import ConfigurationError, SbpError, TxnAbortedError, UnsupportedError
+from sbp_core.failpoints import failpoint
 from sbp_spark.options import BatchKey, OnReplayMismatch
 from sbp_spark.task_log import LOG
 from sbp_spark.writing.digest import encode_digest, join_digests
@@ -69,6 +70,7 @@ def commit_staged(
     digest = 0
     for message in staged:
         digest = join_digests(digest, message.digest)
+    failpoint("sink.before_commit")
     try:
         decision = client.commit_txn(
             key.producer,
@@ -85,6 +87,7 @@ def commit_staged(
             " to be written again, which a streaming query does when it is started again"
         )
         raise
+    failpoint("sink.committed")
     log_lost(messages, key)
     if decision.is_replay:
         check_replay(decision, key, record_count, encode_digest(digest), on_mismatch)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sbp_core.client import AppendItem, AppendOutcome, Transaction, Writer, txn_id_of
 from sbp_core.errors import UnsupportedError
+from sbp_core.failpoints import failpoint
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
 from sbp_spark.task_log import LOG, task_ids
@@ -88,6 +89,7 @@ def append_rows(
     with Sender(append) as sender:
         work = _Work(client, options, sender, partition_id)
         work.write(batches)
+    failpoint("sink.appended")
     return WrittenMessage(partition_id, *work.counts())
 
 
@@ -102,13 +104,18 @@ def stage_rows(
     """Stage rows of a checked schema in a transaction of their own."""
     key = staged_for.key
     transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
-    append = partial(client.append, transaction=transaction)
-    with Sender(append) as sender:
+
+    def stage(items: Sequence[AppendItem]) -> object:
+        failpoint("sink.before_stage")
+        return client.append(items, transaction=transaction)
+
+    with Sender(stage) as sender:
         work = _Work(client, options, sender, partition_id, is_digested=staged_for.is_repeatable)
         try:
             work.write(batches)
         except UnsupportedError as error:
             raise no_transactions(error) from error
+    failpoint("sink.staged")
     parts = tuple(
         (part.txn_id, part.stream_id, part.range_index, part.record_count)
         for part in transaction.parts()

@@ -239,9 +239,9 @@ def test_a_sink_without_transactions_doubles(tmp_path, rng):
         copy = Copy(tmp_path, cluster, delivery="at-least-once")
         with Client(cluster.endpoint) as client:
             append_values(client, "numbers", numbered(0, 2_000))
-        life = copy.begin(rng, partitions=0, failpoints="sink.staged=kill:1")  # of each attempt
+        life = copy.begin(rng, partitions=0, failpoints="sink.appended=kill:1")  # of each attempt
         assert life.wait_for_end() in {QUERY_FAILED, TOO_SLOW}, copy.log
         copy.finish(rng, partitions=2)
         contents = copy.contents()
-    assert copy.fired()["sink.staged"] > 0
+    assert copy.fired()["sink.appended"] > 0
     assert find_anomalies(contents, is_ordered=False) == {"doubled"}
