@@ -194,11 +194,6 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
     (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming all missing streams.
     """
     check_errors((yield from revalidate(context, stream_ids)))
-    return (yield from located_bounds(context, stream_ids))
-
-
-def located_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamBounds]]:
-    """Return what `stream_bounds` does, of streams whose placement has just been made sure of."""
     attempts = Attempts(context, (yield Now()))
     bounds = Bounds(context.router)
     while pending := bounds.missing(stream_ids):

@@ -1,13 +1,13 @@
 """A program that looks again and again where many streams begin and end.
 
-As long as the placement stays the same, that takes one short question to the placement driver and
-to each range server, all at the same time. Servers count what changes, and tell which ranges that
-was (SPEC "DESCRIBE_RANGE"); of few streams they are asked for the ranges themselves.
+As long as nothing changes that takes one short question to the placement driver and to each range
+server, all at the same time: servers count what changes, and tell which ranges that was
+(SPEC "DESCRIBE_RANGE").
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,10 +16,9 @@ from sbp_core.client.calls import Context, decode_reply
 from sbp_core.client.placement import (
     bounds_between,
     check_errors,
-    describe_call,
-    located_bounds,
     range_info,
     revalidate,
+    stream_bounds,
 )
 from sbp_core.client.program import Call, Program, Reply, gather
 from sbp_core.client.types import RangeInfo, StreamBounds
@@ -38,22 +37,11 @@ from sbp_core.wire.status import maybe_error
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A range server, and the open ranges of which it has told where they end.
-
-    `maybe_revision` is its revision as of which that is known; None: it is asked for the ranges.
-    """
+    """A range server, as of which of its revisions bounds are known, and of how many streams."""
 
     endpoint: str
-    pieces: tuple[RangeInfo, ...]
-    maybe_revision: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """A range server's answer; `revision` -1: it counts none."""
-
     revision: int
-    results: tuple[DescribeRangeResult, ...]
+    stream_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +92,11 @@ def watch_bounds(
 
 def _look(context: Context, stream_ids: tuple[int, ...]) -> Program[BoundsView]:
     """Ask for all the bounds, and before that for the revisions as of which they are known."""
-    check_errors((yield from revalidate(context, stream_ids)))
-    basis = yield from _maybe_basis(context, stream_ids)
-    found = yield from located_bounds(context, stream_ids)
+    basis = None
+    if len(stream_ids) >= limits.BOUNDS_WATCHED_MIN:
+        check_errors((yield from revalidate(context, stream_ids)))
+        basis = yield from _maybe_basis(context, stream_ids)
+    found = yield from stream_bounds(context, stream_ids)
     if basis is not None and context.router.maybe_revision(stream_ids) != basis.revision:
         basis = None
     return BoundsView({each.stream_id: each for each in found}, stream_ids, basis)
@@ -119,24 +109,18 @@ def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basi
     if revision is None or router.dialect is not Dialect.SPECIFICATION:
         return None
     ranges = {each: router.maybe_ranges(each) or () for each in stream_ids}
-    pieces: defaultdict[str, list[RangeInfo]] = defaultdict(list)
-    for each in ranges.values():
-        if (server := _maybe_server(each)) is not None:
-            pieces[server].append(each[-1])
-    revisions: dict[str, int] = {}
-    if len(stream_ids) >= limits.BOUNDS_WATCHED_MIN:
-        header = DescribeRangesRequest(context.timeout_ms)
-        replies = yield from gather([_question(each, header) for each in pieces])
-        for server, reply in zip(pieces, replies, strict=True):
-            told = _maybe_told(reply)
-            if told is None or told.revision < 0:
-                return None
-            revisions[server] = told.revision
-    sources = tuple(
-        _Source(server, tuple(open_ranges), revisions.get(server))
-        for server, open_ranges in pieces.items()
+    counts = Counter(
+        server for pieces in ranges.values() if (server := _maybe_server(pieces)) is not None
     )
-    return _Basis(revision, ranges, sources)
+    header = DescribeRangesRequest(context.timeout_ms)
+    replies = yield from gather([_question(each, header) for each in counts])
+    sources = []
+    for server, reply in zip(counts, replies, strict=True):
+        told = _maybe_told(reply)
+        if told is None:
+            return None
+        sources.append(_Source(server, told[0], counts[server]))
+    return _Basis(revision, ranges, tuple(sources))
 
 
 def _maybe_later(
@@ -159,11 +143,11 @@ def _maybe_later(
     changed: dict[int, StreamBounds] = {}
     for source, reply in zip(basis.sources, replies, strict=True):
         told = _maybe_told(reply)
-        if told is None or not _is_whole(told, source):
+        if told is None:
             return None
-        is_watched = source.maybe_revision is not None
-        sources.append(replace(source, maybe_revision=told.revision) if is_watched else source)
-        for result in told.results:
+        revision, results = told
+        sources.append(replace(source, revision=revision))
+        for result in results:
             pieces = basis.ranges.get(_stream_of(result), ())
             if _maybe_server(pieces) != source.endpoint:
                 continue
@@ -177,32 +161,21 @@ def _maybe_later(
             bound = bounds_between(pieces[0], tail, tail.next_offset)
             if bound != earlier.bounds[bound.stream_id]:
                 changed[bound.stream_id] = bound
-    if tuple(sources) == basis.sources and not changed:
+    if tuple(sources) == basis.sources:
         return earlier
     bounds = {**earlier.bounds, **changed} if changed else earlier.bounds
     return replace(earlier, bounds=bounds, _maybe_basis=replace(basis, sources=tuple(sources)))
 
 
 def _news_of(source: _Source, timeout_ms: int) -> Call:
-    """Return the question what changed, if that is less than to ask for all ranges again."""
-    if source.maybe_revision is None:
-        return describe_call(source.endpoint, source.pieces, timeout_ms)
-    changed_max = max(len(source.pieces), limits.RESULTS_PER_FRAME)
-    header = DescribeRangesRequest(timeout_ms, (), source.maybe_revision, changed_max)
+    """Return the question what changed, if that is less than to ask for all streams again."""
+    changed_max = max(source.stream_count, limits.RESULTS_PER_FRAME)
+    header = DescribeRangesRequest(timeout_ms, (), source.revision, changed_max)
     return _question(source.endpoint, header)
 
 
 def _question(endpoint: str, header: DescribeRangesRequest) -> Call:
     return Call(endpoint, Opcode.DESCRIBE_RANGE, header, header.timeout_ms)
-
-
-def _is_whole(told: _Told, source: _Source) -> bool:
-    """Whether a server has told all that it was asked."""
-    if source.maybe_revision is not None:
-        return told.revision >= 0
-    found = (result.stream_range for result in told.results)
-    known = {(piece.stream_id, piece.range_index) for piece in found if piece is not None}
-    return all((piece.stream_id, piece.range_index) in known for piece in source.pieces)
 
 
 def _maybe_revision(reply: Reply) -> int | None:
@@ -213,14 +186,15 @@ def _maybe_revision(reply: Reply) -> int | None:
         return None
 
 
-def _maybe_told(reply: Reply) -> _Told | None:
-    """Return what a server has told, None if it failed."""
+def _maybe_told(reply: Reply) -> tuple[int, list[DescribeRangeResult]] | None:
+    """Return a server's revision and the results; None if it failed, or cannot tell."""
     try:
         answers = decode_reply(reply, DescribeRangesResponse)
     except SbpError:
         return None
-    results = tuple(result for answer in answers for result in answer.describe_responses)
-    return _Told(answers[-1].revision, results)
+    revision = answers[-1].revision
+    results = [result for answer in answers for result in answer.describe_responses]
+    return None if revision < 0 else (revision, results)
 
 
 def _maybe_server(pieces: Sequence[RangeInfo]) -> str | None:

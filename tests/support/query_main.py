@@ -1,4 +1,4 @@
-"""The process of a streaming query: `python query_main.py JSON`; see QueryProcess.
+"""The process of queries, one of each source: `python query_main.py JSON`; see QueryProcess.
 
 Each micro-batch becomes one file, which appears whole or not at all. Whoever replays a micro-batch
 writes a file of its own, so that the two can be compared.
@@ -10,8 +10,10 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 from pyspark.errors import StreamingQueryException
 from query_process import TOO_SLOW
@@ -73,36 +75,56 @@ class GreedySource(SbpDataSource):
 
 def main(order) -> None:
     folder = Path(order["folder"])
+    barrier = Barrier(len(order["sources"]))
+
+    def mark(what):
+        (folder / f"{what}.{order['life']}").touch()
+
+    def on_written(number):
+        mark("has written")
+        if number == order.get("dies_after"):  # and before the batch is committed
+            barrier.wait()
+            os.killpg(0, signal.SIGKILL)
+
+    def start(spark, source):
+        reader = spark.readStream.format(source).options(**order["options"])
+        writing = write_to(folder / source, order["life"], lambda: mark("writes"), on_written)
+        writer = reader.load().writeStream.foreachBatch(writing)
+        writer = writer.option("checkpointLocation", str(folder / source / "checkpoint"))
+        return writer.trigger(**order["trigger"]).start()
+
     with spark_session(folder / "spark") as spark:
         for broken in (ForgetfulSource, GreedySource):
             spark.dataSource.register(broken)
-
-        def mark(what):
-            (folder / f"{what}.{order['life']}").touch()
-
-        def write(frame, number):
-            mark("writes")
-            columns = frame.select("stream_id", "offset", frame.value.cast("string"))
-            rows = [tuple(row) for row in columns.collect()]
-            unfinished = folder / "unfinished"
-            unfinished.write_text(json.dumps(rows), encoding="utf-8")
-            unfinished.replace(folder / f"batch-{number:06d}.{order['life']:04d}.json")
-            mark("has written")
-            if number == order.get("dies_after"):  # and before the batch is committed
-                os.killpg(0, signal.SIGKILL)
-
-        source = spark.readStream.format(order.get("source", "sbp")).options(**order["options"])
-        writer = source.load().writeStream.foreachBatch(write)
-        writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
         for _ in range(order.get("runs", 1)):
-            query = writer.trigger(**order["trigger"]).start()
+            queries = [start(spark, source) for source in order["sources"]]
             mark("starts")
             try:
-                query.awaitTermination()
+                for query in queries:
+                    query.awaitTermination()
             except StreamingQueryException as error:
+                barrier.abort()
                 if "Python worker failed to connect back" in str(error):
                     sys.exit(TOO_SLOW)
                 raise
+
+
+def write_to(
+    folder: Path, life: int, on_begun: Callable[[], None], on_written: Callable[[int], None]
+):
+    """Return what writes each micro-batch into a file, whole or not at all."""
+    folder.mkdir(exist_ok=True)
+
+    def write(frame, number):
+        on_begun()
+        columns = frame.select("stream_id", "offset", frame.value.cast("string"))
+        rows = [tuple(row) for row in columns.collect()]
+        unfinished = folder / "unfinished"
+        unfinished.write_text(json.dumps(rows), encoding="utf-8")
+        unfinished.replace(folder / f"batch-{number:06d}.{life:04d}.json")
+        on_written(number)
+
+    return write
 
 
 if __name__ == "__main__":

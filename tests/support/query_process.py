@@ -1,4 +1,4 @@
-"""A streaming query in a process of its own, as the one who kills it sees it; and what it wrote."""
+"""Streaming queries in a process of their own, as who kills it sees it; and what they wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOO_SLOW = 75
 
 
 class QueryProcess:
-    """One life of the query whose checkpoint, output and journal are in `folder`.
+    """One life of queries whose log is in `folder`; each has a folder there, named by its source.
 
     `order` is what query_main.py, or another `main`, takes; `failpoints` are armed in it and in its
     Python workers. Driver and JVM are one process group.
@@ -113,7 +113,10 @@ def is_batch_open(checkpoint: Path) -> bool:
 
 
 def written_batches(folder: Path) -> dict[int, list[list[Written]]]:
-    """What each life wrote of each micro-batch, in the order of both, by stream and offset."""
+    """What each life of a query wrote of each micro-batch, by the query's folder.
+
+    In the order of both; rows by stream and offset.
+    """
     found: defaultdict[int, list[list[Written]]] = defaultdict(list)
     for path in sorted(folder.glob("batch-*.json")):
         rows = sorted(Written(*row) for row in json.loads(path.read_text(encoding="utf-8")))

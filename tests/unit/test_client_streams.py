@@ -347,26 +347,6 @@ def test_who_watches_bounds_asks_once_in_full(make, peer, monkeypatch) -> None:
     assert driver.do("watch_bounds", [2], second).bounds == {2: StreamBounds(2, 1, 9)}
 
 
-def test_few_streams_are_asked_about_in_one_go_whatever_else_has_changed(make, peer) -> None:
-    where = peer.endpoint
-    pieces = placed(1, 0, 0, -1, where), placed(2, 0, 0, -1, where)
-    peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=6))
-    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(*pieces))
-    driver = make(peer.endpoint)
-    first = driver.do("watch_bounds", [1, 2])
-    assert first.maybe_revision == 6
-    asked = len(peer.requests)
-    assert driver.do("watch_bounds", [1, 2], first) is first
-    tails = placed(1, 0, 0, -1, where), placed(2, 0, 1, -1, where, 9)
-    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(*tails))
-    second = driver.do("watch_bounds", [1, 2], first)
-    assert second.bounds == {1: StreamBounds(1, 0, 0), 2: StreamBounds(2, 1, 9)}
-    assert len(peer.requests) == asked + 4
-    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(tails[0]), describe_tail(*tails))
-    assert driver.do("watch_bounds", [1, 2], second) == second
-    assert len(peer.requests) > asked + 6, "what is left out is asked for again"
-
-
 def test_ranges_are_not_listed_again_as_of_the_same_revision(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint), revision=6))
     driver = make(peer.endpoint)
