@@ -27,11 +27,11 @@ CONF = {
 
 
 @contextmanager
-def spark_session(folder: Path) -> Iterator[SparkSession]:
+def spark_session(folder: Path, *, master: str = "local[2]") -> Iterator[SparkSession]:
     """A local session on two cores whose files are in `folder`."""
     use_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("sbp-tests")
+    builder = SparkSession.builder.master(master).appName("sbp-tests")
     for key, value in CONF.items():
         builder = builder.config(key, value)
     spark = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
