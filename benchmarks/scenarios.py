@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -98,13 +99,14 @@ def batch_write(bench: Bench, side: Side) -> float:
     return _save(target, side)
 
 
-def streaming_write(bench: Bench, side: Side) -> float:
-    """Write all rows in one micro-batch, acknowledged."""
+def streaming_write(bench: Bench, side: Side, *, delivery: str = "exactly-once") -> float:
+    """Write all rows in one micro-batch, acknowledged and, where they were staged, published."""
     target = replace(bench, shape=bench.new_streams())
     writer = _streamed_rows(target, Side.CEILING).writeStream
     if side is Side.CEILING:
         return _stream_seconds(target, writer.format(NULL_FORMAT))
-    seconds = _stream_seconds(target, writer.format("sbp").option("endpoint", target.endpoint))
+    writer = writer.format("sbp").options(endpoint=target.endpoint, delivery=delivery)
+    seconds = _stream_seconds(target, writer)
     target.check_stored()
     return seconds
 
@@ -116,6 +118,12 @@ SCENARIOS: Final = {
         Scenario("available-now-read", "in-memory source", True, available_now_read),
         Scenario("batch-write", "null sink", False, batch_write),
         Scenario("streaming-write", "null sink", False, streaming_write),
+        Scenario(
+            "streaming-write-at-least-once",
+            "null sink",
+            False,
+            partial(streaming_write, delivery="at-least-once"),
+        ),
     )
 }
 

@@ -135,6 +135,8 @@ def _headers_of(
 
 def _wrong_headers(headers: pa.Array) -> npt.NDArray[np.int64]:
     """Return the indexes of rows with a header whose name is no UTF-8."""
+    if headers.null_count == len(headers):
+        return np.zeros(0, dtype=np.int64)
     try:
         headers.validate(full=True)
     except pa.ArrowInvalid:

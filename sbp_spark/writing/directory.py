@@ -88,10 +88,11 @@ class StreamDirectory:
                     known[info.name] = info.stream_id
             self._ids |= {ref.text: known[ref.text] for ref in refs if ref.text in known}
             missing = [ref.text for ref in refs if ref.text not in known]
+            named = listed([f"stream {text!r}" for text in missing])
             error = NotFoundError(
                 StatusCode.NOT_FOUND,
-                f"{self._where}: not found: {listed(list(map(repr, missing)))}; on the command"
-                " line: `sbp streams create NAME`, or set createStreams=true",
+                f"{self._where}: not found: {named}; on the command line:"
+                " `sbp streams create NAME`, or set createStreams=true",
             )
             self._faults |= dict.fromkeys(missing, error)
         else:

@@ -42,6 +42,7 @@ class WritingClient(DirectoryClient, Protocol):
         self,
         items: Sequence[AppendItem],
         *,
+        retry_unknown: bool = False,
         writer: Writer | None = None,
         transaction: Transaction | None = None,
     ) -> list[AppendOutcome]:
@@ -81,12 +82,8 @@ def append_rows(
     *,
     partition_id: int = 0,
 ) -> WrittenMessage:
-    """Append rows of a checked schema, those of one stream in their order.
-
-    Each try of a task writes under a name of its own, so only what it repeats itself is known.
-    """
-    append = partial(client.append, writer=Writer())
-    with Sender(append) as sender:
+    """Append rows of a checked schema, those of one stream in their order."""
+    with Sender(_PlainAppend(client)) as sender:
         work = _Work(client, options, sender, partition_id)
         work.write(batches)
     failpoint("sink.appended")
@@ -125,6 +122,25 @@ def stage_rows(
     )
 
 
+class _PlainAppend:
+    """Appends as a writer of its own, so that what is sent again is there once.
+
+    At a server that knows no writers it may be there twice.
+    """
+
+    def __init__(self, client: WritingClient) -> None:
+        self._client = client
+        self._maybe_writer: Writer | None = Writer()
+
+    def __call__(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
+        if self._maybe_writer is not None:
+            try:
+                return self._client.append(items, writer=self._maybe_writer)
+            except UnsupportedError:
+                self._maybe_writer = None
+        return self._client.append(items, retry_unknown=True)
+
+
 class _Work:
     """The rows of a task on their way, with the counts of what became of them."""
 
@@ -156,8 +172,9 @@ class _Work:
                 routed = self._router.route(batch, rows)
                 bad = distinct([*routed.bad, *find_bad_rows(rows)])
                 self._take(*self._without_bad(rows, routed.stream_ids, bad))
-                self._sender.send(late := self._builders.flush_late(_now_ms()))
+                late = self._builders.flush_late(_now_ms())
                 if late:
+                    self._sender.send(late)
                     self._sender.start()
         self._sender.send(self._builders.flush())
         self._sender.finish()

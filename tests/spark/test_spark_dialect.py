@@ -1,8 +1,10 @@
-"""Spark against servers that speak elasticstream-2023-04."""
+"""Spark against servers that speak elasticstream-2023-04: they know no transactions."""
 
 from __future__ import annotations
 
-from spark_streams import Sbp, append_values, numbered
+import pytest
+from pyspark.errors import PySparkException
+from spark_streams import Sbp, append_values, numbered, wait_until_over
 
 from sbp_core.client import Client, StreamSpec
 
@@ -13,11 +15,15 @@ def test_batches_and_a_query_work_in_the_other_dialect(spark, foreign_cluster, c
     with Client(foreign_cluster.endpoint) as client:
         client.create_streams([StreamSpec(name) for name in names])
         rows = spark.range(20_000).selectExpr("cast(id as string) as value").coalesce(1)
-        sbp.save(rows, stream=names[0])
+        sbp.save(rows, stream=names[0], delivery="at-least-once")
         append_values(client, names[1], numbered(0, 10))
     assert sbp.values(names[0]) == numbered(0, 20_000)
     assert sbp.load(*names[:2]).count() == 20_010
     # These servers keep no cursors, which ends no query.
     frame = sbp.load_stream(*names[:2], group="nightly").select("value")
-    sbp.copy(frame, names[2], checkpoint)
+    writer = frame.writeStream.format("sbp").options(endpoint=sbp.endpoint, stream=names[2])
+    writer = writer.options(checkpointLocation=str(checkpoint), delivery="at-least-once")
+    wait_until_over(writer.trigger(availableNow=True).start())
     assert sorted(sbp.values(names[2])) == sorted(numbered(0, 20_000) + numbered(0, 10))
+    with pytest.raises(PySparkException, match="set delivery=at-least-once"):
+        sbp.save(spark.createDataFrame([("a",)], "value string"), stream=names[2])

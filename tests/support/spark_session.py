@@ -28,7 +28,7 @@ CONF = {
 
 @contextmanager
 def spark_session(
-    folder: Path, master: str = "local[2]", conf: Mapping[str, str] | None = None
+    folder: Path, *, master: str = "local[2]", conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """A session whose files are in `folder`, local and on two cores unless told otherwise."""
     use_java()

@@ -37,7 +37,8 @@ class Range:
 class WritingClient:
     """Has the streams s0 ... s99 with the ids 0 ... 99; `appends` are the calls."""
 
-    def __init__(self, *, has_transactions=True):
+    def __init__(self, *, has_transactions=True, has_writers=True):
+        self.has_writers = has_writers
         self.names = {f"s{number}": number for number in range(STREAM_COUNT)}
         self.published = {}
         self.staged = {}
@@ -68,10 +69,12 @@ class WritingClient:
                 raise AlreadyExistsError(StatusCode.CONFLICT, "taken")
             self.names[spec.name] = len(self.names)
 
-    def append(self, items, *, writer=None, transaction=None):
-        assert (writer is None) != (transaction is None)
+    def append(self, items, *, retry_unknown=False, writer=None, transaction=None):
+        assert (writer is not None) + (transaction is not None) + retry_unknown == 1
+        if writer is not None and not self.has_writers:
+            raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "writers declined")
         self.appends.append(list(items))
-        if writer is not None:
+        if transaction is None:
             for item in items:
                 self.published.setdefault(item.stream_id, []).extend(rows_in(item))
         elif not self._has_transactions:

@@ -103,6 +103,12 @@ def test_a_server_without_transactions_is_told_with_the_remedy():
         stage_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
 
 
+def test_a_server_without_writers_gets_plain_appends():
+    client = WritingClient(has_transactions=False, has_writers=False)
+    append_rows([routed(("s1", b"a"), ("s2", b"b"))], client, ROUTED)
+    assert client.values() == {1: [b"a"], 2: [b"b"]}
+
+
 def test_a_name_and_an_id_of_one_stream_keep_the_order_of_their_rows():
     client = WritingClient()
     append_rows([routed(("s5", b"a"), ("5", b"b"), ("s5", b"c"), ("s1", b"x"))], client, ROUTED)
@@ -191,8 +197,8 @@ def test_missing_streams_are_created_once():
     ("stream", "told"),
     [
         (None, r"column stream is null.*\(row 1 of 3 in a batch; 1 of them"),
-        ("nowhere", "column stream: not found: 'nowhere'"),
-        ("1000", "column stream: not found: '1000'"),
+        ("nowhere", "column stream: not found: stream 'nowhere'"),
+        ("1000", "column stream: not found: stream '1000'"),
         ("a b", "column stream: 'a b' is no stream name"),
         ("", "column stream: '' is no stream name"),
     ],
@@ -217,7 +223,7 @@ def test_rows_that_name_no_stream_are_refused(stream, told):
 
 
 def test_an_option_that_names_no_stream_fails_whatever_is_done_with_bad_rows():
-    with pytest.raises(NotFoundError, match="option stream: not found: 'nowhere'"):
+    with pytest.raises(NotFoundError, match="option stream: not found: stream 'nowhere'"):
         append_rows(
             [routed(("s1", b"a"))], WritingClient(), sink_options("nowhere", bad_records=SKIP)
         )
