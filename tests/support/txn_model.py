@@ -41,7 +41,7 @@ class ViolationError(AssertionError):
     """Something that must never be so."""
 
 
-# What is sent
+# What is sent; the kind keeps tuples of the same fields apart
 
 
 class Stage(NamedTuple):
@@ -50,6 +50,7 @@ class Stage(NamedTuple):
     stream_id: int
     range_index: int
     txn_id: str
+    kind: str = "stage"
 
 
 class End(NamedTuple):
@@ -58,6 +59,7 @@ class End(NamedTuple):
     stream_id: int
     range_index: int
     txn_ids: tuple[str, ...]
+    kind: str = "end"
 
 
 class Drop(NamedTuple):
@@ -66,6 +68,7 @@ class Drop(NamedTuple):
     stream_id: int
     range_index: int
     txn_id: str
+    kind: str = "drop"
 
 
 class Commit(NamedTuple):
@@ -190,11 +193,11 @@ def serve(
 def _stage(known: StagedStates, message: Stage, *, is_open: bool):
     if known.is_ended(message.stream_id, message.txn_id):
         raise _error(StatusCode.TXN_ENDED)
-    if known.maybe_staging(*message) is not None:
+    if known.maybe_staging(*message[:3]) is not None:
         return None
     if not is_open:
         raise _error(StatusCode.RANGE_ALREADY_SEALED)
-    return staged_entry(*message, 0, 1, b"")
+    return staged_entry(*message[:3], 0, 1, b"")
 
 
 def _end(known: StagedStates, message: End, *, is_open: bool):
@@ -213,7 +216,7 @@ def _end(known: StagedStates, message: End, *, is_open: bool):
 
 
 def _drop(known: StagedStates, message: Drop):
-    if known.maybe_staging(*message) is None:
+    if known.maybe_staging(*message[:3]) is None:
         return None
     return drop_entry(message.stream_id, message.range_index, [message.txn_id])
 
@@ -499,8 +502,8 @@ def is_done(state: State) -> bool:
 def explore(world: World) -> int:
     """Go through all states; return how many there are.
 
-    Raises ViolationError if one must not be, or if something that was decided does not become visible
-    though from some state on nothing fails any more.
+    Raises ViolationError if one must not be, or if something that was decided does not become
+    visible though from some state on nothing fails any more.
     """
     begin = world.begin()
     numbers = {begin: 0}
