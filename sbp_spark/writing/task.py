@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import pyarrow as pa

@@ -21,9 +21,7 @@ QUERY_FAILED = 76
 
 def main(order) -> None:
     folder = Path(order["folder"])
-    with spark_session(
-        folder / "spark", master=order["master"], conf=order.get("conf")
-    ) as spark:
+    with spark_session(folder / "spark", master=order["master"], conf=order.get("conf")) as spark:
         frame = spark.readStream.format("sbp").options(**order["source"]).load().select("value")
         if order["partitions"]:
             frame = frame.repartition(order["partitions"])
