@@ -203,6 +203,19 @@ PRODUCER_LENGTH_MAX: Final = 64
 """Characters of a producer's id."""
 TXN_ID_LENGTH_MAX: Final = 160
 """Characters of a transaction's id: producer, batch number, something unique, mark of a copy."""
+TXN_DIGEST_BYTES_MIN: Final = 8
+TXN_DIGEST_BYTES_MAX: Final = 32
+"""What a producer says of the contents of a batch, so that it knows them again."""
+TXNS_KEPT_PER_PRODUCER: Final = 16
+"""The last published batches of a producer of which more is known than that they are."""
+TXNS_PER_FRAME: Final = 100
+"""Decisions that are read at a time to be described; each may have many parts."""
+END_TXN_TIMEOUT_MS: Final = 10_000
+"""How long the placement driver waits for a range server to end transactions, or to copy them."""
+STUCK_LOG_INTERVAL_MS: Final = 60_000
+"""How often the log says that something committed cannot be published."""
+ABORTED_TXNS_KEPT_MS: Final = 30 * 86_400_000
+"""How long a transaction that was given up is known by its id."""
 TXN_BATCHES_MAX: Final = 500_000
 """Staged batches that become readable at once in one stream, 16 octets each in the log."""
 TXN_ENDS_KEPT: Final = 16

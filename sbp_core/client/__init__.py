@@ -25,6 +25,8 @@ from sbp_core.client.types import (
     StreamInfo,
     StreamSpec,
     StreamUpdate,
+    TxnDecision,
+    TxnInfo,
     TxnPart,
 )
 from sbp_core.client.watching import BoundsView
@@ -57,6 +59,8 @@ __all__ = [
     "StreamSpec",
     "StreamUpdate",
     "Transaction",
+    "TxnDecision",
+    "TxnInfo",
     "TxnPart",
     "Wishes",
     "Writer",

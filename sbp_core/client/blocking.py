@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
 from typing import TypeVar
 
 from sbp_core import limits
 from sbp_core.client import append as appending
-from sbp_core.client import calls, changes, cursors, lookup, metadata, placement, watching
+from sbp_core.client import calls, changes, cursors, lookup, metadata, placement, txns, watching
 from sbp_core.client import fetch as fetching
 from sbp_core.client import reach as reaching
 from sbp_core.client.blocking_runner import BlockingRunner, ConnectionPool
@@ -35,6 +36,9 @@ from sbp_core.client.types import (
     StreamInfo,
     StreamSpec,
     StreamUpdate,
+    TxnDecision,
+    TxnInfo,
+    TxnPart,
 )
 from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
@@ -196,6 +200,43 @@ class Client:
     def list_groups(self) -> list[GroupInfo]:
         """Return the consumer groups that have cursors, by name."""
         return self._run(cursors.list_groups(self._context))
+
+    def commit_txn(
+        self,
+        producer: str,
+        batch_number: int,
+        parts: Sequence[TxnPart],
+        *,
+        record_count: int,
+        digest: bytes,
+        timeout_ms: int | None = None,
+    ) -> TxnDecision:
+        """Decide what a producer's batch is: `parts`, which have `record_count` records together.
+
+        The first decision counts for ever; a repeat is told what that was. The answer is waited
+        for until all is visible, or most of `timeout_ms` is over: what is decided will be visible.
+        """
+        context = self._context
+        if timeout_ms is not None:
+            context = replace(context, timeout_ms=timeout_ms)
+        return self._run(
+            txns.commit_txn(
+                context, producer, batch_number, parts, record_count=record_count, digest=digest
+            )
+        )
+
+    def abort_txns(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
+        """Give up what was staged, unless it is committed; return what is given up now."""
+        return self._run(txns.abort_txns(self._context, parts))
+
+    def describe_txns(
+        self, producer: str | None = None, *, spared: Collection[str] = ()
+    ) -> list[TxnInfo]:
+        """Return what became of a producer's transactions, or of all: also what is only staged.
+
+        The range servers in `spared` are not asked.
+        """
+        return self._run(txns.describe_txns(self._context, producer, spared))
 
     def append(
         self,

@@ -164,6 +164,39 @@ class TxnPart:
 
 
 @dataclass(frozen=True, slots=True)
+class TxnDecision:
+    """What was decided of a producer's batch, by this call or, in a replay, by an earlier one.
+
+    `record_count` and `digest` are those of the decision that counts; None and empty if it is
+    older than what is kept. All of it is visible if it `is_published`, and will be if not.
+    """
+
+    is_replay: bool
+    is_published: bool
+    record_count: int | None
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TxnInfo:
+    """What became of a transaction, or of a producer's batch of them.
+
+    `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (a range
+    server has other records than were committed), or "aborted". Times in ms (UTC).
+    """
+
+    state: str
+    parts: tuple[TxnPart, ...]
+    producer: str | None = None
+    batch_number: int | None = None
+    record_count: int | None = None
+    digest: bytes = b""
+    decided_at_ms: int | None = None
+    staged_at_ms: int | None = None
+    server: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FetchItem:
     """What to read of one stream: from `fetch_offset` (or EARLIEST, LATEST) up to `end_offset`.
 

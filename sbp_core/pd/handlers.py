@@ -9,13 +9,16 @@ from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd import changes, operations, ranges
 from sbp_core.pd.cursor_handlers import CursorHandlers
+from sbp_core.pd.ending import RangeServers
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.operations import check_item_count
+from sbp_core.pd.publishing import Publisher
 from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
 from sbp_core.pd.trimming import Trimmer
+from sbp_core.pd.txn_handlers import TxnHandlers
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.clock import Clock
 from sbp_core.server.cluster_id import check_cluster
@@ -74,6 +77,9 @@ class PlacementDriverHandlers:
         self._sealer = Sealer(store, membership, self._announcer)
         self._trimmer = Trimmer(store)
         self._cursors = CursorHandlers(store, clock)
+        self._range_servers = RangeServers(store)
+        self._publisher = Publisher(store, self._range_servers, self._sealer)
+        self._txns = TxnHandlers(store, self._publisher, self._range_servers, clock)
         self._endpoint = endpoint
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
@@ -92,7 +98,16 @@ class PlacementDriverHandlers:
             Opcode.REPORT_METRICS: self.report_metrics,
             Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
             **self._cursors.by_opcode(),
+            **self._txns.by_opcode(),
         }
+
+    async def start(self) -> None:
+        """Go on with what was committed and is not published yet."""
+        await self._publisher.start()
+
+    async def rest(self) -> None:
+        """Let nobody wait any longer for what goes on in the background."""
+        await self._publisher.stop()
 
     async def heartbeat(self, call: ServerCall) -> None:
         """SPEC "HEARTBEAT": take note of a range server, tell everybody the cluster's id."""
@@ -132,6 +147,8 @@ class PlacementDriverHandlers:
 
     async def stop(self) -> None:
         """Give up what goes on in the background."""
+        await self._publisher.stop()
+        await self._range_servers.stop()
         await self._announcer.stop()
 
     async def report_metrics(self, call: ServerCall) -> None:

@@ -51,8 +51,10 @@ class PlacementDriver:
             connections_per_address_max=settings.connections_per_address_max,
         )
         try:
+            await handlers.start()
             port = await listener.start(settings.host, settings.port)
         except BaseException:
+            await handlers.stop()
             await store.close()
             raise
         self._store, self._listener, self._handlers = store, listener, handlers
@@ -63,6 +65,8 @@ class PlacementDriver:
         """Let open calls finish, then close the connections and the metadata."""
         listener, self._listener = self._listener, None
         store, self._store = self._store, None
+        if self._handlers is not None:
+            await self._handlers.rest()
         if listener is not None:
             await listener.drain()
         if self._handlers is not None:

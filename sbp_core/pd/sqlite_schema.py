@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is brought up to date."""
 
@@ -33,6 +33,36 @@ _WRITERS: Final = (
     )""",
 )
 """Of each stream that has a sealed range: the writers at the end of the last one."""
+
+_TRANSACTIONS: Final = (
+    """CREATE TABLE txns (
+        txn_number INTEGER PRIMARY KEY,
+        producer TEXT NOT NULL,
+        batch_number INTEGER NOT NULL,
+        record_count INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        decided_at_ms INTEGER NOT NULL,
+        UNIQUE (producer, batch_number)
+    )""",
+    """CREATE TABLE txn_parts (
+        txn_number INTEGER NOT NULL REFERENCES txns ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        txn_id TEXT NOT NULL,
+        stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
+        range_index INTEGER NOT NULL,
+        record_count INTEGER NOT NULL,
+        PRIMARY KEY (txn_number, position)
+    ) WITHOUT ROWID""",
+    """CREATE INDEX txn_parts_by_id ON txn_parts (txn_id, stream_id)""",
+    """CREATE INDEX txn_parts_by_stream ON txn_parts (stream_id, txn_number)""",
+    """CREATE TABLE aborted_txns (
+        txn_id TEXT PRIMARY KEY,
+        producer TEXT,
+        aborted_at_ms INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    """CREATE INDEX aborted_txns_by_time ON aborted_txns (aborted_at_ms)""",
+)
+"""Of each decision the parts that are not published yet: without any, it is published."""
 
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
@@ -74,6 +104,7 @@ _SCHEMA: Final = (
     )""",
     *_CURSORS,
     *_WRITERS,
+    *_TRANSACTIONS,
 )
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
@@ -85,6 +116,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
             SELECT stream_id, max(range_index) - (end_offset IS NULL) AS sealed, x'01'
             FROM ranges GROUP BY stream_id HAVING sealed >= 0""",
     ),
+    4: _TRANSACTIONS,
 }
 """What makes the next version of a version."""
 

@@ -36,6 +36,7 @@ from sbp_core.pd.sqlite_schema import (
     create_schema,
     migrate_schema,
 )
+from sbp_core.pd.sqlite_transactions import SqliteTransactions
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class SqliteStore:
         Raises ConfigurationError when the directory or the file cannot be used.
         """
         self.maybe_failure: StatusError | None = None
+        self.transactions: Final = SqliteTransactions(self._query, self._transaction)
         self._dir = DataDir(data_dir)
         try:
             self._connection = sqlite3.connect(self._dir.database, isolation_level=None)
@@ -379,7 +381,7 @@ class SqliteStore:
         self._query(
             "DELETE FROM ranges WHERE stream_id = ? AND range_index < ? AND end_offset <= ?",
             stream_id,
-            last.range_index,
+            self.transactions.first_needed_range(stream_id, last.range_index),
             offset,
         )
         self._query(

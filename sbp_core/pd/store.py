@@ -17,6 +17,33 @@ from sbp_core.pd.model import (
     StreamChange,
     StreamRecord,
 )
+from sbp_core.pd.transactions import AbortedTxn, Decision, Manifest, Part, TxnRecord, Verdict
+
+
+class TransactionStore(Protocol):
+    """What was decided of transactions, as durable and as atomic as the rest."""
+
+    def commit(self, manifest: Manifest, decided_at_ms: int) -> Decision:
+        """Decide a batch, or tell what was decided; raises what `check_parts` raises."""
+
+    def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
+        """Give up what may be given up; return what becomes of each part."""
+
+    def record_published(self, published: Sequence[tuple[int, int]]) -> None:
+        """Forget the parts of (decision's number, stream id): they are visible."""
+
+    def unpublished(self) -> list[TxnRecord]:
+        """Return the decisions that are not published, the oldest first."""
+
+    def txns_after(
+        self, txn_number: int, count_max: int, producer: str | None = None
+    ) -> list[TxnRecord]:
+        """Return up to `count_max` decisions beyond one, in their order; of a producer, or all."""
+
+    def aborted_after(
+        self, txn_id: str, count_max: int, producer: str | None = None
+    ) -> list[AbortedTxn]:
+        """Return up to `count_max` given up ones beyond an id, by id; of a producer, or all."""
 
 
 class MetadataStore(Protocol):
@@ -32,6 +59,10 @@ class MetadataStore(Protocol):
     @property
     def maybe_failure(self) -> StatusError | None:
         """Why nothing can be read or written any more, None while all is well."""
+
+    @property
+    def transactions(self) -> TransactionStore:
+        """What was decided of transactions. A deleted stream takes its parts along."""
 
     def revision(self) -> int:
         """Return a number that grows with every change of streams, ranges or their addresses."""

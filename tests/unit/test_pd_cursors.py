@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 
 import pytest
+from old_metadata import make_older
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.model import NO_CURSOR, CursorRecord, GroupRecord, NewStream
@@ -81,16 +82,8 @@ def test_cursors_are_there_after_a_crash(store, tmp_path):
     copy.close()
 
 
-def make_version_2(path):
-    """Take away from a store what came with later versions."""
-    with sqlite3.connect(path / "metadata.sqlite") as connection:
-        connection.execute("DROP TABLE cursors")
-        connection.execute("DROP TABLE writers")
-        connection.execute("UPDATE schema_version SET version = 2")
-    connection.close()
-
-
-def test_a_store_of_the_version_before_is_brought_up_to_date(tmp_path):
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_a_store_of_a_version_before_is_brought_up_to_date(tmp_path, version):
     store = SqliteStore(tmp_path / "old")
     (a,) = create(store, "a")
     before = (
@@ -100,7 +93,7 @@ def test_a_store_of_the_version_before_is_brought_up_to_date(tmp_path):
         store.open_range_counts(),
     )
     store.close()
-    make_version_2(tmp_path / "old")
+    make_older(tmp_path / "old", version)
     for _ in range(2):
         store = SqliteStore(tmp_path / "old")
         found = (
@@ -125,7 +118,7 @@ def test_a_store_of_the_version_before_is_brought_up_to_date(tmp_path):
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
     SqliteStore(tmp_path).close()
-    make_version_2(tmp_path)
+    make_older(tmp_path, 2)
     with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
         connection.execute("CREATE TABLE other (x)")
         connection.execute("CREATE INDEX cursors_by_stream ON other (x)")

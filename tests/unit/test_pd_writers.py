@@ -1,8 +1,7 @@
 """What the placement driver keeps of writers: those at the end of the last sealed range."""
 
-import sqlite3
-
 import pytest
+from old_metadata import make_older
 
 from sbp_core.log.writer_states import NO_WRITERS, encode_writers
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
@@ -70,10 +69,7 @@ def test_what_was_sealed_before_there_were_writers_has_none(tmp_path):
     store.trim_streams([(moved, 0)])
     store.seal_ranges([SealedRange(sealed, 0, 4)])
     store.close()
-    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
-        connection.execute("DROP TABLE writers")
-        connection.execute("UPDATE schema_version SET version = 3")
-    connection.close()
+    make_older(tmp_path, 3)
     store = SqliteStore(tmp_path)
     assert [store.writers_before(*key) for key in ((fresh, 1), (moved, 2), (sealed, 1))] == [
         b"",

@@ -1,0 +1,219 @@
+"""Making visible what was committed: in every stream one decision after the other.
+
+A decision is published stream by stream, in all of them at the same time; no END_TXN of a decision
+is sent for a stream before the store knows that the one before it is published there. Nothing is
+ever given up: what cannot be done now is tried again, also after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import SbpError
+from sbp_core.pd.combining import Combiner
+from sbp_core.pd.ending import RangeServers, Route
+from sbp_core.pd.publications import (
+    Publication,
+    PublicationInput,
+    PublicationState,
+    publications_of,
+)
+from sbp_core.pd.sealing import Sealer
+from sbp_core.pd.store import MetadataStore
+from sbp_core.pd.store_thread import StoreThread
+from sbp_core.pd.transactions import Decision, Manifest, TxnRecord
+from sbp_core.wire.headers import RangeId
+from sbp_core.wire.status import check_status
+
+_LOG: Final = logging.getLogger(__name__)
+
+_ASKING: Final = {
+    PublicationState.ENDING,
+    PublicationState.COPIED,
+    PublicationState.STUCK,
+}
+
+
+class _OpenDecision:
+    """A decision of which some streams do not show their part yet."""
+
+    def __init__(self, publications: Sequence[Publication]) -> None:
+        self.hidden_in = {each.stream_id for each in publications}
+        self.is_published = asyncio.Event()
+
+
+class Publisher:
+    """Publishes what was committed, in the background."""
+
+    def __init__(self, store: StoreThread, servers: RangeServers, sealer: Sealer) -> None:
+        self._store = store
+        self._servers = servers
+        self._sealer = sealer
+        self._queues: dict[int, deque[Publication]] = {}
+        self._open: dict[int, _OpenDecision] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._recorder = Combiner(self._record, limits.STREAMS_PER_REQUEST_MAX)
+        self._is_stopped = False
+
+    async def start(self) -> None:
+        """Go on with what was not published when the last placement driver ended."""
+        for txn in await self._store.run(lambda store: store.transactions.unpublished()):
+            self.add(txn)
+
+    async def stop(self) -> None:
+        """Leave the rest to the next start; nobody waits any longer."""
+        self._is_stopped = True
+        for decision in self._open.values():
+            decision.is_published.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._recorder.stop()
+
+    async def commit(self, manifest: Manifest, decided_at_ms: int) -> Decision:
+        """Decide a batch; what is decided will be published, whatever becomes of the caller.
+
+        Raises what `check_parts` raises.
+        """
+        loop = asyncio.get_running_loop()
+
+        def decide(store: MetadataStore) -> Decision:
+            decision = store.transactions.commit(manifest, decided_at_ms)
+            if not decision.is_replay and decision.maybe_txn is not None:
+                loop.call_soon_threadsafe(self.add, decision.maybe_txn)
+            return decision
+
+        return await self._store.run(decide)
+
+    def add(self, txn: TxnRecord) -> None:
+        """Publish a decision; they have to come in their order."""
+        publications = publications_of(txn.txn_number, txn.parts)
+        if self._is_stopped or not publications:
+            return
+        self._open[txn.txn_number] = _OpenDecision(publications)
+        for each in publications:
+            queue = self._queues.setdefault(each.stream_id, deque())
+            queue.append(each)
+            if len(queue) == 1:
+                task = asyncio.create_task(self._publish_all(each.stream_id, queue))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def wait_published(self, txn_number: int, timeout_ms: float) -> bool:
+        """Wait until a decision is visible in all its streams; False if that takes longer."""
+        decision = self._open.get(txn_number)
+        if decision is None:
+            return True
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await decision.is_published.wait()
+        except TimeoutError:
+            return False
+        return not decision.hidden_in
+
+    def stuck_numbers(self) -> set[int]:
+        """Return the decisions that a range server has other records of."""
+        return {
+            queue[0].txn_number
+            for queue in self._queues.values()
+            if queue[0].state is PublicationState.STUCK
+        }
+
+    async def _publish_all(self, stream_id: int, queue: deque[Publication]) -> None:
+        while queue:
+            await self._publish(queue)
+            queue.popleft()
+        del self._queues[stream_id]
+
+    async def _publish(self, queue: deque[Publication]) -> None:
+        """Take the first of a stream's publications to its end."""
+        loop = asyncio.get_running_loop()
+        failure_count, logged_at = 0, -limits.STUCK_LOG_INTERVAL_MS / 1000
+        while queue[0].state is not PublicationState.SETTLED:
+            try:
+                error = await self._step(queue)
+            except SbpError as failure:
+                error = failure
+            if error is None:
+                failure_count = 0
+                continue
+            if loop.time() - logged_at >= limits.STUCK_LOG_INTERVAL_MS / 1000:
+                logged_at = loop.time()
+                _log(queue[0], error)
+            wait_ms = limits.RETRY_BACKOFF_MS * 2 ** min(failure_count, 16)
+            await asyncio.sleep(min(wait_ms, limits.RETRY_BACKOFF_MS_MAX) / 1000)
+            failure_count += 1
+
+    async def _step(self, queue: deque[Publication]) -> SbpError | None:
+        """Do what the first publication's state says; return or raise why to wait before more."""
+        publication = queue[0]
+        if publication.state is PublicationState.PUBLISHED:
+            await self._settle(publication)
+            queue[0] = publication.after(PublicationInput.RECORDED)
+            return None
+        route = await self._servers.maybe_route(publication.stream_id, publication.range_index)
+        if route is None:
+            self._note_visible(publication)
+            queue[0] = publication.after(PublicationInput.STREAM_DELETED)
+            return None
+        if publication.state is PublicationState.MOVING:
+            await self._find_next(publication, route)
+            queue[0] = publication.after(PublicationInput.MOVED)
+            return None
+        error: SbpError | None = None
+        try:
+            if publication.state in _ASKING:
+                await self._servers.publish(publication, route.address)
+            else:
+                await self._servers.copy_earlier(publication, route.address)
+        except SbpError as refusal:
+            error = refusal
+        learned = publication.maybe_learned(error)
+        if learned is not None:
+            queue[0] = publication.after(learned)
+        if learned in {None, PublicationInput.INCOMPLETE, PublicationInput.COPIES_REFUSED}:
+            return error
+        return None
+
+    async def _find_next(self, publication: Publication, route: Route) -> None:
+        """Make sure that there is a range after a sealed one: finish a seal that was cut short."""
+        if route.is_last:
+            (result,) = await self._sealer.seal(
+                [RangeId(publication.stream_id, publication.range_index)]
+            )
+            check_status(result.status)
+
+    async def _settle(self, publication: Publication) -> None:
+        self._note_visible(publication)
+        await self._recorder.submit((publication.txn_number, publication.stream_id))
+        self._servers.drop(publication.leftovers)
+
+    async def _record(self, published: Sequence[tuple[int, int]]) -> list[None]:
+        await self._store.run(lambda store: store.transactions.record_published(published))
+        return [None] * len(published)
+
+    def _note_visible(self, publication: Publication) -> None:
+        decision = self._open.get(publication.txn_number)
+        if decision is None:
+            return
+        decision.hidden_in.discard(publication.stream_id)
+        if not decision.hidden_in:
+            decision.is_published.set()
+            del self._open[publication.txn_number]
+
+
+def _log(publication: Publication, error: SbpError) -> None:
+    is_stuck = publication.state is PublicationState.STUCK
+    _LOG.log(
+        logging.ERROR if is_stuck else logging.WARNING,
+        "decision %d cannot be published in stream %d %s: %s",
+        publication.txn_number,
+        publication.stream_id,
+        "because records are missing or too many; it is tried again" if is_stuck else "yet",
+        error,
+    )

@@ -1,0 +1,204 @@
+"""Which batches of producers are committed, and which transactions are given up: the decisions.
+
+A producer numbers its batches. The first manifest that is committed for a batch says for ever what
+the batch is: which transactions, in which ranges, in which order. It is asked for what a decision
+depends on (a `Ledger`), and does nothing else: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sbp_core import limits
+from sbp_core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    StatusCode,
+    TxnAbortedError,
+)
+from sbp_core.wire.status import shown
+from sbp_core.wire.txn_id import copy_of, is_producer, is_txn_id, maybe_batch_of, original_of
+
+_RANGE_INDEX_MAX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a transaction has staged in one range."""
+
+    txn_id: str
+    stream_id: int
+    range_index: int
+    record_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a producer says that a batch is. `record_count` and `digest` are not interpreted."""
+
+    producer: str
+    batch_number: int
+    parts: tuple[Part, ...]
+    record_count: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TxnRecord:
+    """A batch that was decided. `parts` are those that are not published yet.
+
+    `txn_number` grows from decision to decision.
+    """
+
+    txn_number: int
+    producer: str
+    batch_number: int
+    record_count: int
+    digest: bytes
+    decided_at_ms: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What counts for a batch; None if that is older than what is kept, and published."""
+
+    is_replay: bool
+    maybe_txn: TxnRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTxn:
+    """A transaction that was given up."""
+
+    txn_id: str
+    aborted_at_ms: int
+
+
+class Verdict(enum.Enum):
+    """What becomes of something staged that somebody wants to give up."""
+
+    KEPT = "it is committed, or not to be given up yet"
+    DEAD = "it will never be committed, as was known already"
+    GIVEN_UP = "its transaction is given up by this"
+
+
+class Ledger(Protocol):
+    """What was decided before, as far as a decision depends on it."""
+
+    def maybe_last_batch(self, producer: str) -> int | None:
+        """Return the number of the last batch that was decided of a producer."""
+
+    def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
+        """Whether a committed part that is not published yet is of a transaction, in a stream."""
+
+    def is_aborted(self, txn_id: str) -> bool:
+        """Whether a transaction was given up."""
+
+    def has_stream(self, stream_id: int) -> bool:
+        """Whether there is a stream."""
+
+    def has_range(self, stream_id: int, range_index: int) -> bool:
+        """Whether a stream has a range."""
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raise InvalidRequestError for a manifest that can never be committed."""
+    if not is_producer(manifest.producer):
+        raise _invalid(
+            f"{shown(manifest.producer)} cannot name a producer: use 1 to"
+            f" {limits.PRODUCER_LENGTH_MAX} of A-Z a-z 0-9 . _ -"
+        )
+    if manifest.batch_number < 0:
+        raise _invalid(f"batch_number must be 0 or more, got {manifest.batch_number}")
+    if not limits.TXN_DIGEST_BYTES_MIN <= len(manifest.digest) <= limits.TXN_DIGEST_BYTES_MAX:
+        raise _invalid(
+            f"digest must have {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX}"
+            f" octets, got {len(manifest.digest)}"
+        )
+    places = [(part.txn_id, part.stream_id, part.range_index) for part in manifest.parts]
+    if len(set(places)) < len(places):
+        raise _invalid("a transaction is named twice for the same range of a stream")
+    for part in manifest.parts:
+        if part.record_count < 0:
+            raise _invalid(f"record_count must be 0 or more, got {part.record_count}")
+        _check_id(part.txn_id)
+        batch = maybe_batch_of(part.txn_id)
+        if batch not in {None, (manifest.producer, manifest.batch_number)}:
+            raise _invalid(
+                f"{part.txn_id} is of another batch than {manifest.batch_number} of"
+                f" {manifest.producer}"
+            )
+
+
+def _check_id(txn_id: str) -> None:
+    """Raise InvalidRequestError unless a client may have chosen the id."""
+    is_original = is_txn_id(txn_id) and original_of(txn_id) == txn_id
+    if not is_original or not is_txn_id(copy_of(txn_id, _RANGE_INDEX_MAX)):
+        raise _invalid(
+            f"{shown(txn_id)} cannot be the id of a transaction: use A-Z a-z 0-9 . _ -, and leave"
+            f" room for the mark of a copy, {limits.TXN_ID_LENGTH_MAX} in all"
+        )
+
+
+def is_replay(ledger: Ledger, manifest: Manifest) -> bool:
+    """Whether the batch was decided before, so that this manifest is nothing to anybody."""
+    last = ledger.maybe_last_batch(manifest.producer)
+    return last is not None and manifest.batch_number <= last
+
+
+def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
+    """Raise what keeps these parts from being committed.
+
+    NotFoundError: a stream was deleted. TxnAbortedError: a transaction was given up, or went with
+    the range in which it was staged. InvalidRequestError: another manifest names it.
+    """
+    checked: set[str] = set()
+    for part in parts:
+        if not ledger.has_stream(part.stream_id):
+            raise NotFoundError(
+                StatusCode.NOT_FOUND, f"stream {part.stream_id} does not exist (or was deleted)"
+            )
+        if not ledger.has_range(part.stream_id, part.range_index):
+            raise TxnAbortedError(
+                StatusCode.TXN_ABORTED,
+                f"stream {part.stream_id} has no range {part.range_index} any more: what"
+                f" transaction {part.txn_id} staged there is gone; stage the batch again",
+            )
+        if part.txn_id in checked:
+            continue
+        checked.add(part.txn_id)
+        if ledger.is_aborted(part.txn_id):
+            raise TxnAbortedError(
+                StatusCode.TXN_ABORTED,
+                f"transaction {part.txn_id} was given up; stage the batch again under another id",
+            )
+        if ledger.is_named(part.txn_id):
+            raise _invalid(f"transaction {part.txn_id} is committed with another batch")
+
+
+def judge(ledger: Ledger, part: Part) -> Verdict:
+    """Say what becomes of something staged that somebody wants to give up.
+
+    A negative `record_count` asks only whether it is known to be dead: nothing is given up then.
+    What a batch is made of is kept until it is published in that stream; whatever else is staged
+    for a decided batch is dead.
+    """
+    txn_id = original_of(part.txn_id)
+    if ledger.is_named(txn_id, part.stream_id):
+        return Verdict.KEPT
+    if ledger.is_named(txn_id) or ledger.is_aborted(txn_id):
+        return Verdict.DEAD
+    batch = maybe_batch_of(txn_id)
+    if batch is not None:
+        last = ledger.maybe_last_batch(batch[0])
+        if last is not None and batch[1] <= last:
+            return Verdict.DEAD
+    return Verdict.KEPT if part.record_count < 0 else Verdict.GIVEN_UP
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -1,0 +1,140 @@
+"""Transactions of both clients against answers that servers may give, and some they may not."""
+
+from __future__ import annotations
+
+import pytest
+from scripted_peer import Exchange, placed, ranges, reset, status
+
+from sbp_core.client import TxnDecision, TxnInfo, TxnPart
+from sbp_core.errors import (
+    ConfigurationError,
+    ProtocolError,
+    StatusCode,
+    StatusError,
+    TxnAbortedError,
+    UnsupportedError,
+)
+from sbp_core.wire import headers
+from sbp_core.wire.headers import (
+    CommitTxnResponse,
+    DescribeStreamResult,
+    DescribeStreamsResponse,
+    DescribeTxnsResponse,
+    Status,
+    Stream,
+    TxnDescription,
+)
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+PARTS = [TxnPart("p.1.a", 7, 0, 5), TxnPart("p.1.b", 3, 2, 1)]
+DIGEST = b"12345678"
+DECISION = {"record_count": 6, "digest": DIGEST}
+
+
+def wire(*parts: TxnPart) -> tuple[headers.TxnPart, ...]:
+    return tuple(
+        headers.TxnPart(each.txn_id, each.stream_id, each.record_count, each.range_index)
+        for each in parts
+    )
+
+
+def answer(header: object):
+    return lambda exchange: exchange.answer(header)
+
+
+def test_a_commit_whose_answer_is_lost_is_repeated(make, peer) -> None:
+    decided = CommitTxnResponse(
+        is_replay=True, is_published=True, record_count=6, digest=DIGEST, status=Status()
+    )
+    peer.script(Opcode.COMMIT_TXN, reset, answer(decided))
+    decision = make(peer.endpoint).do("commit_txn", "p", 1, PARTS, **DECISION, timeout_ms=7_000)
+    assert decision == TxnDecision(is_replay=True, is_published=True, record_count=6, digest=DIGEST)
+    asked = [each.header for each in peer.seen(Opcode.COMMIT_TXN)]
+    assert len(asked) == 2
+    for header in asked:
+        assert (header.producer, header.batch_number, header.commit) == ("p", 1, True)
+        assert header.parts == wire(*PARTS)
+        assert (header.record_count, header.digest, header.timeout_ms) == (6, DIGEST, 7_000)
+
+
+def test_a_decision_that_is_forgotten_has_no_count(make, peer) -> None:
+    old = CommitTxnResponse(is_replay=True, is_published=True, record_count=-1)
+    peer.script(Opcode.COMMIT_TXN, answer(old))
+    decision = make(peer.endpoint).do("commit_txn", "p", 0, (), record_count=0, digest=DIGEST)
+    assert (decision.record_count, decision.digest) == (None, b"")
+
+
+def test_a_transaction_that_was_given_up_is_not_committed(make, peer) -> None:
+    refused = CommitTxnResponse(status=status(StatusCode.TXN_ABORTED))
+    peer.script(Opcode.COMMIT_TXN, answer(refused))
+    with pytest.raises(TxnAbortedError):
+        make(peer.endpoint).do("commit_txn", "p", 1, PARTS, **DECISION)
+    assert len(peer.seen(Opcode.COMMIT_TXN)) == 1
+
+
+@pytest.mark.parametrize(
+    ("producer", "batch_number", "digest"),
+    [("", 0, DIGEST), ("a b", 0, DIGEST), ("p", -1, DIGEST), ("p", 2**63, DIGEST), ("p", 0, b"x")],
+)
+def test_what_no_server_takes_is_not_sent(make, peer, producer, batch_number, digest) -> None:
+    with pytest.raises(ConfigurationError):
+        make(peer.endpoint).do(
+            "commit_txn", producer, batch_number, PARTS, record_count=6, digest=digest
+        )
+    assert peer.requests == []
+
+
+def test_an_abort_tells_what_is_given_up(make, peer) -> None:
+    peer.script(
+        Opcode.COMMIT_TXN,
+        answer(CommitTxnResponse(parts=wire(PARTS[1]))),
+        answer(CommitTxnResponse(parts=(headers.TxnPart(),))),
+    )
+    driver = make(peer.endpoint)
+    assert driver.do("abort_txns", PARTS) == [PARTS[1]]
+    (asked,) = peer.seen(Opcode.COMMIT_TXN)
+    assert (asked.header.commit, asked.header.parts) == (False, wire(*PARTS))
+    with pytest.raises(ProtocolError, match="the id of a transaction"):
+        driver.do("abort_txns", PARTS)
+    assert driver.do("abort_txns", []) == []
+
+
+def unsupported(exchange: Exchange) -> None:
+    exchange.fail(UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "scripted"))
+
+
+def test_all_servers_are_asked_what_they_have(make, peers) -> None:
+    driver, first, old, away = peers(), peers(), peers(), peers()
+    streams = (Stream(stream_id=7), Stream(stream_id=3))
+    driver.script(
+        Opcode.DESCRIBE_STREAMS,
+        answer(
+            DescribeStreamsResponse(
+                describe_responses=tuple(DescribeStreamResult(stream=each) for each in streams)
+            )
+        ),
+    )
+    pieces = (
+        placed(7, 0, 0, 9, first.endpoint),
+        placed(7, 1, 9, -1, old.endpoint),
+        placed(3, 0, 0, -1, away.endpoint),
+    )
+    driver.script(Opcode.LIST_RANGES, ranges(*pieces))
+    decided = TxnDescription("p", 1, wire(*PARTS), "publishing", 6, DIGEST, 100)
+    staged = TxnDescription(parts=wire(PARTS[0]), state="staged", record_count=5, staged_at_ms=90)
+    driver.script(Opcode.DESCRIBE_TXNS, answer(DescribeTxnsResponse(txns=(decided,))))
+    first.script(Opcode.DESCRIBE_TXNS, answer(DescribeTxnsResponse(txns=(staged,))))
+    old.script(Opcode.DESCRIBE_TXNS, unsupported)
+    client = make(driver.endpoint)
+    assert client.do("describe_txns", "p", spared={away.endpoint: "away"}) == [
+        TxnInfo("publishing", tuple(PARTS), "p", 1, 6, DIGEST, 100),
+        TxnInfo("staged", (PARTS[0],), record_count=5, staged_at_ms=90, server=first.endpoint),
+    ]
+    assert first.seen(Opcode.DESCRIBE_TXNS)[0].header.producer == "p"
+    away.script(
+        Opcode.DESCRIBE_TXNS, answer(DescribeTxnsResponse(status=status(StatusCode.PD_INTERNAL)))
+    )
+    with pytest.raises(StatusError, match=f"DESCRIBE_TXNS at {away.endpoint}: scripted"):
+        client.do("describe_txns", "p")

@@ -1,0 +1,110 @@
+"""The steps by which what is committed becomes visible in a stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbp_core.errors import (
+    ConnectError,
+    InvalidRequestError,
+    NotFoundError,
+    RangeNotFoundError,
+    RangeSealedError,
+    StatusCode,
+    TxnEndedError,
+    TxnIncompleteError,
+)
+from sbp_core.pd.publications import (
+    PUBLICATION,
+    Publication,
+    PublicationInput,
+    PublicationState,
+    publications_of,
+)
+from sbp_core.pd.transactions import Part
+
+S, Told = PublicationState, PublicationInput
+
+SEALED = RangeSealedError(StatusCode.RANGE_ALREADY_SEALED, "")
+INCOMPLETE = TxnIncompleteError(StatusCode.TXN_INCOMPLETE, "")
+ENDED = TxnEndedError(StatusCode.TXN_ENDED, "")
+INVALID = InvalidRequestError(StatusCode.INVALID_REQUEST, "")
+
+
+def test_a_publication_is_of_one_stream_and_begins_in_the_last_range_staged_in():
+    parts = [Part("a", 1, 0, 5), Part("b", 2, 0, 1), Part("a", 1, 2, 3), Part("c", 1, 1, 4)]
+    one, two = publications_of(9, parts)
+    assert (one.txn_number, one.stream_id, one.range_index, one.record_count) == (9, 1, 2, 12)
+    assert one.txn_ids == ("a~0", "a", "c~1"), "in the order of the manifest"
+    assert one.earlier == (parts[0], parts[3])
+    assert one.leftovers == (
+        Part("a", 1, 0, 5),
+        Part("a~0", 1, 1, 5),
+        Part("c", 1, 1, 4),
+    )
+    assert (two.parts, two.txn_ids, two.earlier, two.leftovers) == ((parts[1],), ("b",), (), ())
+    assert publications_of(9, []) == []
+
+
+def walk(publication: Publication, *learned: PublicationInput) -> Publication:
+    for each in learned:
+        publication = publication.after(each)
+    return publication
+
+
+def test_the_way_over_a_sealed_range():
+    publication = Publication.of(1, [Part("a", 1, 0, 5)])
+    assert publication.maybe_learned(SEALED) is Told.SEALED
+    moved = walk(publication, Told.SEALED, Told.MOVED)
+    assert (moved.state, moved.range_index, moved.txn_ids) == (S.ENDING, 1, ("a~0",))
+    assert moved.maybe_learned(INCOMPLETE) is Told.COPIES_LACKING
+    copying = moved.after(Told.COPIES_LACKING)
+    assert copying.maybe_learned(None) is Told.COPIED
+    copied = copying.after(Told.COPIED)
+    assert copied.maybe_learned(None) is Told.DONE
+    assert walk(copied, Told.DONE, Told.RECORDED).state is S.SETTLED
+    assert copied.maybe_learned(INCOMPLETE) is Told.INCOMPLETE, "it is copied once"
+
+
+@pytest.mark.parametrize("error", [SEALED, ENDED])
+def test_who_cannot_copy_asks_again_whether_it_was_done(error):
+    copying = walk(
+        Publication.of(1, [Part("a", 1, 0, 5)]), Told.SEALED, Told.MOVED, Told.COPIES_LACKING
+    )
+    assert copying.maybe_learned(error) is Told.COPIES_REFUSED
+    again = copying.after(Told.COPIES_REFUSED)
+    assert (again.state, again.range_index) == (S.ENDING, 1)
+
+
+@pytest.mark.parametrize("error", [INCOMPLETE, INVALID, ENDED])
+def test_what_is_not_as_committed_is_stuck_and_asked_again(error):
+    publication = Publication.of(1, [Part("a", 1, 0, 5)])
+    assert publication.maybe_learned(error) is Told.INCOMPLETE
+    stuck = publication.after(Told.INCOMPLETE)
+    assert stuck.maybe_learned(error) is Told.INCOMPLETE
+    assert stuck.maybe_learned(None) is Told.DONE
+    assert stuck.maybe_learned(SEALED) is Told.SEALED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectError(),
+        NotFoundError(StatusCode.NOT_FOUND, ""),
+        RangeNotFoundError(StatusCode.RANGE_NOT_FOUND, ""),
+    ],
+)
+def test_other_errors_say_nothing(error):
+    publication = Publication.of(1, [Part("a", 1, 0, 5)])
+    copying = walk(publication, Told.SEALED, Told.MOVED, Told.COPIES_LACKING)
+    assert publication.maybe_learned(error) is None
+    assert copying.maybe_learned(error) is None
+
+
+def test_from_everywhere_there_is_a_way_to_the_end():
+    ways = {state: set(PUBLICATION.table[state].values()) for state in S}
+    ending = {S.SETTLED}
+    for _ in S:
+        ending |= {state for state, targets in ways.items() if targets & ending}
+    assert ending == set(S)
+    assert all(PUBLICATION.maybe_next(state, Told.STREAM_DELETED) is S.SETTLED for state in S)

@@ -1,0 +1,226 @@
+"""Decisions of transactions in the metadata store: the first one counts, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbp_core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    TxnAbortedError,
+)
+from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_PER_PRODUCER
+from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
+from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.pd.transactions import AbortedTxn, Manifest, Part, Verdict, check_manifest
+from sbp_core.wire.txn_id import copy_of
+
+DIGEST = b"12345678"
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = SqliteStore(tmp_path)
+    opened.create_streams([NewStream(name, 1, 1, 0, (1,)) for name in ("a", "b")], 5)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def txns(store):
+    return store.transactions
+
+
+def part(txn_id: str, stream_id: int = 1, range_index: int = 0, count: int = 5) -> Part:
+    return Part(txn_id, stream_id, range_index, count)
+
+
+def manifest(batch_number: int, *parts: Part, producer: str = "p", digest=DIGEST) -> Manifest:
+    return Manifest(producer, batch_number, parts, sum(each.record_count for each in parts), digest)
+
+
+def commit(txns, batch_number: int, *parts: Part, producer: str = "p") -> int:
+    decision = txns.commit(manifest(batch_number, *parts, producer=producer), 9)
+    assert not decision.is_replay
+    return decision.maybe_txn.txn_number
+
+
+def publish(txns, number: int) -> None:
+    for txn in txns.unpublished():
+        if txn.txn_number == number:
+            txns.record_published([(number, each.stream_id) for each in txn.parts])
+
+
+def test_the_first_decision_of_a_batch_counts(txns):
+    first = manifest(7, part("p.7.a"), part("p.7.a", 2), part("p.7.b", 2, count=1))
+    decision = txns.commit(first, 9)
+    assert not decision.is_replay
+    txn = decision.maybe_txn
+    assert (txn.producer, txn.batch_number, txn.parts) == ("p", 7, first.parts)
+    assert (txn.record_count, txn.digest, txn.decided_at_ms) == (11, DIGEST, 9)
+    again = txns.commit(manifest(7, part("p.7.c", 99), digest=b"87654321"), 10)
+    assert again.is_replay
+    assert again.maybe_txn == txn
+    assert txns.unpublished() == [txn]
+    earlier = txns.commit(manifest(6), 10)
+    assert (earlier.is_replay, earlier.maybe_txn) == (True, None)
+    assert commit(txns, 6, producer="q") > txn.txn_number
+
+
+def test_parts_are_there_until_they_are_published(txns):
+    one = commit(txns, 1, part("p.1.a"), part("p.1.b", 2))
+    two = commit(txns, 2, part("p.2.a"))
+    empty = commit(txns, 3)
+    assert [each.txn_number for each in txns.unpublished()] == [one, two]
+    txns.record_published([(one, 1), (two, 1)])
+    assert [each.parts for each in txns.unpublished()] == [(part("p.1.b", 2),)]
+    txns.record_published([(one, 2), (one, 2)])
+    assert txns.unpublished() == []
+    assert [each.txn_number for each in txns.txns_after(-1, 10)] == [one, two, empty]
+    assert [each.txn_number for each in txns.txns_after(one, 1)] == [two]
+    assert txns.txns_after(-1, 10, "q") == []
+
+
+def test_a_deleted_stream_takes_its_parts_along(store, txns):
+    commit(txns, 1, part("p.1.a"), part("p.1.b", 2))
+    commit(txns, 2, part("p.2.a"))
+    store.delete_streams([1])
+    assert [each.parts for each in txns.unpublished()] == [(part("p.1.b", 2),)]
+    assert txns.commit(manifest(2), 9).is_replay
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (part("p.2.a", 3), NotFoundError),
+        (part("p.2.a", 1, 1), TxnAbortedError),
+        (part("gone"), TxnAbortedError),
+        (part("free"), InvalidRequestError),
+    ],
+)
+def test_what_cannot_be_committed_decides_nothing(txns, wrong, error):
+    commit(txns, 1, part("free", 2), producer="q")
+    assert txns.abort([part("gone")], 9) == [Verdict.GIVEN_UP]
+    with pytest.raises(error):
+        txns.commit(manifest(2, part("p.2.z"), wrong), 9)
+    assert txns.maybe_last_batch("p") is None
+    assert len(txns.unpublished()) == 1
+    commit(txns, 2, part("p.2.z"))
+
+
+def test_what_is_given_up_is_not_committed_and_what_is_committed_is_not_given_up(txns):
+    number = commit(txns, 3, part("p.3.a"), part("p.3.a", 2), part("x", 2))
+    copies = [part(copy_of("p.3.a", 0), range_index=1), part(copy_of("x", 0), 2, 1)]
+    assert (
+        txns.abort([part("p.3.a"), part("p.3.a", 2), part("x", 2), *copies], 9)
+        == [Verdict.KEPT] * 5
+    )
+    txns.record_published([(number, 1)])
+    assert txns.abort([part("p.3.a"), part("p.3.a", 2)], 9) == [Verdict.DEAD, Verdict.KEPT]
+    assert txns.aborted_after("", 10) == [], "nobody says that a committed one was given up"
+    publish(txns, number)
+    assert txns.abort([part("p.3.a", 2), copies[0]], 9) == [Verdict.DEAD] * 2
+    assert txns.abort([part("y"), part("p.4.a")], 9) == [Verdict.GIVEN_UP] * 2
+    assert txns.abort([part("y", 2), part(copy_of("y", 1))], 10) == [Verdict.DEAD] * 2
+    assert txns.aborted_after("", 10) == [AbortedTxn("p.4.a", 9), AbortedTxn("y", 9)]
+    assert txns.aborted_after("p.4.a", 10) == [AbortedTxn("y", 9)]
+    assert txns.aborted_after("", 10, "p") == [AbortedTxn("p.4.a", 9)]
+    with pytest.raises(TxnAbortedError, match=r"p\.4\.a was given up"):
+        txns.commit(manifest(4, part("p.4.a")), 9)
+    commit(txns, 4, part("p.4.b"))
+
+
+def test_whoever_only_asks_gives_nothing_up(txns):
+    """A range server asks so of what is staged: dead are the losers of decided batches."""
+    asked = [part("p.3.loser", count=-1), part("p.4.a", count=-1), part("x", count=-1)]
+    assert txns.abort(asked, 9) == [Verdict.KEPT] * 3
+    commit(txns, 3, part("p.3.a"))
+    assert txns.abort(asked, 9) == [Verdict.DEAD, Verdict.KEPT, Verdict.KEPT]
+    assert txns.aborted_after("", 10) == []
+    commit(txns, 4, part("p.4.a"))
+
+
+def test_no_more_is_kept_than_is_asked_for(txns):
+    open_number = commit(txns, 0, part("p.0.a"))
+    for batch_number in range(1, TXNS_KEPT_PER_PRODUCER + 4):
+        commit(txns, batch_number)
+    kept = [each.batch_number for each in txns.txns_after(-1, 100)]
+    assert kept == [0, *range(4, TXNS_KEPT_PER_PRODUCER + 4)], "what is not published stays"
+    old = txns.commit(manifest(2), 9)
+    assert (old.is_replay, old.maybe_txn) == (True, None)
+    publish(txns, open_number)
+    commit(txns, 100)
+    assert txns.txns_after(-1, 100)[0].batch_number == 5
+    assert txns.abort([part("x")], 0) == [Verdict.GIVEN_UP]
+    assert txns.abort([part("y")], ABORTED_TXNS_KEPT_MS) == [Verdict.GIVEN_UP]
+    assert len(txns.aborted_after("", 10)) == 2
+    assert txns.abort([part("z")], ABORTED_TXNS_KEPT_MS + 1) == [Verdict.GIVEN_UP]
+    assert [each.txn_id for each in txns.aborted_after("", 10)] == ["y", "z"]
+
+
+def test_decisions_are_there_after_a_restart(tmp_path):
+    store = SqliteStore(tmp_path)
+    store.create_streams([NewStream("a", 1, 1, 0, (1,))], 5)
+    commit(store.transactions, 1, part("p.1.a"))
+    store.transactions.abort([part("x")], 9)
+    before = store.transactions.unpublished(), store.transactions.aborted_after("", 10)
+    store.close()
+    again = SqliteStore(tmp_path)
+    assert (again.transactions.unpublished(), again.transactions.aborted_after("", 10)) == before
+    assert again.transactions.commit(manifest(1), 9).is_replay
+    again.close()
+
+
+def test_a_trim_leaves_the_ranges_that_publishing_needs(store, txns):
+    number = commit(txns, 1, part("p.1.a"))
+    for index in range(3):
+        store.seal_ranges([SealedRange(1, index, 10 * index + 10)])
+        store.create_ranges([RangeRecord(1, index + 1, 10 * index + 10, None, 1, (1,))])
+    store.trim_streams([(1, 25)])
+    kept = store.ranges_after((-1, -1), 10, stream_id=1, server_id=None)
+    assert [(each.range_index, each.start_offset) for each in kept] == [
+        (0, 10),
+        (1, 20),
+        (2, 25),
+        (3, 30),
+    ]
+    publish(txns, number)
+    store.trim_streams([(1, 25)])
+    kept = store.ranges_after((-1, -1), 10, stream_id=1, server_id=None)
+    assert [each.range_index for each in kept] == [2, 3]
+
+
+def test_decisions_do_not_touch_the_revision(store, txns):
+    before = store.revision()
+    publish(txns, commit(txns, 1, part("p.1.a")))
+    txns.abort([part("x")], 9)
+    assert store.revision() == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Manifest("", 1, (), 0, DIGEST),
+        Manifest("a b", 1, (), 0, DIGEST),
+        Manifest("p", -1, (), 0, DIGEST),
+        Manifest("p", 1, (), 0, b"1234567"),
+        Manifest("p", 1, (), 0, b"1" * 33),
+        manifest(1, part("")),
+        manifest(1, part("a b")),
+        manifest(1, part(copy_of("x", 0))),
+        manifest(1, part("x" * (TXN_ID_LENGTH_MAX - 10))),
+        manifest(1, part("x", count=-1)),
+        manifest(1, part("x"), part("x", count=4)),
+        manifest(1, part("p.2.a")),
+        manifest(1, part("q.1.a")),
+    ],
+)
+def test_manifests_that_make_no_sense(wrong):
+    with pytest.raises(InvalidRequestError):
+        check_manifest(wrong)
+
+
+def test_manifests_that_do():
+    check_manifest(manifest(1))
+    check_manifest(manifest(1, part("x"), part("x", range_index=1), part("x", 2), part("p.1.a")))
+    check_manifest(manifest(1, part("x" * (TXN_ID_LENGTH_MAX - 11))))
