@@ -205,6 +205,7 @@ def test_what_waits_for_the_disk_is_waited_for_and_nothing_more_is_taken(tmp_pat
             RawClient.at(cluster.server.endpoint) as appender,
             RawClient.at(cluster.server.endpoint) as ender,
         ):
+            await stage(client, stream_id, "other", "-")  # the server knows the stream then
             disk.gate.clear()
 
             async def refusal():
