@@ -131,6 +131,7 @@ def test_a_sealed_range_takes_nothing_new_and_keeps_what_it_has(tmp_path):
 def test_a_repeat_of_what_waits_for_the_disk_is_answered_with_it(tmp_path):
     async def body(cluster, stream_id, client):
         async with RawClient.at(cluster.server.endpoint) as other:
+            assert await stage(client, stream_id, "other", "-") == [-1]
             disk.gate.clear()
             tasks = [
                 asyncio.create_task(stage(each, stream_id, "t", "a", "b"))
@@ -141,7 +142,7 @@ def test_a_repeat_of_what_waits_for_the_disk_is_answered_with_it(tmp_path):
             assert not any(task.done() for task in tasks)
             disk.gate.set()
             assert await asyncio.gather(*tasks) == [[-1, -1], [-1, -1]]
-            assert await open_txns(client) == [("t", 0, 2)]
+            assert await open_txns(client) == [("other", 0, 1), ("t", 0, 2)]
 
     disk = HeldDisk()
     disk.gate.set()
