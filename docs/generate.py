@@ -82,8 +82,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.TXN_ENDED: "a range server: the transaction was published or dropped before; APPEND"
     " of staged batches",
     StatusCode.TXN_INCOMPLETE: "a range server: other records are staged than END_TXN says",
-    StatusCode.TXN_ABORTED: "the placement driver: COMMIT_TXN of a transaction that was given up, or went"
-    " with its range",
+    StatusCode.TXN_ABORTED: "the placement driver: COMMIT_TXN of a transaction that was given up,"
+    " or went with its range",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 

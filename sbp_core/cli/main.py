@@ -386,8 +386,7 @@ def _add_txns(add_parser: AddParser, client: _Parser) -> None:
         "txns",
         parents=[client],
         help="list transactions: staged, publishing, published, stuck, aborted",
-        description="List the transactions of a producer, or all: the batches that were decided"
-        " last, what was given up, and what is staged at range servers.",
+        description="List the transactions of a producer, or all of them.",
     )
     txns.add_argument("producer", nargs="?", metavar="PRODUCER")
     txns.set_defaults(run=_run_txns)

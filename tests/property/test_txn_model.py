@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from txn_model import ViolationError, Work, World, explore
+from txn_exploration import explore
+from txn_model import ViolationError, Work, World
 
 ONE = Work(1, ((0, "p.1.a"),))
 TWO = Work(2, ((0, "p.2.d"),))
