@@ -49,21 +49,24 @@ class Transaction:
         self.txn_id: Final = txn_id
         self.has_failed = False
         """Whether an append failed: then less may be staged than was to be, or more."""
+        self._streams: dict[int, int] = {}
+        """Streams by their place in the order of first use."""
         self._numbered: dict[_RangeKey, int] = {}
-        """Of each range how many batches have a number there, in the order of first use."""
+        """Of each range how many batches have a number there."""
         self._staged: dict[_RangeKey, int] = {}
         """Of each range how many records are staged for sure."""
         self._at_work = threading.Lock()
 
     def parts(self) -> tuple[TxnPart, ...]:
-        """Return what is staged, in the order of first use: to commit, or to drop.
+        """Return what is staged: to commit, or to drop.
 
-        After a failure also where something may be staged, though nobody said so.
+        Streams are in the order of first use, and of each its ranges. After a failure also where
+        something may be staged, though nobody said so.
         """
+        used = self._numbered if self.has_failed else self._staged
         return tuple(
             TxnPart(self.txn_id, *key, self._staged.get(key, 0))
-            for key in self._numbered
-            if key in self._staged or self.has_failed
+            for key in sorted(used, key=lambda key: (self._streams[key[0]], key[1]))
         )
 
     @contextmanager
@@ -83,6 +86,8 @@ class Transaction:
                     f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
                     " begin another one"
                 )
+            for item in items:
+                self._streams.setdefault(item.stream_id, len(self._streams))
             yield _Staging(self, items, record_counts)
         except BaseException:
             self.has_failed = True

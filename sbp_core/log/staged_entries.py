@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError
+from sbp_core.limits import TXN_ID_LENGTH_MAX
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.wire.checksum import Octets
 
@@ -170,8 +171,8 @@ def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
         txn_id = octets.decode("ascii")
     except UnicodeDecodeError as error:
         raise LogCorruptionError("the id of a transaction is not ASCII") from error
-    if len(octets) < length:
-        raise LogCorruptionError("the id of a transaction is cut off")
+    if len(octets) < length or length > TXN_ID_LENGTH_MAX:
+        raise LogCorruptionError("the id of a transaction is cut off, or too long")
     return txn_id, start + length
 
 
@@ -243,7 +244,7 @@ def decode_end(entry: Entry) -> EndedBatches:
             f"transactions of {sum(batch_counts)} batches end, and {batch_count} are named"
         )
     batches = decode_columns(body[position:], batch_count)
-    if sum(batches.record_counts) != entry.count:
+    if min(batches.record_counts, default=1) < 1 or sum(batches.record_counts) != entry.count:
         raise LogCorruptionError(
             f"{sum(batches.record_counts)} records are staged where {entry.count} should be"
         )

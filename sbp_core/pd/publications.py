@@ -44,7 +44,7 @@ class PublicationInput(enum.Enum):
     DONE = "END_TXN was done, now or before"
     SEALED = "END_TXN is refused: the range is sealed"
     COPIES_LACKING = "END_TXN is refused: what was staged in earlier ranges is not here yet"
-    INCOMPLETE = "END_TXN is refused: other records are staged, or the ids were used otherwise"
+    INCOMPLETE = "END_TXN is refused: other records are staged, or the ids were ended otherwise"
     COPIED = "what was staged in earlier ranges is staged here"
     COPIES_REFUSED = "the range takes no copies: it is sealed, or END_TXN was done meanwhile"
     MOVED = "the stream has a next range"
@@ -140,8 +140,8 @@ class Publication:
                 return PublicationInput.SEALED
             case TxnIncompleteError() if self.state is _ENDING and self.earlier:
                 return PublicationInput.COPIES_LACKING
-            case TxnIncompleteError() | InvalidRequestError() if self.state is not _COPYING:
-                return PublicationInput.INCOMPLETE
+            case TxnIncompleteError() | TxnEndedError() | InvalidRequestError():
+                return None if self.state is _COPYING else PublicationInput.INCOMPLETE
             case _:
                 return None
 

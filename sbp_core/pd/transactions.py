@@ -16,7 +16,6 @@ from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
-    RangeNotFoundError,
     StatusCode,
     TxnAbortedError,
 )
@@ -154,8 +153,8 @@ def is_replay(ledger: Ledger, manifest: Manifest) -> bool:
 def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     """Raise what keeps these parts from being committed.
 
-    NotFoundError, RangeNotFoundError: a stream, or the range of it, is not there any more.
-    TxnAbortedError: a transaction was given up. InvalidRequestError: another manifest names it.
+    NotFoundError: a stream was deleted. TxnAbortedError: a transaction was given up, or went with
+    the range in which it was staged. InvalidRequestError: another manifest names it.
     """
     checked: set[str] = set()
     for part in parts:
@@ -164,9 +163,10 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
                 StatusCode.NOT_FOUND, f"stream {part.stream_id} does not exist (or was deleted)"
             )
         if not ledger.has_range(part.stream_id, part.range_index):
-            raise RangeNotFoundError(
-                StatusCode.RANGE_NOT_FOUND,
-                f"stream {part.stream_id} has no range {part.range_index} (any more)",
+            raise TxnAbortedError(
+                StatusCode.TXN_ABORTED,
+                f"stream {part.stream_id} has no range {part.range_index} any more: what"
+                f" transaction {part.txn_id} staged there is gone; stage the batch again",
             )
         if part.txn_id in checked:
             continue

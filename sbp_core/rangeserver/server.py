@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -33,6 +34,7 @@ from sbp_core.rangeserver.staged_sweep import StagedSweep
 from sbp_core.rangeserver.staging import Stagings
 from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock, SystemClock
+from sbp_core.server.dispatch import Handler
 from sbp_core.server.listener import Listener
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 from sbp_core.wire.headers import RangeServer as RangeServerTable
@@ -94,7 +96,7 @@ class RangeServer:
         address or folder cannot be had, InvalidRequestError when the cluster refuses this server.
         """
         settings = self._settings
-        self._log = await asyncio.get_running_loop().run_in_executor(
+        self._log = log = await asyncio.get_running_loop().run_in_executor(
             self._readers,
             lambda: Log.open(
                 settings.data_dir / "log",
@@ -112,40 +114,28 @@ class RangeServer:
             self._report,
         )
         self._membership = membership
-        committer = GroupCommitter(self._log, settings.sync_interval_ms)
+        committer = GroupCommitter(log, settings.sync_interval_ms)
         self._committer = committer
-        table = RangeTable(self._log.ranges())
-        host = RangeHost(table, committer, self._waiters, membership, self._log.writers)
-        metrics = self._metrics
+        host = RangeHost(
+            RangeTable(log.ranges()), committer, self._waiters, membership, log.writers
+        )
         in_flight = InFlight()
-        stagings = Stagings(self._log.staged, in_flight)
-        append = AppendHandler(
-            host,
-            committer,
-            self._disk_space,
-            stagings,
-            in_flight,
-            clock=self._clock,
-            metrics=metrics,
-        )
+        stagings = Stagings(log.staged, in_flight)
         end_txn = EndTxnHandler(host, stagings, committer)
-        fetch = FetchHandler(
-            host,
-            self._log,
-            self._waiters,
-            self._readers,
-            clock=self._clock,
-            metrics=metrics,
-        )
-        operations = RangeOperations(host, membership)
         self._listener = Listener(
             {
-                Opcode.APPEND: append,
-                Opcode.FETCH: fetch,
+                Opcode.APPEND: AppendHandler(
+                    host,
+                    committer,
+                    self._disk_space,
+                    stagings,
+                    in_flight,
+                    clock=self._clock,
+                    metrics=self._metrics,
+                ),
                 Opcode.END_TXN: end_txn,
-                Opcode.DESCRIBE_TXNS: OpenTxnsHandler(self._log.staged),
-                Opcode.LOOKUP_OFFSETS: LookupHandler(host, self._log, self._readers),
-                **operations.handlers(),
+                **self._reading(host, log),
+                **RangeOperations(host, membership).handlers(),
             },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
@@ -159,15 +149,26 @@ class RangeServer:
         await membership.join(self._endpoint)
         self._housekeeping = Housekeeping(
             host,
-            self._log,
+            log,
             membership,
-            Cleaner(self._log),
-            StagedSweep(self._log.staged, membership, end_txn.drop, settings.staged_timeout_ms),
+            Cleaner(log),
+            StagedSweep(log.staged, membership, end_txn.drop, settings.staged_timeout_ms),
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
         )
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
-        return self._log.recovery
+        return log.recovery
+
+    def _reading(self, host: RangeHost, log: Log) -> Mapping[Opcode, Handler]:
+        """Return the handlers of what only reads the log."""
+        fetch = FetchHandler(
+            host, log, self._waiters, self._readers, clock=self._clock, metrics=self._metrics
+        )
+        return {
+            Opcode.FETCH: fetch,
+            Opcode.LOOKUP_OFFSETS: LookupHandler(host, log, self._readers),
+            Opcode.DESCRIBE_TXNS: OpenTxnsHandler(log.staged),
+        }
 
     async def stop(self) -> None:
         """Refuse new requests, finish the open ones, close the log."""

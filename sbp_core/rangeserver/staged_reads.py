@@ -17,7 +17,6 @@ from sbp_core.errors import (
     NotFoundError,
     SbpError,
     StatusCode,
-    UnsupportedError,
 )
 from sbp_core.log.log import Log
 from sbp_core.log.rows import Slot
@@ -58,12 +57,10 @@ class StagedReads:
     async def answer(self, call: ServerCall, request: FetchRequest, began_at: float) -> None:
         """Answer one frame by a frame for each item.
 
-        Raises UnsupportedError in a dialect that has no transactions.
+        Raises InvalidRequestError for more than one in a dialect of one frame per answer.
         """
-        if call.is_one_frame:
-            raise UnsupportedError(
-                StatusCode.UNSUPPORTED_OPERATION, "this dialect knows nothing of transactions"
-            )
+        if call.is_one_frame and len(request.fetch_requests) > 1:
+            raise _invalid("ask for what is staged under one transaction at a time")
         last = len(request.fetch_requests) - 1
         for at, info in enumerate(request.fetch_requests):
             await self._answer(call, info, began_at, is_end=at == last)

@@ -31,6 +31,7 @@ from sbp_core.log.entry import (
     Commit,
     Entry,
     EntryKind,
+    Location,
     encode_entry,
 )
 from sbp_core.log.log import Log
@@ -42,6 +43,7 @@ from sbp_core.log.segment import (
     segment_path,
 )
 from sbp_core.log.snapshot import encode_snapshot
+from sbp_core.log.staged import Staging, commit_entry, drop_entry, staged_entry
 from sbp_core.records import (
     ROWS_SCHEMA,
     decode_envelope,
@@ -335,7 +337,7 @@ _DIRECTORY = Path("log")
 
 def log_corpus() -> list[bytes]:
     first = _segment(0, 0, groups=2)
-    second = _segment(len(first), 2, groups=3)
+    second = _segment(len(first), 3, groups=3)
     return [
         _LOG_PREFIX.pack(mends, len(first)) + first + second[: len(second) - cut]
         for mends in (0, 1)
@@ -371,8 +373,15 @@ def check_log(data: bytes) -> None:
 
 
 def _contents(log: Log) -> list[object]:
-    """All ranges, and where each of their batches is, or that it is lost."""
+    """All ranges, and where each of their batches is, or that it is lost; what is staged."""
     found: list[object] = [*log.ranges()]
+    for staging in log.staged.stagings():
+        found += [staging.txn_id, *log.staged.ends(staging.stream_id)]
+        with suppress(LogError):
+            bodies = read_bodies(
+                (staging.stream_id, staging.range_index), list(log.staged_from(staging, 0))
+            )
+            found += map(bytes, bodies.octets)
     for logged in log.ranges():
         with suppress(LogError):
             for slot in log.batches_from(logged.key, 0):
@@ -383,18 +392,30 @@ def _contents(log: Log) -> list[object]:
 
 
 def _segment(base: int, tail: int, *, groups: int) -> bytes:
+    """A segment with a group for each of so many batches, and one more that was staged."""
     octets = encode_segment_header(SegmentHeader(base))
-    commit = Commit(base, 1).to_entry()
-    content = [commit, *encode_snapshot(RangeStates([LoggedRange(1, 0, 0, tail)]))]
+
+    def put(*entries: Entry) -> Location:
+        nonlocal octets
+        for entry in (Commit(base + len(octets), 1).to_entry(), *entries):
+            location = Location(base + len(octets), entry.length)
+            octets += b"".join(encode_entry(entry, location.position))
+        return location
+
+    states = RangeStates([LoggedRange(1, 0, 0, tail)])
+    before = Staging(1, 0, "before", 1)
+    before.batches.append(base, 50, 1)
+    states.staged.restore(before)
+    put(*encode_snapshot(states))
     for group in range(groups):
         batch = Entry(EntryKind.BATCH, 1, 0, tail + group, 1, b"body of a batch")
-        other = Entry(EntryKind.RANGE_CREATED, 2, tail + group, 0, 0)
-        content += [commit, batch, other]
-    for entry in content:
-        position = base + len(octets)
-        is_commit = entry.kind is EntryKind.COMMIT
-        written = Commit(position, 1).to_entry() if is_commit else entry
-        octets += b"".join(encode_entry(written, position))
+        put(batch, Entry(EntryKind.RANGE_CREATED, 2, tail + group, 0, 0))
+    staging = Staging(1, 0, "now", 1)
+    location = put(staged_entry(1, 0, "now", 0, 1, b"body that is staged"))
+    staging.batches.append(location.position, location.length, 1)
+    put(commit_entry(1, 0, tail + groups, [staging]))
+    put(staged_entry(1, 0, "later", 0, 1, b"body that is staged"))
+    put(drop_entry(1, 0, ["before"]))
     return octets
 
 

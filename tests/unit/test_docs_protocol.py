@@ -21,7 +21,6 @@ CONFORMANCE = sorted((ROOT / "tests" / "conformance").glob("test_spec_*.py"))
 SHARED = {"Status", "StreamRange", "RangeServer", "ReplicaServer", "RangeId", "Stream", "Feature"}
 EVERYWHERE = {"timeout_ms", "throttle_time_ms", "status"}
 NOT_SERVED = {
-    Opcode.END_TXN,
     Opcode.COMMIT_TXN,
     Opcode.DESCRIBE_TXNS,
 }

@@ -76,7 +76,7 @@ def test_who_cannot_copy_asks_again_whether_it_was_done(error):
     assert (again.state, again.range_index) == (S.ENDING, 1)
 
 
-@pytest.mark.parametrize("error", [INCOMPLETE, INVALID])
+@pytest.mark.parametrize("error", [INCOMPLETE, INVALID, ENDED])
 def test_what_is_not_as_committed_is_stuck_and_asked_again(error):
     publication = Publication.of(1, [Part("a", 1, 0, 5)])
     assert publication.maybe_learned(error) is Told.INCOMPLETE

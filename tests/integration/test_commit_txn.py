@@ -1,0 +1,316 @@
+"""Transactions from end to end: staged, decided once, published once, whoever is away meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from core_cluster import rows_batch, values_of
+
+from sbp_core.client import (
+    AppendItem,
+    AsyncClient,
+    FetchItem,
+    StreamSpec,
+    Transaction,
+    TxnPart,
+)
+from sbp_core.errors import NotFoundError, TxnAbortedError
+from sbp_core.pd.server import PlacementDriver
+from sbp_core.pd.settings import PlacementDriverSettings
+from sbp_core.rangeserver.server import RangeServer
+from sbp_core.rangeserver.settings import RangeServerSettings
+
+DIGEST = b"12345678"
+
+
+class Servers:
+    """A placement driver and two range servers, each of which can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pd: PlacementDriver | None = None
+        self._servers: dict[str, RangeServer] = {}
+        self._port = 0
+
+    async def start_pd(self) -> str:
+        settings = PlacementDriverSettings(data_dir=self._folder / "pd", port=self._port)
+        self._pd = PlacementDriver(settings)
+        endpoint = await self._pd.start()
+        self._port = self._pd.port
+        return endpoint
+
+    async def stop_pd(self) -> None:
+        if self._pd is not None:
+            await self._pd.stop()
+            self._pd = None
+
+    async def start_server(self, name: str) -> None:
+        settings = RangeServerSettings(
+            data_dir=self._folder / name, placement_driver=f"127.0.0.1:{self._port}", port=0
+        )
+        self._servers[name] = RangeServer(settings)
+        await self._servers[name].start()
+
+    async def stop_server(self, name: str) -> None:
+        await self._servers.pop(name).stop()
+
+    def name_at(self, endpoint: str) -> str:
+        (name,) = (each for each, server in self._servers.items() if server.endpoint == endpoint)
+        return name
+
+    async def stop(self) -> None:
+        for name in list(self._servers):
+            await self.stop_server(name)
+        await self.stop_pd()
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[tuple[Servers, AsyncClient]]:
+    servers = Servers(folder)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(servers.stop)
+        endpoint = await servers.start_pd()
+        await servers.start_server("a")
+        await servers.start_server("b")
+        yield servers, await stack.enter_async_context(AsyncClient(endpoint))
+
+
+def run(folder: Path, body: Callable[[Servers, AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(100), cluster(folder) as parts:
+            await body(*parts)
+
+    asyncio.run(main())
+
+
+async def create(client: AsyncClient, *names: str) -> list[int]:
+    infos = await client.create_streams([StreamSpec(name) for name in names])
+    return [info.stream_id for info in infos]
+
+
+async def stage(client: AsyncClient, transaction: Transaction, stream_id: int, text: str) -> None:
+    """Stage one batch with a record for each letter."""
+    batch = rows_batch([letter.encode() for letter in text])
+    (outcome,) = await client.append([AppendItem(stream_id, batch)], transaction=transaction)
+    assert outcome.base_offset == -1
+
+
+async def letters(client: AsyncClient, stream_id: int) -> str:
+    """What readers see of a stream."""
+    found: dict[int, bytes | None] = {}
+    offset = 0
+    while True:
+        items = [FetchItem(stream_id, offset, None, 1 << 20)]
+        (outcome,) = [each async for each in client.fetch(items)]
+        if outcome.error is not None:
+            raise outcome.error
+        found |= dict(values_of(outcome.payload))
+        if outcome.next_offset == offset:
+            assert list(found) == list(range(offset))
+            return b"".join(value or b"" for value in found.values()).decode()
+        offset = outcome.next_offset
+
+
+async def commit(client: AsyncClient, number: int, parts: Sequence[TxnPart], timeout_ms=30_000):
+    return await client.commit_txn(
+        "p",
+        number,
+        parts,
+        record_count=sum(part.record_count for part in parts),
+        digest=DIGEST,
+        timeout_ms=timeout_ms,
+    )
+
+
+async def eventually(is_so: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if await is_so():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def published(client: AsyncClient) -> None:
+    """Wait until nothing is left to be published."""
+
+    async def is_so() -> bool:
+        return all(each.state in {"published", "aborted"} for each in await decided(client))
+
+    await eventually(is_so)
+
+
+async def decided(client: AsyncClient):
+    return [each for each in await client.describe_txns() if each.server is None]
+
+
+async def nothing_is_staged(client: AsyncClient) -> None:
+    """Wait until no server has anything staged."""
+
+    async def is_so() -> bool:
+        return all(each.state != "staged" for each in await client.describe_txns())
+
+    await eventually(is_so)
+
+
+def test_the_first_attempt_that_is_committed_counts(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        one, two = await create(client, "one", "two")
+        first, second = Transaction("p.0.x"), Transaction("p.0.y")
+        for transaction in (first, second):
+            await stage(client, transaction, one, "ab")
+            await stage(client, transaction, two, "c")
+        third = Transaction("p.0.z")
+        await stage(client, third, one, "-")
+        assert await letters(client, one) == ""
+        staged = [each for each in await client.describe_txns("p") if each.state == "staged"]
+        assert sorted(each.parts[0].txn_id for each in staged) == [
+            "p.0.x",
+            "p.0.x",
+            "p.0.y",
+            "p.0.y",
+            "p.0.z",
+        ]
+        decision = await commit(client, 0, first.parts())
+        assert (decision.is_replay, decision.is_published) == (False, True)
+        replay = await commit(client, 0, second.parts())
+        assert (replay.is_replay, replay.is_published) == (True, True)
+        assert (replay.record_count, replay.digest) == (3, DIGEST)
+        assert await client.abort_txns(second.parts()) == list(second.parts())
+        assert (await letters(client, one), await letters(client, two)) == ("ab", "c")
+        await published(client)
+        assert await client.abort_txns(first.parts()) == list(first.parts()), "nothing is left"
+        await client.abort_txns(third.parts())
+        await nothing_is_staged(client)
+        assert (await letters(client, one), await letters(client, two)) == ("ab", "c")
+
+    run(tmp_path, body)
+
+
+def test_batches_are_published_in_their_order(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        (one,) = await create(client, "one")
+        expected = ""
+        for number, text in enumerate(("ab", "c", "def")):
+            parts: list[TxnPart] = []
+            for task, letter in enumerate(text):
+                transaction = Transaction(f"p.{number}.{task}")
+                await stage(client, transaction, one, letter)
+                parts += transaction.parts()
+            decision = await commit(client, number, parts[::-1])
+            assert decision.is_published
+            expected += text[::-1]
+            assert await letters(client, one) == expected
+
+    run(tmp_path, body)
+
+
+def test_what_was_staged_before_a_seal_is_published_behind_it(tmp_path):
+    """The stream goes on at the other server, and is sealed there once more."""
+
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        one, _, _ = await create(client, "one", "two", "three")
+        await client.delete_streams(["two"])  # so that its server has fewer ranges
+        before, across = Transaction("p.0.before"), Transaction("p.0.across")
+        await client.append([AppendItem(one, rows_batch([b"-"]))])
+        await stage(client, before, one, "ab")
+        await stage(client, before, one, "c")
+        await stage(client, across, one, "d")
+        first = (await client.list_ranges([one]))[one][-1]
+        await client.seal_streams([one])
+        await stage(client, across, one, "e")
+        await stage(client, before, one, "x")
+        assert [part.range_index for part in before.parts()] == [0, 1]
+        await client.seal_streams([one])
+        parts = [*before.parts(), *across.parts()]
+        decision = await commit(client, 0, parts)
+        assert decision.is_published
+        assert await letters(client, one) == "-abcxde"
+        assert (await commit(client, 0, parts)).is_published
+        ranges = (await client.list_ranges([one]))[one]
+        assert {each.servers for each in ranges} > {first.servers}, "both servers have some"
+        await nothing_is_staged(client)
+        assert await letters(client, one) == "-abcxde"
+
+    run(tmp_path, body)
+
+
+def test_a_server_that_is_away_is_waited_for(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        one, two = await create(client, "one", "two")
+        hosts = [(await client.list_ranges([each]))[each][-1].servers[0] for each in (one, two)]
+        assert hosts[0] != hosts[1]
+        transaction = Transaction("p.0.x")
+        await stage(client, transaction, one, "a")
+        await stage(client, transaction, two, "b")
+        away = servers.name_at(hosts[0])
+        await servers.stop_server(away)
+        decision = await commit(client, 0, transaction.parts(), timeout_ms=1_000)
+        assert (decision.is_replay, decision.is_published) == (False, False)
+        assert await letters(client, two) == "b", "the others go on"
+        await servers.start_server(away)
+        replay = await commit(client, 0, ())
+        assert (replay.is_replay, replay.is_published) == (True, True)
+        assert await letters(client, one) == "a"
+
+    run(tmp_path, body)
+
+
+def test_a_placement_driver_goes_on_where_the_last_one_ended(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        (one,) = await create(client, "one")
+        host = servers.name_at((await client.list_ranges([one]))[one][-1].servers[0])
+        transactions = [Transaction(f"p.{number}.x") for number in range(2)]
+        for transaction, letter in zip(transactions, "ab", strict=True):
+            await stage(client, transaction, one, letter)
+        await servers.stop_server(host)
+        for number, transaction in enumerate(transactions):
+            await commit(client, number, transaction.parts(), timeout_ms=200)
+        await servers.stop_pd()
+        await servers.start_pd()
+        await servers.start_server(host)
+        await published(client)
+        assert await letters(client, one) == "ab"
+
+    run(tmp_path, body)
+
+
+def test_a_stream_that_is_deleted_holds_up_nothing(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        one, two = await create(client, "one", "two")
+        transaction = Transaction("p.0.x")
+        await stage(client, transaction, one, "a")
+        await stage(client, transaction, two, "b")
+        away = (await client.list_ranges([one]))[one][-1].servers[0]
+        await servers.stop_server(servers.name_at(away))
+        waiting = asyncio.create_task(commit(client, 0, transaction.parts()))
+        await eventually(lambda: client.describe_txns(spared=[away]))
+        await client.delete_streams([one])
+        assert (await waiting).is_published
+        assert await letters(client, two) == "b"
+        with pytest.raises(NotFoundError):
+            await commit(client, 1, [TxnPart("p.1.x", one, 0, 1)])
+        with pytest.raises(TxnAbortedError):
+            await commit(client, 1, [TxnPart("p.1.x", two, 1, 1)])
+
+    run(tmp_path, body)
+
+
+def test_what_was_given_up_is_never_committed(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        (one,) = await create(client, "one")
+        transaction = Transaction("p.0.x")
+        await stage(client, transaction, one, "a")
+        assert await client.abort_txns(transaction.parts()) == list(transaction.parts())
+        with pytest.raises(TxnAbortedError):
+            await commit(client, 0, transaction.parts())
+        again = Transaction("p.0.y")
+        await stage(client, again, one, "b")
+        assert not (await commit(client, 0, again.parts())).is_replay
+        assert await letters(client, one) == "b"
+        await nothing_is_staged(client)
+
+    run(tmp_path, body)

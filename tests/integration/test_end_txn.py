@@ -1,0 +1,360 @@
+"""END_TXN: what is staged becomes visible in one step, in order, once; or it is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from core_cluster import core_cluster, rows_batch
+from held_disk import HeldDisk
+from manual_clock import ManualClock
+from raw_client import RawClient
+from staged_appends import (
+    end,
+    end_all,
+    letters_of,
+    one_stream,
+    open_txns,
+    read_staged,
+    stage,
+)
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, FetchItem, StreamSpec, StreamUpdate
+from sbp_core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    RangeNotFoundError,
+    RangeSealedError,
+    RequestTimeoutError,
+    TxnEndedError,
+    TxnIncompleteError,
+)
+from sbp_core.session.negotiation import NO_WISHES
+from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest
+from sbp_core.wire.opcodes import Opcode
+
+
+def run(folder, body, **options):
+    async def main():
+        async with one_stream(folder, **options) as parts:
+            await asyncio.wait_for(body(*parts), 60)
+
+    asyncio.run(main())
+
+
+async def eventually(is_so):
+    give_up_at = time.monotonic() + 30
+    while not await is_so():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+async def append(cluster, stream_id, letter):
+    (outcome,) = await cluster.client.append([AppendItem(stream_id, rows_batch([letter.encode()]))])
+    return outcome.base_offset
+
+
+def test_the_request_says_in_which_order(tmp_path):
+    async def body(cluster, stream_id, client):
+        await append(cluster, stream_id, "-")
+        for name in ("c", "ab", "d"):
+            assert await stage(client, stream_id, f"t-{name}", name[:1], name[1:] or "+") == [
+                -1,
+                -1,
+            ]
+        assert await end(client, stream_id, "t-ab", "t-c", "t-d", count=6) == (1, 6)
+        assert await append(cluster, stream_id, "-") == 7
+        assert await letters_of(cluster, stream_id) == "-abc+d+-"
+
+    run(tmp_path, body)
+
+
+def test_a_repeat_is_answered_as_the_first_one(tmp_path):
+    async def main():
+        async with one_stream(tmp_path) as (cluster, stream_id, client):
+            await stage(client, stream_id, "t", "ab")
+            await stage(client, stream_id, "u", "c")
+            for _ in range(2):
+                assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
+            await append(cluster, stream_id, "-")
+            await cluster.client.seal_streams([stream_id])
+            assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
+        async with (
+            core_cluster(tmp_path) as cluster,
+            RawClient.at(cluster.server.endpoint) as client,
+        ):
+            assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
+            assert await letters_of(cluster, stream_id) == "cab-"
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("txn_ids", [("t",), ("t", "u"), ("u", "t", "v")], ids=str)
+def test_what_was_published_is_not_published_with_others(tmp_path, txn_ids):
+    async def body(cluster, stream_id, client):
+        for txn_id in "tuv":
+            await stage(client, stream_id, txn_id, txn_id)
+        assert await end(client, stream_id, "u", "t") == (0, 2)
+        assert isinstance(await end(client, stream_id, *txn_ids), InvalidRequestError)
+        assert await end(client, stream_id, "u", "t", commit=False) == (-1, 0)
+        assert await letters_of(cluster, stream_id) == "ut"
+
+    run(tmp_path, body)
+
+
+def test_what_was_dropped_is_not_published(tmp_path):
+    async def body(cluster, stream_id, client):
+        await stage(client, stream_id, "t", "a")
+        await stage(client, stream_id, "u", "b")
+        assert await end(client, stream_id, "t", commit=False) == (-1, 1)
+        for txn_ids in (("t",), ("t", "u")):
+            assert isinstance(await end(client, stream_id, *txn_ids), TxnEndedError)
+        assert await open_txns(client) == [("u", 0, 1)]
+        assert await letters_of(cluster, stream_id) == ""
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_nothing_happens_unless_all_is_there(tmp_path, count):
+    async def body(cluster, stream_id, client):
+        await stage(client, stream_id, "t", "ab")
+        await stage(client, stream_id, "u", "c")
+        assert isinstance(await end(client, stream_id, "t", "u", count=count), TxnIncompleteError)
+        assert await letters_of(cluster, stream_id) == ""
+        assert await stage(client, stream_id, "u", "d", first=1) == [-1]
+        assert await end(client, stream_id, "t", "u", count=4) == (0, 4)
+        assert await letters_of(cluster, stream_id) == "abcd"
+
+    run(tmp_path, body)
+
+
+def test_nothing_is_staged_and_nothing_is_to_be(tmp_path):
+    async def body(cluster, stream_id, client):
+        assert isinstance(await end(client, stream_id, "t"), TxnIncompleteError)
+        assert await end(client, stream_id, "t", count=0) == (-1, 0)
+        await stage(client, stream_id, "u", "a")
+        for _ in range(2):
+            assert await end(client, stream_id, "t", "u", count=1) == (0, 1)
+        assert await letters_of(cluster, stream_id) == "a"
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    "txn_ids", [(), ("t", "t"), ("",), ("a b",), ("x" * (limits.TXN_ID_LENGTH_MAX + 1),)], ids=str
+)
+@pytest.mark.parametrize("commit", [True, False])
+def test_ids_that_make_no_sense_are_refused(tmp_path, txn_ids, commit):
+    async def body(_, stream_id, client):
+        await stage(client, stream_id, "t", "a")
+        refused = await end(client, stream_id, *txn_ids, commit=commit)
+        assert isinstance(refused, InvalidRequestError)
+        assert await open_txns(client) == [("t", 0, 1)]
+
+    run(tmp_path, body)
+
+
+def test_only_the_open_range_publishes(tmp_path):
+    async def body(cluster, stream_id, client):
+        await stage(client, stream_id, "t", "a")
+        await cluster.client.seal_streams([stream_id])
+        assert isinstance(await end(client, stream_id, "t"), RangeSealedError)
+        assert isinstance(await end(client, stream_id, "t", range_index=1), TxnIncompleteError)
+        assert isinstance(await end(client, stream_id, "t", range_index=2), RangeNotFoundError)
+        assert isinstance(await end(client, stream_id, "t", range_index=-1), InvalidRequestError)
+        assert isinstance(await end(client, 77, "t"), RangeNotFoundError)
+        assert await end(client, 77, "t", commit=False) == (-1, 0)
+        assert await open_txns(client) == [("t", 0, 1)]
+        assert await letters_of(cluster, stream_id) == ""
+
+    run(tmp_path, body)
+
+
+def test_items_of_a_frame_share_a_sync_and_fail_alone(tmp_path):
+    async def body(cluster, stream_id, client):
+        specs = [StreamSpec(f"s{number}") for number in range(50)]
+        streams = [each.stream_id for each in await cluster.client.create_streams(specs)]
+        for each in streams:
+            assert await stage(client, each, "t", "ab") == [-1]
+        count = disk.sync_count
+        infos = [EndTxnInfo(each, at, ("t",), True, 0, 2) for at, each in enumerate(streams)]
+        infos[7] = replace(infos[7], record_count=3)
+        infos[8] = replace(infos[8], commit=False)
+        outcomes = await end_all(client, *infos)
+        assert disk.sync_count - count <= 2
+        assert isinstance(outcomes.pop(7), TxnIncompleteError)
+        assert outcomes.pop(7) == (-1, 2)
+        assert outcomes == [(0, 2)] * 48
+        assert await open_txns(client) == [("t", 0, 2)]
+        assert await letters_of(cluster, streams[0]) == "ab"
+        assert await letters_of(cluster, streams[8]) == ""
+
+    disk = HeldDisk()
+    disk.gate.set()
+    run(tmp_path, body, disk=disk)
+
+
+def test_what_waits_for_the_disk_is_waited_for_and_nothing_more_is_taken(tmp_path):
+    async def body(cluster, stream_id, client):
+        async with (
+            RawClient.at(cluster.server.endpoint) as appender,
+            RawClient.at(cluster.server.endpoint) as ender,
+        ):
+            disk.gate.clear()
+            staging = asyncio.create_task(stage(appender, stream_id, "t", "ab"))
+            await appender.call(Opcode.PING)
+            ending = [
+                asyncio.create_task(end(each, stream_id, "t", count=2)) for each in (ender, client)
+            ]
+            for connection in (ender, client):
+                await connection.call(Opcode.PING)
+            late = await asyncio.gather(
+                stage(appender, stream_id, "t", "c", first=1),
+                stage(appender, stream_id, "t", "ab"),
+            )
+            assert all(isinstance(each, TxnEndedError) for (each,) in late)
+            assert not staging.done()
+            disk.gate.set()
+            assert await staging == [-1]
+            assert await asyncio.gather(*ending) == [(0, 2), (0, 2)]
+            assert await letters_of(cluster, stream_id) == "ab"
+
+    disk = HeldDisk()
+    disk.gate.set()
+    run(tmp_path, body, disk=disk)
+
+
+def test_an_end_that_failed_lets_more_be_staged(tmp_path):
+    async def body(cluster, stream_id, client):
+        await stage(client, stream_id, "t", "a")
+        assert isinstance(await end(client, stream_id, "t", count=2), TxnIncompleteError)
+        assert not cluster.server.failed.done()
+        assert await stage(client, stream_id, "t", "b", first=1) == [-1]
+        assert await end(client, stream_id, "t", count=2) == (0, 2)
+
+    run(tmp_path, body)
+
+
+def test_an_end_that_nobody_waits_for_any_longer_is_done(tmp_path):
+    async def body(cluster, stream_id, client):
+        await stage(client, stream_id, "t", "a")
+        assert (await client.greet(NO_WISHES)).has_deadline
+        disk.gate.clear()
+        info = EndTxnInfo(stream_id, 0, ("t",), True, 0, 1)
+        with pytest.raises(RequestTimeoutError):
+            await client.ask(Opcode.END_TXN, EndTxnRequest(1, (info,)))
+        while not cluster.server._committer.pending_bytes:  # it was late before it began
+            with pytest.raises(RequestTimeoutError):
+                await client.ask(Opcode.END_TXN, EndTxnRequest(100, (info,)))
+        (late,) = await stage(client, stream_id, "t", "b", first=1)
+        assert isinstance(late, TxnEndedError)
+        disk.gate.set()
+        assert await end(client, stream_id, "t", count=1) == (0, 1)
+        assert await letters_of(cluster, stream_id) == "a"
+
+    disk = HeldDisk()
+    disk.gate.set()
+    run(tmp_path, body, disk=disk)
+
+
+def test_readers_that_wait_see_all_of_it_at_once(tmp_path):
+    async def body(cluster, stream_id, client):
+        item = FetchItem(stream_id, 0, None, 1 << 20)
+
+        async def first():
+            (outcome,) = [each async for each in cluster.client.fetch([item], max_wait_ms=30_000)]
+            return outcome
+
+        reading = asyncio.create_task(first())
+        await stage(client, stream_id, "t", "ab", "c")
+        await stage(client, stream_id, "u", "d")
+        assert not reading.done()
+        assert await end(client, stream_id, "t", "u") == (0, 4)
+        assert (await reading).next_offset == 4
+
+    run(tmp_path, body)
+
+
+def test_published_records_are_of_the_time_of_their_end(tmp_path):
+    async def body(cluster, stream_id, client):
+        await append(cluster, stream_id, "-")
+        first_ms = clock.wall_ms()
+        clock.advance(1_000)
+        await stage(client, stream_id, "t", "a")
+        clock.advance(1_000)
+        await append(cluster, stream_id, "-")
+        clock.advance(1_000)
+        assert await end(client, stream_id, "t") == (2, 1)
+        times = [await cluster.client.append_times({stream_id: offset}) for offset in range(3)]
+        assert [each[stream_id] - first_ms for each in times] == [0, 2_000, 3_000]
+        since = {stream_id: 1000 * (first_ms + 2_001)}
+        assert await cluster.client.lookup_offsets(since) == {stream_id: 2}
+
+    clock = ManualClock()
+    run(tmp_path, body, clock=clock)
+
+
+def test_published_records_are_trimmed_and_kept_as_all_others(tmp_path):
+    async def body(cluster, stream_id, client):
+        await stage(client, stream_id, "t", "ab", "cd")
+        await end(client, stream_id, "t")
+        await append(cluster, stream_id, "-")
+        await cluster.client.trim_streams({stream_id: 2})
+        with pytest.raises(OffsetOutOfRangeError):
+            await cluster.read(stream_id)
+        assert [value for _, value in await cluster.read(stream_id, 2)] == [b"c", b"d", b"-"]
+        assert await end(client, stream_id, "t") == (0, 4)
+        await cluster.client.update_streams([StreamUpdate(stream_id, retention_bytes=1)])
+
+        async def begins_behind():
+            return (await cluster.client.stream_bounds([stream_id]))[0].start_offset == 4
+
+        await eventually(begins_behind)
+        assert [value for _, value in await cluster.read(stream_id, 4)] == [b"-"]
+
+    run(tmp_path, body, retention_check_interval_ms=10)
+
+
+def test_what_was_staged_many_segments_ago_is_published(tmp_path):
+    """Also when those segments were rewritten meanwhile, and the server was started again."""
+    large = "x" * (1 << 20)
+
+    async def main():
+        async with one_stream(tmp_path, **options) as (cluster, stream_id, client):
+            assert await stage(client, stream_id, "t", "ab", "c") == [-1, -1]
+            other = (await cluster.client.create_streams([StreamSpec("other")]))[0].stream_id
+            for _ in range(8):
+                item = AppendItem(other, rows_batch([large.encode()] * 5))
+                await cluster.client.append([item])
+            await cluster.client.delete_streams([other])
+
+            async def is_clean():
+                files = (tmp_path / "rs" / "log").glob("*.log")
+                return sum(file.stat().st_size for file in files) < 2 * limits.SEGMENT_BYTES_MIN
+
+            await eventually(is_clean)
+        async with (
+            core_cluster(tmp_path, **options) as cluster,
+            RawClient.at(cluster.server.endpoint) as client,
+        ):
+            assert await read_staged(client, stream_id, "t") == ("abc", 2)
+            assert await end(client, stream_id, "t", count=3) == (0, 3)
+            assert await letters_of(cluster, stream_id) == "abc"
+
+    options = {"segment_bytes": limits.SEGMENT_BYTES_MIN, "retention_check_interval_ms": 10}
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_stream_that_is_deleted_meanwhile_publishes_nothing(tmp_path):
+    async def body(cluster, stream_id, client):
+        await stage(client, stream_id, "t", "a")
+        await cluster.client.delete_streams([stream_id])
+        assert isinstance(await end(client, stream_id, "t"), NotFoundError)
+        assert await end(client, stream_id, "t", commit=False) == (-1, 0)
+
+    run(tmp_path, body)

@@ -1,0 +1,174 @@
+"""Freeing segments in which batches were staged: those that published them tell what lives."""
+
+from __future__ import annotations
+
+from faulty_disk import FaultyDisk
+from log_files import batch, created, entries, open_log, segment_bases
+from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.log import liveness
+from sbp_core.log.cleaner import Cleaned, Cleaner
+from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.log import Log
+
+SEGMENT_BYTES = 1_500
+FILLER = (2, 0)
+
+
+def filled(disk: FaultyDisk, txn_id: str = "t", count: int = 6) -> Log:
+    """Small batches of a transaction among large ones of stream 2, in several segments."""
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    log.append([created(), created(*FILLER)])
+    for number in range(count):
+        log.append([staged(txn_id, number, b"staged%d" % number)])
+        fill(log)
+    return log
+
+
+def fill(log: Log, count: int = 2) -> None:
+    for _ in range(count):
+        logged = log.maybe_range(FILLER)
+        assert logged is not None
+        log.append([batch(logged.next_offset, body=b"x" * 500, key=FILLER)])
+
+
+def trim(stream_id: int, offset: int = 2**40) -> Entry:
+    return Entry(EntryKind.TRIM, stream_id, -1, offset, 0)
+
+
+STAGED = [b"staged%d" % number for number in range(6)]
+
+
+def test_what_is_undecided_lives_and_moves_with_its_segments():
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(2)])
+    cleaned = Cleaner(log).clean()
+    assert cleaned.rewritten_count > 3
+    assert cleaned.removed_count == 0
+    assert staged_bodies(log, "t") == STAGED
+    log.append([commit(log, "t")])
+    for _ in range(2):
+        assert bodies(log) == STAGED
+        assert bodies(log, 4) == STAGED[4:]
+        assert Cleaner(log).clean() == Cleaned()
+        log.close()
+        for path in [each for each in disk.names if each.suffix == ".idx"]:
+            disk.remove(path)
+        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+
+
+def test_a_segment_is_rewritten_again_with_what_it_still_holds():
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(2)])
+    Cleaner(log).clean()
+    log.append([staged("u", 0)])
+    log.append([commit(log, "t")])
+    fill(log, 6)
+    log.append([trim(2), trim(1, 5)])
+    Cleaner(log).clean()
+    assert bodies(log, 5) == STAGED[5:]
+    births = [each.base_offset for each in entries(disk) if each.kind is EntryKind.STAGED]
+    assert len(births) == 2
+    assert sum(birth >= 0 for birth in births) >= 1
+    assert staged_bodies(log, "u") == [b"staged"]
+
+
+def test_what_is_dropped_is_dead():
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(2), drop("t")])
+    fill(log, 3)
+    log.append([trim(2)])
+    cleaned = Cleaner(log).clean()
+    assert cleaned.removed_count > 3
+    assert EntryKind.STAGED not in {each.kind for each in entries(disk)}
+
+
+def test_the_end_of_a_transaction_lives_as_long_as_one_of_its_batches():
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([commit(log, "t")])
+    fill(log, 6)
+    log.append([trim(2), trim(1, 5)])
+    Cleaner(log).clean()
+    ends = [each for each in entries(disk) if each.kind is EntryKind.TXN_END]
+    assert [each.count for each in ends] == [6]
+    assert bodies(log, 5) == STAGED[5:]
+    log.append([trim(1)])
+    Cleaner(log).clean()
+    assert len(segment_bases(disk)) == 1
+    assert log.staged.is_ended(1, "t"), "the log remembers without it"
+
+
+def test_a_deleted_stream_has_nothing_that_lives():
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([commit(log, "t")])
+    log.append([staged("u", 0)])
+    fill(log, 6)
+    log.append([trim(2), Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)])
+    Cleaner(log).clean()
+    assert len(segment_bases(disk)) == 1
+
+
+def test_what_is_published_while_the_cleaner_looks_is_not_missed(monkeypatch):
+    """It was undecided when that was asked, or is in the rows that are asked later."""
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(2)])
+    cleaner = Cleaner(log)
+    real = liveness.live_from
+
+    def publish_first(*args):
+        monkeypatch.setattr(liveness, "live_from", real)
+        log.append([commit(log, "t")])
+        fill(log, 6)
+        log.append([trim(2)])
+        log.append([staged("new", 0, b"new" * 100)])
+        fill(log, 6)
+        log.append([trim(2)])
+        return real(*args)
+
+    monkeypatch.setattr(liveness, "live_from", publish_first)
+    cleaner.clean()
+    assert bodies(log) == STAGED
+    cleaner.clean()
+    assert bodies(log) == STAGED
+    assert staged_bodies(log, "new") == [b"new" * 100]
+
+
+def test_who_reads_goes_on_when_the_segment_of_its_batches_is_rewritten():
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([commit(log, "t")])
+    slots = log.batches_from(KEY, 0)
+    first = next(slots)
+    log.append([trim(2)])
+    assert Cleaner(log).clean().rewritten_count > 3
+    log.lookup.clear()
+    assert [first.base_offset, *(slot.base_offset for slot in slots)] == list(range(6))
+    assert bodies(log) == STAGED
+
+
+def test_while_it_is_not_known_what_lives_nothing_staged_goes(monkeypatch):
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([drop("t")])
+    fill(log, 6)
+    log.append([trim(2)])
+    real = log.lookup.index
+    damaged = log.extent.sealed[-1]
+
+    def index(extent, at):
+        if extent.sealed[at] == damaged:
+            raise LogCorruptionError("no index can be made")
+        return real(extent, at)
+
+    monkeypatch.setattr(log.lookup, "index", index)
+    assert Cleaner(log).clean().removed_count == 0
+    assert sum(each.kind is EntryKind.STAGED for each in entries(disk)) == 6
+    monkeypatch.undo()
+    assert Cleaner(log).clean().removed_count > 3

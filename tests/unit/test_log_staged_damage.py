@@ -1,0 +1,269 @@
+"""Damage to what transactions staged, and to its ends: what starts, checks, repairs make of it.
+
+An end is there or not, never in part, wherever the log is cut.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
+from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, EntryKind, Location
+from sbp_core.log.index_file import INDEX_MAGIC
+from sbp_core.log.inspection import inspect_log
+from sbp_core.log.log import Log
+from sbp_core.log.repair import repair_log
+from sbp_core.log.scan import Damage, SegmentScanner
+from sbp_core.log.segment import maybe_segment_base, segment_path
+
+STAGED = [b"staged%d" % number for number in range(4)]
+FILLER = (2, 0)
+
+
+def fill(log: Log, count: int = 3) -> None:
+    for _ in range(count):
+        logged = log.maybe_range(FILLER)
+        assert logged is not None
+        log.append([batch(logged.next_offset, body=b"x" * 400, key=FILLER)])
+
+
+def filled(*, is_published: bool = True, is_last: bool = False) -> FaultyDisk:
+    """Four batches are staged and published, each step in a segment of its own but for the last."""
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=1_500)
+    log.append([created(), created(*FILLER)])
+    for number, body in enumerate(STAGED):
+        fill(log)
+        log.append([staged("t", number, body)])
+    log.append([staged("undecided", 0, b"undecided")])
+    fill(log)
+    if is_published:
+        log.append([commit(log, "t")])
+        log.append([batch(4, body=b"behind")])
+    if not is_last:
+        fill(log)
+    log.close()
+    return disk
+
+
+def places(disk: FaultyDisk, kind: EntryKind) -> list[tuple[Path, Location]]:
+    """Where the entries of a kind are."""
+    found = []
+    for path in sorted(each for each in disk.names if each.suffix == ".log"):
+        base = maybe_segment_base(path.name)
+        assert base is not None
+        file = disk.open(path, is_writable=False)
+        found += [
+            (path, item[1])
+            for item in SegmentScanner(file, base, file.size()).entries()
+            if not isinstance(item, Damage) and item[0].kind is kind
+        ]
+    return found
+
+
+def spoil(disk: FaultyDisk, path: Path, position: int) -> None:
+    base = maybe_segment_base(path.name)
+    assert base is not None
+    disk.names[path].cached[position - base] ^= 1
+    disk.names[path].durable[position - base] ^= 1
+
+
+def repaired(disk: FaultyDisk) -> Log:
+    repair_log(disk, DIRECTORY, inspect_log(disk, DIRECTORY), 5_000)
+    again = inspect_log(disk, DIRECTORY)
+    assert again.faults == ()
+    log = open_log(disk, segment_bytes=1_500)
+    assert log.recovery.torn_tail is None
+    return log
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_an_intact_log_is_intact(is_last: bool):
+    disk = filled(is_last=is_last)
+    found = inspect_log(disk, DIRECTORY)
+    assert found.is_intact, (found.faults, found.lost)
+    assert [each.txn_id for each in found.staged.stagings()] == ["undecided"]
+    assert found.batch_count == 5 + sum(each.next_offset for each in found.ranges[1:]) + 1
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_damaged_batch_that_was_staged_is_lost_at_its_offset(number: int):
+    disk = filled()
+    path, location = places(disk, EntryKind.STAGED)[number]
+    spoil(disk, path, location.end - 1)
+    found = inspect_log(disk, DIRECTORY)
+    assert [each.position for each in found.faults] == [location.position]
+    assert [(each.base_offset, each.end_offset) for each in found.lost] == [(number, number + 1)]
+    log = repaired(disk)
+    kept = [*STAGED[:number], *STAGED[number + 1 :], b"behind"]
+    served = []
+    for offset in range(5):
+        try:
+            served.append(bodies(log, offset)[0])
+        except (AssertionError, LogError):
+            assert offset <= number
+            served += [STAGED[offset]] if offset < number else []
+    assert served == kept
+    assert staged_bodies(log, "undecided") == [b"undecided"]
+    assert inspect_log(disk_with(contents(disk)), DIRECTORY).lost == found.lost
+
+
+def test_a_damaged_end_loses_what_it_published_and_nothing_else():
+    disk = filled()
+    (place,) = places(disk, EntryKind.TXN_END)
+    spoil(disk, place[0], place[1].end - 1)
+    found = inspect_log(disk, DIRECTORY)
+    assert [(each.base_offset, each.end_offset) for each in found.lost] == [(0, 4)]
+    log = repaired(disk)
+    assert bodies(log, 4) == [b"behind"]
+    with pytest.raises(LogCorruptionError):
+        bodies(log, 0)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_repaired_last_segment_goes_on_with_what_is_staged(number: int):
+    """A decision in it is damaged, so no start goes on there."""
+    disk = FaultyDisk()
+    log = open_log(disk)
+    log.append([created(), staged("t", 0, b"t0")])
+    log.append([drop("other")])
+    log.append([staged("t", 1, b"t1"), staged("u", 0, b"u0")])
+    log.append([staged("x", 0)])
+    log.append([commit(log, "u")])
+    log.close()
+    (path, location), *_ = places(disk, EntryKind.TXN_END)
+    spoil(disk, path, location.end - 1)
+    staged_places = places(disk, EntryKind.STAGED)
+    if number:
+        spoil(disk, path, staged_places[number - 1][1].end - 1)
+    with pytest.raises(LogCorruptionError):
+        open_log(disk)
+    log = repaired(disk)
+    assert bodies(log) == [b"u0"]
+    assert log.staged.is_ended(1, "u")
+    left = {each.txn_id: each.batch_count for each in log.staged.stagings()}
+    assert left == [{"t": 2, "x": 1}, {"x": 1}, {"t": 1, "x": 1}][number]
+    if not number:
+        log.append([commit(log, "t")])
+        assert bodies(log) == [b"u0", b"t0", b"t1"]
+    log.close()
+    assert inspect_log(disk, DIRECTORY).is_intact
+
+
+def test_a_missing_segment_loses_what_was_staged_in_it():
+    disk = filled()
+    path, location = places(disk, EntryKind.STAGED)[1]
+    disk.remove(path)
+    found = inspect_log(disk, DIRECTORY)
+    assert (1, 2) in [(each.base_offset, each.end_offset) for each in found.lost]
+    log = repaired(disk)
+    assert bodies(log, 4) == [b"behind"]
+    with pytest.raises(LogError, match=f"what was staged at log position {location.position}"):
+        list(log.batches_from(KEY, 1))
+
+
+def test_a_start_serves_all_but_a_damaged_batch_that_was_staged():
+    disk = FaultyDisk()
+    log = open_log(disk)
+    log.append([created(), staged("t", 0, b"t0"), staged("t", 1, b"t1")])
+    log.append([commit(log, "t"), staged("u", 0, b"u0")])
+    log.append([staged("u", 1, b"u1")])
+    log.append([staged("u", 2, b"u2")])
+    log.close()
+    wrong = places(disk, EntryKind.STAGED)
+    for number in (1, 3):
+        spoil(disk, wrong[number][0], wrong[number][1].end - 1)
+    log = open_log(disk)
+    assert [each.records for each in log.recovery.damaged_batches] == [
+        "records of a transaction"
+    ] * 2
+    assert [slot.count for slot in log.batches_from(KEY, 0)] == [1, 1]
+    with pytest.raises(AssertionError, match=r"\[1, 2\) of range 0 of stream 1 cannot be served"):
+        bodies(log)
+    assert staged_bodies(log, "u") == [b"u0"], "what comes behind the damage counts no more"
+
+
+def test_an_index_of_an_older_version_is_made_again_and_is_no_fault():
+    disk = filled()
+    paths = [each for each in disk.names if each.suffix == ".idx"]
+    for path in paths:
+        inode = disk.names[path]
+        inode.cached[:12] = inode.durable[:12] = INDEX_MAGIC + struct.pack(">I", 2)
+    assert len(paths) > 3
+    assert inspect_log(disk, DIRECTORY).is_intact
+    log = open_log(disk, segment_bytes=1_500)
+    assert bodies(log) == [*STAGED, b"behind"]
+
+
+ENDING = ["staged", "commit", "drop"]
+
+
+def ended(*, is_closed: bool) -> tuple[FaultyDisk, list[Location]]:
+    """A log that ends with something staged, an end that publishes, and one that drops."""
+    disk = FaultyDisk()
+    log = open_log(disk)
+    log.append([created(), staged("t", 0, b"t0", 2), staged("u", 0, b"u0"), staged("t", 1, b"t1")])
+    locations = [*log.append([staged("v", 0, b"v0")]).locations]
+    locations += log.append([commit(log, "t")]).locations
+    locations += log.append([drop("u")]).locations
+    if is_closed:
+        log.close()
+    return disk, locations
+
+
+def state(log: Log) -> tuple[list[bytes], list[str], int]:
+    return [*bodies(log)], [each.txn_id for each in log.staged.stagings()], len(log.staged.ends(1))
+
+
+STATES = [
+    ([], ["t", "u"], 0),
+    ([], ["t", "u", "v"], 0),
+    ([b"t0", b"t1"], ["u", "v"], 1),
+    ([b"t0", b"t1"], ["v"], 2),
+]
+"""What is readable, what is staged, and how many ends are known, after each of the last entries."""
+
+
+def test_wherever_the_log_is_cut_an_end_is_whole_or_not_there():
+    disk, locations = ended(is_closed=False)
+    path = segment_path(DIRECTORY, 0)
+    data = contents(disk)[path]
+    for size in range(locations[0].position - COMMIT_BYTES, len(data) + 1):
+        whole = sum(location.end <= size for location in locations)
+        log = open_log(disk_with({path: data[:size]}))
+        assert state(log) == STATES[whole], size
+        if whole == 1:
+            log.append([commit(log, "u", "t")])
+            assert bodies(log) == [b"u0", b"t0", b"t1"]
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_wherever_one_of_the_last_entries_is_damaged(number: int, is_closed: bool):
+    """What was not proven to be synced is cut; of what was, decisions are not done without."""
+    disk, locations = ended(is_closed=is_closed)
+    path = segment_path(DIRECTORY, 0)
+    data = contents(disk)[path]
+    is_proven = is_closed or number < 2
+    for at in range(locations[number].position, locations[number].end):
+        spoilt = bytearray(data)
+        spoilt[at] ^= 0x10
+        is_body = at >= locations[number].position + ENTRY_HEADER_BYTES
+        torn = disk_with({path: bytes(spoilt)})
+        if not is_proven:
+            assert state(open_log(torn)) == STATES[number], at
+        elif number == 0 and is_body:
+            log = open_log(torn)
+            assert len(log.recovery.damaged_batches) == 1
+            assert state(log) == ([b"t0", b"t1"], [], 2)
+        elif number == 0 and 8 <= at - locations[0].position < 12:
+            assert len(open_log(torn).recovery.damaged_batches) == 1, "of the body's checksum"
+        else:
+            with pytest.raises(LogCorruptionError):
+                open_log(torn)

@@ -1,0 +1,250 @@
+"""What a placement driver asks of range servers, here scripted ones, for what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pd_cluster import running
+from scripted_peer import Exchange, ScriptedPeer, reset, silent, status
+
+from sbp_core.errors import StatusCode
+from sbp_core.wire.headers import (
+    CommitTxnRequest,
+    DescribeTxnsRequest,
+    EndTxnResponse,
+    EndTxnResult,
+    Feature,
+    HeartbeatResponse,
+    Status,
+    TxnDescription,
+    TxnPart,
+)
+from sbp_core.wire.opcodes import Opcode
+
+DIGEST = b"12345678"
+
+
+@pytest.fixture
+def peer():
+    made = ScriptedPeer()
+    accepted = HeartbeatResponse(features=(Feature("transactions"),))
+    made.script(Opcode.HEARTBEAT, lambda exchange: exchange.answer(accepted))
+    yield made
+    made.close()
+
+
+def end(**codes: StatusCode) -> Callable[[Exchange], None]:
+    """A handler: END_TXN is done, but for the items `s<stream id>`."""
+
+    def handle(exchange: Exchange) -> None:
+        results = []
+        for info in exchange.header.end_requests:
+            code = codes.get(f"s{info.stream_id}", StatusCode.NONE)
+            said = Status() if code is StatusCode.NONE else status(code)
+            results.append(EndTxnResult(info.stream_id, info.request_index, 0, 5, said))
+        exchange.answer(EndTxnResponse(end_responses=tuple(reversed(results)), status=Status()))
+
+    return handle
+
+
+def part(txn_id: str, stream_id: int, range_index: int = 0, count: int = 5) -> TxnPart:
+    return TxnPart(txn_id, stream_id, count, range_index)
+
+
+async def commit(cluster, batch_number: int, *parts: TxnPart, timeout_ms: int = 20_000) -> Any:
+    request = CommitTxnRequest(timeout_ms, "p", batch_number, parts, 5, DIGEST, commit=True)
+    (answer,) = await cluster.client.ask(Opcode.COMMIT_TXN, request)
+    return answer
+
+
+async def describe(cluster, producer: str | None = None) -> list[TxnDescription]:
+    answers = await cluster.client.ask(Opcode.DESCRIBE_TXNS, DescribeTxnsRequest(0, producer))
+    return [txn for answer in answers for txn in answer.txns]
+
+
+async def becomes(cluster, *states: str) -> None:
+    """Wait until the decisions are in these states, in their order."""
+    async with asyncio.timeout(30):
+        while True:
+            if [txn.state for txn in await describe(cluster)] == list(states):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def seen(peer: ScriptedPeer, count: int) -> None:
+    """Wait until the server was asked so often to end transactions."""
+    async with asyncio.timeout(30):
+        while True:
+            if len(peer.seen(Opcode.END_TXN)) >= count:
+                return
+            await asyncio.sleep(0.01)
+
+
+def asked(peer: ScriptedPeer) -> list[list[tuple[Any, ...]]]:
+    return [
+        [
+            (info.stream_id, info.range_index, info.txn_ids, info.commit, info.record_count)
+            for info in exchange.header.end_requests
+        ]
+        for exchange in peer.seen(Opcode.END_TXN)
+    ]
+
+
+def test_what_is_committed_is_published_by_one_frame(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one, two = await cluster.created_id(), await cluster.created_id()
+            peer.script(Opcode.END_TXN, end())
+            parts = (part("p.1.a", one), part("p.1.a", two), part("p.1.b", one, count=1))
+            answer = await commit(cluster, 1, *parts)
+            assert (answer.is_replay, answer.is_published) == (False, True)
+            assert (answer.record_count, answer.digest) == (5, DIGEST)
+            assert asked(peer) == [
+                [(one, 0, ("p.1.a", "p.1.b"), True, 6), (two, 0, ("p.1.a",), True, 5)]
+            ]
+            again = await commit(cluster, 1, part("p.1.z", one))
+            assert (again.is_replay, again.is_published, again.digest) == (True, True, DIGEST)
+            empty = await commit(cluster, 2)
+            assert (empty.is_replay, empty.is_published) == (False, True)
+            assert len(asked(peer)) == 1
+            await becomes(cluster, "published", "published")
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, reset, end())
+            assert (await commit(cluster, 1, part("p.1.a", one))).is_published
+            first, second = asked(peer)
+            assert first == second == [(one, 0, ("p.1.a",), True, 5)]
+
+    asyncio.run(main())
+
+
+def test_the_decisions_of_a_stream_are_published_one_after_the_other(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one, two = await cluster.created_id(), await cluster.created_id()
+            held: list[Exchange] = []
+            peer.script(Opcode.END_TXN, held.append, end())
+            first = await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
+            assert not first.is_published
+            later = asyncio.create_task(
+                commit(cluster, 2, part("p.2.a", one), part("p.2.a", two, count=1))
+            )
+            await becomes(cluster, "publishing", "publishing")
+            again = asyncio.create_task(commit(cluster, 1))
+            assert len(asked(peer)) == 1, "the frame is not answered yet"
+            end()(held[0])
+            assert (await later).is_published
+            assert ((await again).is_replay, (await again).is_published) == (True, True)
+            sent = [info for frame in asked(peer) for info in frame]
+            assert sent.index((one, 0, ("p.1.a",), True, 5)) == 0
+            assert set(sent[1:]) == {(one, 0, ("p.2.a",), True, 5), (two, 0, ("p.2.a",), True, 1)}
+
+    asyncio.run(main())
+
+
+def test_what_was_not_published_is_published_after_a_restart(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, silent)
+            for number in (1, 2):
+                answer = await commit(cluster, number, part(f"p.{number}.a", one), timeout_ms=100)
+                assert not answer.is_published
+        peer.script(Opcode.END_TXN, end())
+        async with running(tmp_path) as cluster:
+            await becomes(cluster, "published", "published")
+        sent = [frame[0][2] for frame in asked(peer)]
+        assert sent[0] == ("p.1.a",)
+        assert sent[-2:] == [("p.1.a",), ("p.2.a",)]
+        async with running(tmp_path) as cluster:
+            assert (await commit(cluster, 2)).is_published
+        assert len(asked(peer)) == len(sent), "what is published is not asked for any more"
+
+    asyncio.run(main())
+
+
+def test_a_stop_lets_nobody_wait(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, silent)
+            waiting = asyncio.create_task(commit(cluster, 1, part("p.1.a", one)))
+            await seen(peer, 1)
+            async with asyncio.timeout(8):
+                await cluster.driver.stop()
+                answer = await waiting
+            assert (answer.is_replay, answer.is_published) == (False, False)
+
+    asyncio.run(main())
+
+
+def test_what_is_not_as_committed_is_stuck_and_tried_again(tmp_path, peer, caplog):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one, two = await cluster.created_id(), await cluster.created_id()
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.TXN_INCOMPLETE}))
+            parts = (part("p.1.a", one), part("p.1.a", two))
+            assert not (await commit(cluster, 1, *parts, timeout_ms=100)).is_published
+            await becomes(cluster, "stuck")
+            (told,) = await describe(cluster, "p")
+            assert told.parts == parts[:1], "the other stream shows it"
+            assert await describe(cluster, "q") == []
+            peer.script(Opcode.END_TXN, end())
+            await becomes(cluster, "published")
+        assert "records are missing or too many" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_is_deleted_needs_nothing_any_more(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.NOT_FOUND}))
+            waiting = asyncio.create_task(commit(cluster, 1, part("p.1.a", one)))
+            await becomes(cluster, "publishing")
+            await cluster.delete(one)
+            assert (await waiting).is_published
+            await becomes(cluster, "published")
+
+    asyncio.run(main())
+
+
+def test_what_is_given_up_is_dropped_unless_it_was_only_asked_for(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, end())
+            await commit(cluster, 1, part("p.1.a", one))
+            parts = (part("p.1.z", one, count=-1), part("p.2.z", one, count=-1))
+            (answer,) = await cluster.client.ask(Opcode.COMMIT_TXN, CommitTxnRequest(parts=parts))
+            assert answer.parts == parts[:1]
+            parts = (part("p.2.a", one), part("p.2.b", one, count=0))
+            (answer,) = await cluster.client.ask(Opcode.COMMIT_TXN, CommitTxnRequest(parts=parts))
+            assert answer.parts == parts
+            await seen(peer, 2)
+            assert asked(peer)[1:] == [[(one, 0, ("p.2.a", "p.2.b"), False, -1)]]
+            given_up = (await describe(cluster, "p"))[1:]
+            assert [(each.state, each.batch_number, each.parts[0].txn_id) for each in given_up] == [
+                ("aborted", 2, "p.2.a"),
+                ("aborted", 2, "p.2.b"),
+            ]
+
+    asyncio.run(main())

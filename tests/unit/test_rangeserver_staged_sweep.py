@@ -1,0 +1,84 @@
+"""What is staged for too long: who is asked about it when, and what is dropped."""
+
+import asyncio
+
+import pytest
+
+from sbp_core.errors import ConnectionLostError
+from sbp_core.limits import STAGED_ASK_MS
+from sbp_core.log.entry import Location
+from sbp_core.log.staged import StagedStates, staged_entry
+from sbp_core.rangeserver.staged_sweep import StagedSweep
+from sbp_core.wire.headers import TxnPart
+
+NOW_MS = 1_700_000_000_000
+TIMEOUT_MS = 10 * STAGED_ASK_MS
+
+
+class Source:
+    """A placement driver that says of these ids that they are dead."""
+
+    def __init__(self, *dead):
+        self.dead = dead
+        self.asked = []
+
+    async def find_dead(self, parts):
+        self.asked += [parts]
+        if self.dead == (None,):
+            raise ConnectionLostError("away")
+        return [part for part in parts if part.txn_id in self.dead]
+
+
+def sweep(source, *staged):
+    """Sweep what is staged as (stream, range, id, records, age in ms); what is dropped then."""
+    states = StagedStates()
+    for at, (stream_id, range_index, txn_id, count, age_ms) in enumerate(staged):
+        entry = staged_entry(stream_id, range_index, txn_id, 0, count, b"batch")
+        states.apply(entry, Location(1000 * at, entry.length), NOW_MS - age_ms)
+    dropped = []
+
+    async def drop(stream_id, range_index, txn_ids):
+        dropped.append((stream_id, range_index, tuple(txn_ids)))
+        return 1
+
+    asyncio.run(StagedSweep(states, source, drop, TIMEOUT_MS).sweep(NOW_MS))
+    return dropped
+
+
+def test_what_is_new_is_nobodys_business():
+    source = Source("a.1.x", "b")
+    assert sweep(source, (1, 0, "a.1.x", 5, STAGED_ASK_MS - 1), (1, 0, "b", 5, 0)) == []
+    assert sweep(source) == []
+    assert source.asked == []
+
+
+def test_after_a_while_it_is_asked_whether_the_batch_is_decided():
+    source = Source("a.1.x", "a.1.x~3")
+    staged = [(1, 0, "a.1.x", 5, STAGED_ASK_MS), (2, 7, "a.1.x~3", 6, STAGED_ASK_MS)]
+    staged += [(1, 0, "a.2.x", 7, STAGED_ASK_MS), (1, 0, "tells-nothing", 8, TIMEOUT_MS - 1)]
+    assert sweep(source, *staged) == [(1, 0, ("a.1.x",)), (2, 7, ("a.1.x~3",))]
+    assert source.asked == [
+        [
+            TxnPart("a.1.x", 1, -1, 0),
+            TxnPart("a.2.x", 1, -1, 0),
+            TxnPart("a.1.x~3", 2, -1, 7),
+        ]
+    ]
+
+
+def test_after_the_timeout_it_is_to_be_given_up():
+    source = Source("a.1.x", "b")
+    staged = [
+        (1, 0, "a.1.x", 5, TIMEOUT_MS),
+        (1, 0, "b", 6, TIMEOUT_MS),
+        (1, 0, "c", 7, TIMEOUT_MS),
+    ]
+    assert sweep(source, *staged) == [(1, 0, ("a.1.x", "b"))]
+    assert source.asked == [
+        [TxnPart("a.1.x", 1, 5, 0), TxnPart("b", 1, 6, 0), TxnPart("c", 1, 7, 0)]
+    ]
+
+
+def test_nothing_is_dropped_while_nobody_answers():
+    with pytest.raises(ConnectionLostError):
+        sweep(Source(None), (1, 0, "b", 6, TIMEOUT_MS))
