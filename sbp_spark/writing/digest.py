@@ -176,23 +176,16 @@ def _constants(count: int) -> Hashes:
 
 
 def _sum_words(words: Hashes, left: _Lengths) -> Hashes:
-    """Return the sum of the words of each block, of which `left` octets count."""
-    total = np.zeros(len(left), dtype=np.uint64)
-    shortest, longest = int(left.min()), int(left.max())
-    mixed = np.empty(len(left), dtype=np.uint64)
-    for index in range(_BLOCK_WORDS):
-        position = index * _WORD_BYTES
-        if position >= longest:
-            break
-        word = words[:, index]
-        if shortest < position + _WORD_BYTES:
-            bits = np.maximum((left - position) * 8, 0).view(np.uint64)
-            word = word & ~np.left_shift(_ALL, bits)
-        np.right_shift(word, np.uint64(29), out=mixed)
-        np.bitwise_xor(mixed, word, out=mixed)
-        np.multiply(mixed, _PLACE_CONSTANTS[index], out=mixed)
-        np.add(total, mixed, out=total)
-    return total
+    """Return the sum of the words of each block, of which `left` octets count; changes them."""
+    count = min(-(-int(left.max()) // _WORD_BYTES), _BLOCK_WORDS)
+    words = words[:, :count]
+    for index in range(int(left.min()) // _WORD_BYTES, count):
+        bits = np.maximum((left - index * _WORD_BYTES) * 8, 0).view(np.uint64)
+        words[:, index] &= ~np.left_shift(_ALL, bits)
+    mixed = words >> np.uint64(29)
+    mixed ^= words
+    sums: Hashes = np.einsum("ij,j->i", mixed, _PLACE_CONSTANTS[:count])
+    return sums
 
 
 def _hash_headers(headers: pa.Array) -> Hashes:
