@@ -88,9 +88,9 @@ def commit_staged(
         raise no_transactions(error) from error
     except HeaderError as error:
         raise ConfigurationError(
-            f"{key}: {len(staged)} tasks wrote to {len({part.stream_id for part in parts})} streams,"
-            f" which are {len(parts)} parts, more than one decision can name ({error}); let fewer"
-            ' tasks write to each stream, for example with .repartition("stream")'
+            f"{key}: {len(staged)} tasks wrote {len(parts)} parts, one for each stream of each,"
+            f" more than one decision can name ({error}); let fewer tasks write to each stream, for"
+            ' example with .repartition("stream")'
         ) from None
     except TxnAbortedError as error:
         error.add_note(

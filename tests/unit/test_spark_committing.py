@@ -194,7 +194,7 @@ def test_more_parts_than_a_decision_can_name(client, monkeypatch):
 
     client.commit_txn = refuse
     sink = stream_sink()
-    told = "batch 7 of query: 2 tasks wrote to 1 streams, which are 2 parts.*repartition"
+    told = "batch 7 of query: 2 tasks wrote 2 parts, one for.*repartition"
     with pytest.raises(ConfigurationError, match=told):
         sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
 
