@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sbp_core import errors
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
+from sbp_core.pd.publications import PUBLICATION
 from sbp_core.rangeserver.ranges import RANGE
 from sbp_core.session.machine import REFUSED, Machine
 from sbp_core.session.states import CALL, CONNECTION
@@ -81,7 +82,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.TXN_ENDED: "a range server: the transaction was published or dropped before; APPEND"
     " of staged batches",
     StatusCode.TXN_INCOMPLETE: "a range server: other records are staged than END_TXN says",
-    StatusCode.TXN_ABORTED: "the placement driver: COMMIT_TXN of a transaction that was given up",
+    StatusCode.TXN_ABORTED: "the placement driver: COMMIT_TXN of a transaction that was given up, or went"
+    " with its range",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 
@@ -101,12 +103,14 @@ REFUSALS: Final[Mapping[str, str]] = {
     " dropped. An answer to a call id that was never issued ends the connection.",
     "range": "A refusal is the status of the one item that asked: RANGE_ALREADY_SEALED where the"
     " range is sealed, NOT_FOUND where its stream was deleted.",
+    "publication": "Nothing else can be learned in a state, so a refusal is a mistake in the code.",
 }
 
 PLACES: Final[Mapping[str, str]] = {
     "connection": "sbp_core/session/states.py",
     "call": "sbp_core/session/states.py",
     "range": "sbp_core/rangeserver/ranges.py",
+    "publication": "sbp_core/pd/publications.py",
 }
 
 NOTICE: Final = "<!-- Made by `python docs/generate.py` from the code. Do not edit. -->"
@@ -274,7 +278,7 @@ def machine_section(machine: Machine[Any, Any]) -> Iterator[str]:
 def states_document() -> str:
     """Return docs/STATES.md."""
     lines = [NOTICE, STATES_INTRODUCTION]
-    for machine in (CONNECTION, CALL, RANGE):
+    for machine in (CONNECTION, CALL, RANGE, PUBLICATION):
         lines += machine_section(machine)
     return "\n".join(lines)
 

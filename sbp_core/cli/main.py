@@ -137,6 +137,12 @@ def _run_lag(options: argparse.Namespace) -> int:
     return lag(options)
 
 
+def _run_txns(options: argparse.Namespace) -> int:
+    from sbp_core.cli.txns import txns
+
+    return txns(options)
+
+
 def _run_log_check(options: argparse.Namespace) -> int:
     from sbp_core.cli.log_tools import check
 
@@ -173,6 +179,7 @@ def _parser(
     _add_produce(commands.add_parser, client)
     _add_consume(commands.add_parser, client)
     _add_lag(commands.add_parser, client)
+    _add_txns(commands.add_parser, client)
     commands.add_parser(
         "cluster", parents=[client], help="list the placement drivers, and which one leads"
     ).set_defaults(run=_run_cluster)
@@ -372,6 +379,18 @@ def _add_lag(add_parser: AddParser, client: _Parser) -> None:
     )
     lag.add_argument("group", nargs="?", metavar="GROUP")
     lag.set_defaults(run=_run_lag)
+
+
+def _add_txns(add_parser: AddParser, client: _Parser) -> None:
+    txns = add_parser(
+        "txns",
+        parents=[client],
+        help="list transactions: staged, publishing, published, stuck, aborted",
+        description="List the transactions of a producer, or all: the batches that were decided"
+        " last, what was given up, and what is staged at range servers.",
+    )
+    txns.add_argument("producer", nargs="?", metavar="PRODUCER")
+    txns.set_defaults(run=_run_txns)
 
 
 def _add_log(add_parser: AddParser) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import InvalidRequestError, StatusCode, UnsupportedError
 from sbp_core.pd.ending import RangeServers
 from sbp_core.pd.operations import check_item_count
 from sbp_core.pd.publishing import Publisher
@@ -61,6 +61,11 @@ class TxnHandlers:
         """Decide a batch, and wait for it to be published; or give transactions up."""
         request = call.decode(CommitTxnRequest)
         check_item_count(len(request.parts))
+        if call.is_one_frame:
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                "servers of this dialect agree on no features, so they publish no transactions",
+            )
         parts = tuple(
             Part(each.txn_id or "", each.stream_id, each.range_index, each.record_count)
             for each in request.parts

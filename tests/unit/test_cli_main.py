@@ -20,6 +20,7 @@ COMMANDS = [
     ["produce"],
     ["consume"],
     ["lag"],
+    ["txns"],
     ["cluster"],
     ["ping"],
 ]

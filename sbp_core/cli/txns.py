@@ -1,0 +1,66 @@
+"""`sbp txns`: what is staged, committed and given up, and what of it waits for a server."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+
+from sbp_core import limits
+from sbp_core.cli.connect import connect
+from sbp_core.cli.output import write_json, write_notice, write_table
+from sbp_core.client import Client, TxnInfo
+
+_HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
+
+
+def txns(options: Namespace) -> int:
+    """List the transactions of a producer, or all; range servers that are away are left out."""
+    with connect(options) as client:
+        away = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
+        found = client.describe_txns(options.producer, spared=away)
+    for server in away:
+        write_notice(f"{server} does not answer; what is staged there is left out")
+    if options.json:
+        for each in found:
+            write_json({**asdict(each), "digest": each.digest.hex()})
+    else:
+        now_ms = time.time_ns() // 1_000_000
+        write_table(_HEADING, [_row(each, now_ms) for each in found])
+    return 0
+
+
+def _range_servers(client: Client) -> set[str]:
+    """Return the range servers that have ranges."""
+    stream_ids = [info.stream_id for info in client.list_streams()]
+    ranges = client.list_ranges(stream_ids).values()
+    return {server for pieces in ranges for piece in pieces for server in piece.servers}
+
+
+def _row(each: TxnInfo, now_ms: int) -> tuple[object, ...]:
+    since_ms = each.staged_at_ms if each.decided_at_ms is None else each.decided_at_ms
+    return (
+        each.state,
+        _shown(each.producer),
+        _shown(each.batch_number),
+        _shown(each.record_count),
+        _listed([str(part.stream_id) for part in each.parts if part.stream_id >= 0]),
+        "-" if since_ms is None else str(timedelta(seconds=max(now_ms - since_ms, 0) // 1000)),
+        _listed([part.txn_id for part in each.parts]),
+        _shown(each.server),
+    )
+
+
+def _shown(value: object) -> object:
+    return "-" if value is None else value
+
+
+def _listed(values: Sequence[str]) -> str:
+    """Return the first of some values, and how many more there are."""
+    different = list(dict.fromkeys(values))
+    if not different:
+        return "-"
+    more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+    return f"{different[0]}{more}"

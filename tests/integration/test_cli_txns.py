@@ -1,0 +1,65 @@
+"""`sbp txns` against a running server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from core_cluster import rows_batch
+
+from sbp_core.cli.main import main
+from sbp_core.client import AppendItem, Transaction
+
+HEADING = ["STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER"]
+
+
+@pytest.fixture
+def shown(cluster, capfd):
+    """Runs the command; returns the lines that it wrote."""
+
+    def run_command(*words):
+        assert main(["txns", *words, "--endpoint", cluster.endpoint]) == 0
+        output, errors = capfd.readouterr()
+        assert errors == ""
+        return output.splitlines()
+
+    return run_command
+
+
+def stage(client, txn_id, stream_id):
+    transaction = Transaction(txn_id)
+    client.append([AppendItem(stream_id, rows_batch([b"a", b"b"]))], transaction=transaction)
+    return transaction.parts()
+
+
+def test_what_is_staged_decided_and_given_up(shown, client, new_streams):
+    one, two = (info.stream_id for info in client.describe_streams(new_streams(2)))
+    producer = f"cli-{one}"
+    committed = [*stage(client, f"{producer}.1.a", one), *stage(client, f"{producer}.1.b", two)]
+    given_up = stage(client, f"{producer}.2.z", one)
+    left = stage(client, f"{producer}.3.y", one)
+    decision = client.commit_txn(producer, 1, committed, record_count=4, digest=b"12345678")
+    assert decision.is_published
+    client.abort_txns(given_up)
+    found = [json.loads(line) for line in shown(producer, "--json")]
+    by_state = {each["state"]: each for each in found}
+    assert by_state["aborted"]["parts"][0]["txn_id"] == f"{producer}.2.z"
+    staged = by_state["staged"]
+    assert (staged["batch_number"], staged["record_count"]) == (3, 2)
+    assert staged["server"] == client.list_ranges([one])[one][0].servers[0]
+    (decided,) = (each for each in found if each["batch_number"] == 1)
+    assert decided["state"] in {"publishing", "published"}
+    assert (decided["producer"], decided["record_count"]) == (producer, 4)
+    assert decided["digest"] == b"12345678".hex()
+    heading, *rows = shown(producer)
+    assert heading.split() == HEADING
+    (row,) = (row for row in rows if row.startswith("staged"))
+    assert row.split()[1:5] == [producer, "3", "2", str(one)]
+    assert f"{producer}.3.y" in row
+    assert any(row.split()[1] == producer for row in shown()[1:])
+    client.abort_txns(left)
+
+
+def test_a_producer_without_transactions_has_none(shown):
+    assert shown("nobody") == ["  ".join(HEADING)]
+    assert shown("nobody", "--json") == []
