@@ -28,7 +28,7 @@ from sbp_core.log.segment import (
 )
 from sbp_core.wire.checksum import Octets
 
-_OWN_KINDS: Final = SNAPSHOT_KINDS | {EntryKind.COMMIT}
+_OWN_KINDS: Final = (EntryKind.COMMIT, *SNAPSHOT_KINDS)
 
 
 class ActiveSegment:

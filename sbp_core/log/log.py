@@ -23,7 +23,7 @@ from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import SEGMENT_BYTES
 from sbp_core.log.active_segment import ActiveSegment, check_group
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
-from sbp_core.log.entry import APPENDED_KINDS, BATCH_KINDS, Entry, EntryKind, Location
+from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind, Location
 from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey
 from sbp_core.log.recent import RecentBodies
@@ -367,7 +367,7 @@ class Log:
         if group.is_durable:
             self._sync(Outcome.UNKNOWN)
         for entry, location in zip(group.entries, group.locations, strict=True):
-            if entry.kind in BATCH_KINDS:
+            if entry.kind is EntryKind.BATCH or entry.kind is EntryKind.STAGED:
                 self.recent.keep(entry, location)
             self._extent.rows.take(entry, location, group.time_ms)
         return Appended(group.time_ms, group.locations, tuple(group.changed.values()))

@@ -98,7 +98,7 @@ class BatchLookup:
             rows = extent.rows.maybe_rows(key)
             if rows is not None and offset >= rows.first_offset:
                 for slot in rows.slots_from(offset, extent.active):
-                    yield self.placed(extent, slot)
+                    yield self.placed(extent, slot) if slot.prefix_bytes else slot
                 return
             at = bisect_right(
                 range(len(extent.sealed)),
@@ -110,7 +110,7 @@ class BatchLookup:
                 return
             index, view = self.index(extent, at), self.views.view(extent.sealed[at])
             for slot in _contiguous(index.slots_from(key, offset, view), key, offset, view):
-                yield self.placed(extent, slot)
+                yield self.placed(extent, slot) if slot.prefix_bytes else slot
                 offset = slot.end_offset
             if offset < index.next_offset(key):
                 raise _lost(view, key, offset, index.next_offset(key))

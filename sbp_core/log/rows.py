@@ -96,7 +96,8 @@ class RangeRows:
         self.count.append(count)
         self.position.append(location.position)
         self.length.append(location.length)
-        self._note_time(time_ms)
+        if self.time_ms and time_ms < self.time_ms[-1]:
+            self.is_time_ordered = False
         self.time_ms.append(time_ms)
         self.prefix_bytes.append(0)
         self.base_offset.append(base_offset)
@@ -113,7 +114,8 @@ class RangeRows:
         self.count += batches.record_counts
         self.position += batches.positions
         self.length += batches.lengths
-        self._note_time(time_ms)
+        if self.time_ms and time_ms < self.time_ms[-1]:
+            self.is_time_ordered = False
         self.time_ms += array("Q", [time_ms]) * len(batches)
         self.prefix_bytes += ended.prefix_lengths()
         self.base_offset += array("q", [base_offset, *end_offsets[:-1].tolist()])
@@ -133,10 +135,6 @@ class RangeRows:
         )
         is_live = (prefix_bytes > 0) & (base_offset + count > start_offset)
         return StagedRows(position[is_live], length[is_live])
-
-    def _note_time(self, time_ms: int) -> None:
-        if self.time_ms and time_ms < self.time_ms[-1]:
-            self.is_time_ordered = False
 
     def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
         """Yield the batches from the one that holds `offset` on, also those appended meanwhile.
@@ -202,20 +200,19 @@ class SegmentRows:
 
         Of a damaged one only the header may be there, if it is no TXN_END.
         """
+        key = (entry.stream_id, entry.range_index)
         if entry.kind is EntryKind.BATCH:
-            rows = self._ranges.get((entry.stream_id, entry.range_index)) or RangeRows()
+            rows = self._ranges.get(key) or RangeRows()
             rows.append(entry.base_offset, entry.count, location, time_ms)
+            self._ranges[key] = rows  # with its first row, for who reads meanwhile
         elif entry.kind is EntryKind.TXN_END and entry.count:
-            rows = self._ranges.get((entry.stream_id, entry.range_index)) or RangeRows()
+            rows = self._ranges.get(key) or RangeRows()
             rows.publish(entry.base_offset, decode_end(entry), self.base, time_ms)
-        else:
-            if entry.kind is EntryKind.STAGED:
-                self.staged_bytes += location.length
-                if entry.base_offset >= 0:
-                    self.moved[entry.base_offset] = location.position
-            return
-        # With its first row, for who reads meanwhile.
-        self._ranges[entry.stream_id, entry.range_index] = rows
+            self._ranges[key] = rows
+        elif entry.kind is EntryKind.STAGED:
+            self.staged_bytes += location.length
+            if entry.base_offset >= 0:
+                self.moved[entry.base_offset] = location.position
 
     def published_rows(self, live_from: Callable[[RangeKey], int]) -> StagedRows:
         """Return which batches that were staged are live, by what `live_from` says of a range.

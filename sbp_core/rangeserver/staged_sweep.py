@@ -59,13 +59,14 @@ class StagedSweep:
             by_range[part.stream_id, part.range_index].append(part.txn_id or "")
         drops = [self._drop(*key, txn_ids) for key, txn_ids in by_range.items()]
         for key, record_count in zip(by_range, await asyncio.gather(*drops), strict=True):
-            _LOG.info(
-                "%d records that were staged in range %d of stream %d are dropped: %s",
-                record_count,
-                key[1],
-                key[0],
-                ", ".join(by_range[key]),
-            )
+            if record_count:
+                _LOG.info(
+                    "%d records that were staged in range %d of stream %d are dropped: %s",
+                    record_count,
+                    key[1],
+                    key[0],
+                    ", ".join(by_range[key]),
+                )
 
     def _maybe_question(self, staging: Staging, now_ms: int) -> TxnPart | None:
         age_ms = now_ms - staging.staged_at_ms

@@ -155,13 +155,12 @@ class Stagings:
                 f"{number} was not staged: the transaction was published or dropped, or is about"
                 " to be",
             )
-        if number.sequence >= self._next_sequence(number):
-            return None
         found: PendingAppend | NumberedBatch | None
         found = self._in_flight.of(number.numberer).get(number.sequence)
         if found is None:
             staging = self.known.maybe_staging(*number.numberer)
-            assert staging is not None
+            if staging is None or number.sequence >= staging.batch_count:
+                return None
             count = staging.record_counts[number.sequence]
             found = NumberedBatch(_NO_OFFSET, count, staging.staged_at_ms)
         if found.record_count != record_count:
@@ -177,7 +176,7 @@ class Stagings:
         InvalidRequestError if there are as many already as can be published at once.
         """
         expected = self._next_sequence(number)
-        if number.sequence > expected:
+        if number.sequence != expected:
             raise WriterGapError(
                 StatusCode.WRITER_GAP,
                 f"{number} was not staged: batch {expected} comes next",

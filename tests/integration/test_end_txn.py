@@ -206,13 +206,24 @@ def test_what_waits_for_the_disk_is_waited_for_and_nothing_more_is_taken(tmp_pat
             RawClient.at(cluster.server.endpoint) as ender,
         ):
             disk.gate.clear()
+
+            async def refusal():
+                """Of a batch that is never the next one: how far things are."""
+                (refused,) = await stage(appender, stream_id, "t", "z", first=9)
+                return refused
+
+            async def is_taken():
+                return (await refusal()).maybe_expected == 1
+
+            async def is_closing():
+                return isinstance(await refusal(), TxnEndedError)
+
             staging = asyncio.create_task(stage(appender, stream_id, "t", "ab"))
-            await appender.call(Opcode.PING)
+            await eventually(is_taken)
             ending = [
                 asyncio.create_task(end(each, stream_id, "t", count=2)) for each in (ender, client)
             ]
-            for connection in (ender, client):
-                await connection.call(Opcode.PING)
+            await eventually(is_closing)
             late = await asyncio.gather(
                 stage(appender, stream_id, "t", "c", first=1),
                 stage(appender, stream_id, "t", "ab"),

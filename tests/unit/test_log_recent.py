@@ -1,5 +1,7 @@
 """What is kept in memory of the batches that were appended last."""
 
+from dataclasses import replace
+
 from faulty_disk import FaultyDisk
 from log_files import batch, created, open_log
 
@@ -33,6 +35,13 @@ def test_a_body_that_is_larger_than_all_the_room_is_not_kept(monkeypatch):
     log, slots = appended(monkeypatch, 1000, [b"small", b"large" * 1000])
     assert log.recent.maybe_bodies(slots[1:]) is None
     assert log.recent.maybe_bodies(slots[:1]) is None
+
+
+def test_what_stands_in_a_rewritten_segment_is_elsewhere_than_it_was_written(monkeypatch):
+    log, (slot,) = appended(monkeypatch, 10_000, [b"a"])
+    rewritten = replace(slot.view, segment=replace(slot.view.segment, generation=1))
+    assert log.recent.maybe_bodies([slot]) == (b"a",)
+    assert log.recent.maybe_bodies([replace(slot, view=rewritten)]) is None
 
 
 def test_what_was_not_appended_since_the_start_is_not_there():

@@ -59,21 +59,23 @@ def test_what_is_undecided_lives_and_moves_with_its_segments():
         log = open_log(disk, segment_bytes=SEGMENT_BYTES)
 
 
-def test_a_segment_is_rewritten_again_with_what_it_still_holds():
+def test_a_segment_is_rewritten_again_and_again():
+    """First without the other stream, then without a transaction: at other positions each time."""
     disk = FaultyDisk()
-    log = filled(disk)
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    log.append([created(), created(*FILLER)])
+    for number in range(4):
+        log.append([staged("gone", number, b"x" * 120)])
+        log.append([staged("kept", number, b"kept%d" % number)])
+        fill(log)
     log.append([trim(2)])
-    Cleaner(log).clean()
-    log.append([staged("u", 0)])
-    log.append([commit(log, "t")])
-    fill(log, 6)
-    log.append([trim(2), trim(1, 5)])
-    Cleaner(log).clean()
-    assert bodies(log, 5) == STAGED[5:]
-    births = [each.base_offset for each in entries(disk) if each.kind is EntryKind.STAGED]
-    assert len(births) == 2
-    assert sum(birth >= 0 for birth in births) >= 1
-    assert staged_bodies(log, "u") == [b"staged"]
+    assert Cleaner(log).clean().rewritten_count > 2
+    log.append([drop("gone")])
+    assert Cleaner(log).clean().rewritten_count > 2
+    assert {each.generation for each in log.extent.sealed} >= {2}
+    assert staged_bodies(log, "kept") == [b"kept%d" % number for number in range(4)]
+    log.append([commit(log, "kept")])
+    assert bodies(log) == [b"kept%d" % number for number in range(4)]
 
 
 def test_what_is_dropped_is_dead():
@@ -138,6 +140,23 @@ def test_what_is_published_while_the_cleaner_looks_is_not_missed(monkeypatch):
     cleaner.clean()
     assert bodies(log) == STAGED
     assert staged_bodies(log, "new") == [b"new" * 100]
+
+
+def test_what_is_published_in_a_segment_that_began_meanwhile_is_not_missed(monkeypatch):
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([trim(2)])
+    real = log.staged.rows
+
+    def publish_first():
+        monkeypatch.undo()
+        fill(log, 3)
+        log.append([commit(log, "t")])
+        return real()
+
+    monkeypatch.setattr(log.staged, "rows", publish_first)
+    Cleaner(log).clean()
+    assert bodies(log) == STAGED
 
 
 def test_who_reads_goes_on_when_the_segment_of_its_batches_is_rewritten():

@@ -168,6 +168,20 @@ def test_a_missing_segment_loses_what_was_staged_in_it():
         list(log.batches_from(KEY, 1))
 
 
+def test_what_lost_a_batch_in_another_segment_is_not_staged_after_a_repair():
+    disk = filled(is_published=False)
+    log = open_log(disk, segment_bytes=1_500)
+    log.append([drop("other")])
+    log.close()
+    path, _ = places(disk, EntryKind.STAGED)[1]
+    disk.remove(path)
+    path, location = places(disk, EntryKind.TXN_END)[0]
+    spoil(disk, path, location.end - 1)
+    log = repaired(disk)
+    assert [each.txn_id for each in log.staged.stagings()] == ["undecided"]
+    assert staged_bodies(log, "undecided") == [b"undecided"]
+
+
 def test_a_start_serves_all_but_a_damaged_batch_that_was_staged():
     disk = FaultyDisk()
     log = open_log(disk)

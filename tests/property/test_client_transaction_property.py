@@ -1,0 +1,203 @@
+"""A transaction stages each batch once and in order, whatever servers, seals and the network do.
+
+The servers judge as real ones do, with their own code; what they lack is a disk and a wire.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction, append_frame
+from sbp_core.client.append import append
+from sbp_core.client.calls import Context
+from sbp_core.client.leader import PlacementDrivers
+from sbp_core.client.program import Arrival, Now, Receive, Start
+from sbp_core.client.router import Router
+from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusCode, ThrottledError
+from sbp_core.log.entry import Location
+from sbp_core.log.staged import StagedStates
+from sbp_core.rangeserver.append_items import Item
+from sbp_core.rangeserver.in_flight import InFlight
+from sbp_core.rangeserver.ranges import HostedRange, RangeInput
+from sbp_core.rangeserver.staging import Stagings
+from sbp_core.records import encode_envelope, peek_batch
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import (
+    AppendResponse,
+    AppendResult,
+    ListRangesResponse,
+    ListRangesResult,
+    RangeServer,
+    ReplicaServer,
+    StreamRange,
+    encode_header,
+)
+from sbp_core.wire.opcodes import Flag, Opcode
+from sbp_core.wire.status import SUCCESS, status_for
+
+FRAME_ITEMS_MAX = 2
+STREAMS = (1, 2)
+SERVERS = ("a:1", "b:1")
+MOODS = ("answer", "answer", "answer", "answer", "lost after", "lost before", "no", "busy")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_frames():
+    """So small that a stream's batches do not fit into one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_frame, "_ITEMS_MAX", FRAME_ITEMS_MAX)
+        yield
+
+
+def batch(number: int, record_count: int) -> bytes:
+    body = [number.to_bytes(2, "big")]
+    return encode_envelope(
+        body, stream_id=0, record_count=record_count, base_timestamp_ms=0, encoding="opaque"
+    )
+
+
+class World:
+    """Two range servers with the ranges of streams in turn, and a placement driver."""
+
+    def __init__(self, draw) -> None:
+        self.staged: dict[tuple[int, int], list[bytes]] = {}
+        """Of each range what is staged in it."""
+        self._draw = draw
+        self._now_ms = 0.0
+        self._replies: dict[int, Arrival] = {}
+        self._states = {server: StagedStates() for server in SERVERS}
+        self._ranges = {stream_id: [HostedRange(stream_id, 0, 0)] for stream_id in STREAMS}
+
+    def run(self, program):
+        result = None
+        while True:
+            try:
+                effect = program.send(result)
+            except StopIteration as stop:
+                return stop.value
+            if isinstance(effect, Now):
+                result = self._now_ms
+            elif isinstance(effect, Start):
+                result = len(self._replies)
+                self._replies[result] = Arrival(result, self._reply(effect.call))
+            elif isinstance(effect, Receive) and effect.numbers:
+                result = self._replies[min(effect.numbers)]
+            else:
+                self._now_ms = effect.until_ms
+                result = None
+
+    def _reply(self, call):
+        if call.opcode is Opcode.LIST_RANGES:
+            return self._answer(call.opcode, self._listed(call.header))
+        mood = self._draw(st.sampled_from(MOODS))
+        if mood == "no":
+            return ConnectError("x")
+        if mood == "lost before":
+            return ConnectionLostError("x")
+        answer = self._append(call, is_busy=mood == "busy")
+        if mood == "lost after":
+            return ConnectionLostError("x")
+        return self._answer(call.opcode, answer)
+
+    def _answer(self, opcode, header):
+        return Frame(opcode, Flag.RESPONSE | Flag.END, 1, encode_header(header))
+
+    def _listed(self, request):
+        """What the placement driver knows: it may open the next range late."""
+        results = []
+        for owner in request.range_owners:
+            ranges = self._ranges[owner.stream_id]
+            if ranges[-1].maybe_end_offset is not None and self._draw(st.booleans()):
+                ranges.append(HostedRange(owner.stream_id, len(ranges), 0))
+            placed = tuple(
+                StreamRange(
+                    owner.stream_id,
+                    each.range_index,
+                    0,
+                    -1 if each is ranges[-1] else 0,
+                    0,
+                    (ReplicaServer(RangeServer(1, self._server(each.range_index))),),
+                )
+                for each in ranges
+            )
+            results.append(ListRangesResult(owner, placed, SUCCESS))
+        return ListRangesResponse(list_responses=tuple(results), status=SUCCESS)
+
+    def _server(self, range_index):
+        return SERVERS[range_index % len(SERVERS)]
+
+    def _append(self, call, *, is_busy):
+        states = self._states[call.endpoint]
+        stagings = Stagings(states, InFlight())
+        results = []
+        for info, octets in zip(call.header.append_requests, call.payload, strict=True):
+            ranges = self._ranges[info.stream_id]
+            if self._draw(st.sampled_from([False, False, False, True])):
+                ranges[-1].receive(RangeInput.SEAL)
+            item = Item(info, info.stream_id, info.stream_range.range_index, memoryview(octets))
+            try:
+                if is_busy:
+                    raise ThrottledError(StatusCode.TOO_MANY_REQUESTS, "busy")
+                status = self._stage(states, stagings, item, self._latest(call.endpoint, ranges))
+            except SbpError as error:
+                status = status_for(error)
+            results.append(AppendResult(info.stream_id, info.request_index, -1, 0, status))
+        return AppendResponse(append_responses=tuple(results))
+
+    def _latest(self, server, ranges):
+        return [each for each in ranges if self._server(each.range_index) == server][-1]
+
+    def _stage(self, states, stagings, item, latest):
+        _, entries = stagings.take(item, latest, peek_batch(item.batch).record_count)
+        for entry in entries:
+            key = (item.stream_id, item.range_index)
+            self.staged.setdefault(key, []).append(bytes(item.batch))
+            states.apply(entry, Location(0, entry.length), 0)
+        return SUCCESS
+
+
+@given(
+    st.data(),
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(STREAMS), st.integers(1, 3)), max_size=5), max_size=3
+    ),
+)
+def test_each_batch_is_staged_once_and_in_order(data, appends) -> None:
+    world, router = World(data.draw), Router()
+    for stream_id in STREAMS:
+        router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, SERVERS[:1])])
+    policy = RetryPolicy(budget_ms=100, backoff_ms=10, backoff_ms_max=10)
+    context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+    transaction = Transaction("t")
+    items: list[tuple[int, int, bytes]] = []
+    for group in appends:
+        fresh = [(each, n, batch(len(items) + at, n)) for at, (each, n) in enumerate(group)]
+        items += fresh
+        wanted = [AppendItem(stream_id, octets) for stream_id, _, octets in fresh]
+        failure: SbpError | None = None
+        try:
+            outcomes = world.run(
+                append(context, wanted, retry_unknown=False, transaction=transaction)
+            )
+        except SbpError as error:
+            failure = error
+        assert transaction.has_failed == (failure is not None)
+        if failure is not None:
+            assert failure.retriable, "no server has a reason to refuse anything for good"
+            break
+        assert [outcome.base_offset for outcome in outcomes] == [-1] * len(wanted)
+    parts = {(part.stream_id, part.range_index): part for part in transaction.parts()}
+    assert set(world.staged) <= set(parts)  # so that it can be dropped
+    if transaction.has_failed:
+        return
+    assert set(world.staged) == set(parts)
+    for stream_id in STREAMS:
+        own = [part for key, part in parts.items() if key[0] == stream_id]
+        staged = [octets for part in own for octets in world.staged[stream_id, part.range_index]]
+        sent = [(count, octets) for each, count, octets in items if each == stream_id]
+        assert staged == [octets for _, octets in sent]
+        assert sum(part.record_count for part in own) == sum(count for count, _ in sent)
