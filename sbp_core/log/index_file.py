@@ -169,6 +169,9 @@ class IndexHeader:
 def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
     """Return the header of the index of `segment`. Raises LogCorruptionError or OSError."""
     head = file.pread(INDEX_HEADER_BYTES, 0)
+    maybe_old = _maybe_older_version(head)
+    if maybe_old is not None:
+        raise LogCorruptionError(f"it has format version {maybe_old}, not {INDEX_VERSION}")
     if len(head) < INDEX_HEADER_BYTES or _CRC.unpack_from(head, _FIELDS.size)[0] != crc32c(
         (head[: _FIELDS.size],)
     ):
@@ -186,11 +189,17 @@ def is_old_index(path: Path, disk: Disk) -> bool:
 
     Raises OSError.
     """
-    head = disk.open(path, is_writable=False).pread(_VERSION.size, 0)
+    return (
+        _maybe_older_version(disk.open(path, is_writable=False).pread(_VERSION.size, 0)) is not None
+    )
+
+
+def _maybe_older_version(head: bytes) -> int | None:
+    """Return the version that a file says it has, if that is an older one: its header differs."""
     if len(head) < _VERSION.size:
-        return False
-    magic, version = _VERSION.unpack(head)
-    return bool(magic == INDEX_MAGIC and version < INDEX_VERSION)
+        return None
+    magic, version = _VERSION.unpack_from(head)
+    return version if magic == INDEX_MAGIC and version < INDEX_VERSION else None
 
 
 def check_index(file: DiskFile, segment: Segment) -> None:

@@ -8,12 +8,15 @@ import random
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
+from log_files import created, open_log
+from log_stagings import commit, drop, staged
 
 from sbp_core import limits
 from sbp_core.cli.log_tools import find_logs
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import ConfigurationError, StatusCode, StorageError
+from sbp_core.log.disk import OsDisk
 
 STREAM, OTHER = 1, 2
 VALUES = [random.Random(number).randbytes(3 << 20) for number in range(12)]
@@ -208,6 +211,25 @@ def test_dump_shows_entries_from_a_position_on(folder, capfd):
     _, out, _ = sbp_log(capfd, "dump", folder)
     (line,) = [line for line in out.splitlines() if "damage=" in line]
     assert "base_offset=1" in line
+
+
+def test_dump_tells_of_transactions(tmp_path, capfd):
+    with open_log(OsDisk(), tmp_path) as log:
+        log.append([created()])
+        log.append([staged("t.1.x", 0), staged("t.1.x", 1), staged("u", 0)])
+        log.append([commit(log, "t.1.x"), drop("u", "v")])
+    _, out, _ = sbp_log(capfd, "dump", tmp_path, "--json")
+    items = [json.loads(line) for line in out.splitlines()]
+    told = [(item["txn_id"], item["sequence"]) for item in items if item["kind"] == "staged"]
+    assert told == [("t.1.x", 0), ("t.1.x", 1), ("u", 0)]
+    ends = [item for item in items if item["kind"] == "txn_end"]
+    assert [(end["is_commit"], end["txn_ids"], end["batches"]) for end in ends] == [
+        (True, ["t.1.x"], 2),
+        (False, ["u", "v"], 0),
+    ]
+    exit_code, out, _ = sbp_log(capfd, "check", tmp_path)
+    assert exit_code == 0
+    assert "3 batches" in out
 
 
 def test_a_folder_stands_for_its_logs(tmp_path):
