@@ -51,7 +51,7 @@ class SbpBatchWriter(DataSourceArrowWriter):
         delivery = self._options.delivery
         with plain_errors():
             emptied = self._streams_to_empty(messages) if delivery.is_truncating else []
-            tails = tails_of(client, emptied)
+            tails = tails_of(client, emptied) if emptied else {}
             commit_staged(client, messages, self._maybe_staged_for.key, delivery.on_replay_mismatch)
             if tails:
                 client.trim_streams(tails)

@@ -8,7 +8,13 @@ from typing import Protocol
 from pyspark.sql.datasource import WriterCommitMessage
 
 from sbp_core.client import RangeInfo, StreamBounds, TxnDecision, TxnPart
-from sbp_core.errors import ConfigurationError, SbpError, TxnAbortedError, UnsupportedError
+from sbp_core.errors import (
+    ConfigurationError,
+    HeaderError,
+    SbpError,
+    TxnAbortedError,
+    UnsupportedError,
+)
 from sbp_core.failpoints import failpoint
 from sbp_spark.options import BatchKey, OnReplayMismatch
 from sbp_spark.task_log import LOG
@@ -70,17 +76,24 @@ def commit_staged(
     digest = 0
     for message in staged:
         digest = join_digests(digest, message.digest)
+    parts = [part for message in staged for part in message.txn_parts()]
     failpoint("sink.before_commit")
     try:
         decision = client.commit_txn(
             key.producer,
             key.batch_number,
-            [part for message in staged for part in message.txn_parts()],
+            parts,
             record_count=record_count,
             digest=encode_digest(digest),
         )
     except UnsupportedError as error:
         raise no_transactions(error) from error
+    except HeaderError as error:
+        raise ConfigurationError(
+            f"{key}: {len(staged)} tasks wrote {len(parts)} parts, one for each stream of each,"
+            f" more than one decision can name ({error}); let fewer tasks write to each stream, for"
+            ' example with .repartition("stream")'
+        ) from None
     except TxnAbortedError as error:
         error.add_note(
             f"{key}: what was staged was given up meanwhile, so nothing of it is committed; it has"

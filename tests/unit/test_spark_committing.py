@@ -11,6 +11,7 @@ from writing_client import SERVERS, WritingClient, sink_options
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
+    HeaderError,
     StatusCode,
     TxnAbortedError,
     UnsupportedError,
@@ -185,6 +186,17 @@ def test_a_server_without_transactions(client, monkeypatch):
     sink = stream_sink()
     with pytest.raises(ConfigurationError, match="delivery=at-least-once"):
         sink.commit(written(sink, monkeypatch, []), 7)
+
+
+def test_more_parts_than_a_decision_can_name(client, monkeypatch):
+    def refuse(*_, **__):
+        raise HeaderError("CommitTxnRequest encodes to 5000000 octets")
+
+    client.commit_txn = refuse
+    sink = stream_sink()
+    told = "batch 7 of query: 2 tasks wrote 2 parts, one for.*repartition"
+    with pytest.raises(ConfigurationError, match=told):
+        sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
 
 
 def batch_sink(*streams, **delivery):
