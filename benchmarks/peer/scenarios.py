@@ -18,8 +18,13 @@ from benchmarks.scenarios import Bench, BenchmarkError, Scenario, Side
 FORMAT: Final = "kafka"
 PRODUCER: Final = {"kafka.batch.size": "1000000", "kafka.linger.ms": "5"}
 """Record batches as large as the connector's and as a broker takes them; by default 16 KiB."""
-CONSUMER: Final = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "10000"}
-"""As much in an answer as the connector asks for, and as many rows at a time as it gives."""
+CONSUMER: Final = {
+    "kafka.max.partition.fetch.bytes": "8388608",
+    "kafka.max.poll.records": "10000",
+    "kafka.fetch.max.wait.ms": "10",
+}
+"""As much in an answer as the connector asks for, as many rows at a time as it gives, and no half
+second (the default) of waiting for more where a batch has none."""
 SYNCED: Final = {"flush.messages": "1"}
 """A topic whose records are acknowledged after fsync, as the connector's are."""
 
