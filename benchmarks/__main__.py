@@ -16,6 +16,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from benchmarks import delays, headers, isolation, memory, report, sources
+from benchmarks.peer import measure as peers
+from benchmarks.peer.report import Finding, tables
 from benchmarks.scenarios import SCENARIOS, Scenario, Side, open_bench
 from benchmarks.sources import Shape
 from sbp_spark.java import use_java
@@ -27,7 +29,7 @@ PAYLOAD_BYTES_DEFAULT: Final = 400_000_000
 DELAY_VALUE_BYTES: Final = 100
 MEMORY: Final = "memory"
 HEADERS: Final = "headers"
-CHOICES: Final = (*SCENARIOS, *delays.CHOICES, MEMORY, HEADERS)
+CHOICES: Final = (*SCENARIOS, *peers.CHOICES, *delays.CHOICES, MEMORY, HEADERS)
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -62,9 +64,15 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         const=HEADERS,
         help="the same as --only headers: what headers cost, without Spark",
     )
+    parser.add_argument(
+        "--kafka",
+        action="store_true",
+        help="the same as --only for each scenario beside Kafka, whose jars are fetched once",
+    )
     settings = parser.parse_args(arguments)
     settings.rows = settings.rows or max(1, PAYLOAD_BYTES_DEFAULT // settings.values)
-    chosen = settings.only or [*SCENARIOS, *delays.CHOICES, *([MEMORY] if settings.memory else [])]
+    asked = [*(settings.only or []), *(peers.CHOICES if settings.kafka else [])]
+    chosen = asked or [*SCENARIOS, *delays.CHOICES, *([MEMORY] if settings.memory else [])]
     settings.only = [name for name in CHOICES if name in chosen]
     return settings
 
@@ -76,8 +84,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def start_spark(folder: Path) -> SparkSession:
-    """Start Spark in this process, with as many task slots as there are streams."""
+def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
+    """Start Spark in this process with more jars and as many task slots as there are streams."""
     use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -91,6 +99,7 @@ def start_spark(folder: Path) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.jars", ",".join(map(str, jars)))
         .getOrCreate()
     )
     sources.register(spark)
@@ -160,21 +169,35 @@ def run_isolation(rounds: int) -> int:
     return 0
 
 
+def measure_peer(
+    spark: SparkSession, peer: peers.Peer, names: Sequence[str], shape: Shape, rounds: int
+) -> list[Finding]:
+    """Measure the connector beside Kafka, on servers of their own for each scenario."""
+    found = []
+    for name in names:
+        with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
+            found.append(peer.measure(spark, name, shape, rounds, folder=Path(folder), tell=tell))
+    return found
+
+
 def measure_in_spark(
     settings: argparse.Namespace, shape: Shape, folder: Path
-) -> tuple[list[report.Rate], list[delays.Delay], list[report.Memory]]:
+) -> tuple[list[report.Rate], list[Finding], list[delays.Delay], list[report.Memory]]:
     """Measure what moves rows; Spark is not started for anything else."""
     chosen = [SCENARIOS[name] for name in settings.only if name in SCENARIOS]
+    beside = [name for name in settings.only if name in peers.CHOICES]
     waits = [name for name in settings.only if name in delays.CHOICES]
-    if not chosen and not waits and MEMORY not in settings.only:
-        return [], [], []
-    spark = start_spark(folder)
+    if not chosen and not beside and not waits and MEMORY not in settings.only:
+        return [], [], [], []
+    peer = peers.Peer.find(tell) if beside else peers.Peer()
+    spark = start_spark(folder, peer.connector_jars)
     rates = [measure(spark, scenario, shape, settings.rounds) for scenario in chosen]
+    compared = measure_peer(spark, peer, beside, shape, settings.rounds)
     delayed = measure_delays(spark, waits, settings.rounds)
     sizes = (settings.memory or [memory.PAYLOAD_MIB_DEFAULT]) if MEMORY in settings.only else []
     memories = [each for mib in sizes for each in measure_memory(spark, mib)]
     spark.stop()
-    return rates, delayed, memories
+    return rates, compared, delayed, memories
 
 
 def tell(line: str) -> None:
@@ -193,11 +216,13 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
         surroundings = report.environment(Path(folder))
         tell(", ".join(f"{name} {value}" for name, value in surroundings.items()))
-        rates, delayed, memories = measure_in_spark(settings, shape, Path(folder))
+        rates, compared, delayed, memories = measure_in_spark(settings, shape, Path(folder))
         costs = headers.measure() if HEADERS in settings.only else []
     what = f"{settings.rows:,} rows of {settings.values} B"
     if rates:
         print(f"\n{what}, {settings.rounds} rounds, {TASKS} tasks\n\n{report.rate_table(rates)}")
+    if compared:
+        print(f"\n{what}, {settings.rounds} rounds, beside a peer\n\n{tables(compared)}")
     if delayed:
         print(f"\ntime of a micro-batch\n\n{delays.table(delayed)}")
     if memories:
@@ -210,6 +235,7 @@ def main(arguments: Sequence[str]) -> int:
         settings={**vars(settings), "tasks": TASKS},
         surroundings=surroundings,
         rates=rates,
+        peer=[asdict(each) for each in compared],
         delays=delays.to_json(delayed),
         memories=memories,
         headers=costs,

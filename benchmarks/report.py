@@ -78,16 +78,16 @@ def latency(
     """Sum up one side: the seconds of each record, and what others read in each round."""
     return Latency(
         side=side,
-        append_p50_ms=_percentile_ms(append_seconds, 50),
-        append_p99_ms=_percentile_ms(append_seconds, 99),
-        p50_ms=_percentile_ms(seconds, 50),
-        p99_ms=_percentile_ms(seconds, 99),
+        append_p50_ms=percentile_ms(append_seconds, 50),
+        append_p99_ms=percentile_ms(append_seconds, 99),
+        p50_ms=percentile_ms(seconds, 50),
+        p99_ms=percentile_ms(seconds, 99),
         max_ms=max(seconds) * 1000,
         catch_up_mb_per_s=median(octets_per_s) / 1e6,
     )
 
 
-def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
+def percentile_ms(seconds: Sequence[float], percent: int) -> float:
     return sorted(seconds)[len(seconds) * percent // 100] * 1000
 
 
@@ -264,6 +264,7 @@ def write_json(
     settings: dict[str, Any],
     surroundings: dict[str, Any],
     rates: Sequence[Rate],
+    peer: Sequence[dict[str, Any]],
     delays: Sequence[dict[str, Any]],
     memories: Sequence[Memory],
     headers: Sequence[HeaderCost],
@@ -273,6 +274,7 @@ def write_json(
         "settings": settings,
         "environment": surroundings,
         "rates": [asdict(each) for each in rates],
+        "peer": [*peer],
         "delays": [*delays],
         "memory": [asdict(each) for each in memories],
         "headers": [asdict(each) for each in headers],

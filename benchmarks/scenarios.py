@@ -84,13 +84,13 @@ class Scenario:
 def batch_read(bench: Bench, side: Side) -> float:
     """Read all rows, from planning to the end."""
     started = time.perf_counter()
-    _batch_rows(bench, side).write.format("noop").mode("overwrite").save()
+    batch_rows(bench, side).write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started
 
 
 def available_now_read(bench: Bench, side: Side) -> float:
     """Read all rows with Trigger.AvailableNow."""
-    return _stream_seconds(bench, _streamed_rows(bench, side).writeStream.format("noop"))
+    return stream_seconds(bench, streamed_rows(bench, side).writeStream.format("noop"))
 
 
 def batch_write(bench: Bench, side: Side) -> float:
@@ -102,11 +102,11 @@ def batch_write(bench: Bench, side: Side) -> float:
 def streaming_write(bench: Bench, side: Side, *, delivery: str = "exactly-once") -> float:
     """Write all rows in one micro-batch, acknowledged and, where they were staged, published."""
     target = replace(bench, shape=bench.new_streams())
-    writer = _streamed_rows(target, Side.CEILING).writeStream
+    writer = streamed_rows(target, Side.CEILING).writeStream
     if side is Side.CEILING:
-        return _stream_seconds(target, writer.format(NULL_FORMAT))
+        return stream_seconds(target, writer.format(NULL_FORMAT))
     writer = writer.format("sbp").options(endpoint=target.endpoint, delivery=delivery)
-    seconds = _stream_seconds(target, writer)
+    seconds = stream_seconds(target, writer)
     target.check_stored()
     return seconds
 
@@ -135,13 +135,15 @@ def open_bench(spark: SparkSession, folder: Path, shape: Shape) -> Iterator[tupl
         yield Bench(spark, cluster.endpoint, folder, shape), cluster.pid
 
 
-def _batch_rows(bench: Bench, side: Side) -> DataFrame:
+def batch_rows(bench: Bench, side: Side) -> DataFrame:
+    """Return all rows, of the streams or out of memory, to be read in a batch."""
     if side is Side.SBP:
         return bench.spark.read.format("sbp").options(**sbp_options(bench)).load()
     return bench.spark.read.format(MEMORY_FORMAT).options(**bench.shape.to_options()).load()
 
 
-def _streamed_rows(bench: Bench, side: Side) -> DataFrame:
+def streamed_rows(bench: Bench, side: Side) -> DataFrame:
+    """Return all rows, of the streams or out of memory, to be read by a query."""
     if side is Side.SBP:
         options = sbp_options(bench) | {"startingOffsets": "earliest"}
         return bench.spark.readStream.format("sbp").options(**options).load()
@@ -160,7 +162,7 @@ def sbp_options(bench: Bench) -> dict[str, str]:
 
 def _save(bench: Bench, side: Side) -> float:
     started = time.perf_counter()
-    writer = _batch_rows(bench, Side.CEILING).write.mode("append")
+    writer = batch_rows(bench, Side.CEILING).write.mode("append")
     if side is Side.CEILING:
         writer.format(NULL_FORMAT).save()
         return time.perf_counter() - started
@@ -170,7 +172,7 @@ def _save(bench: Bench, side: Side) -> float:
     return seconds
 
 
-def _stream_seconds(bench: Bench, writer: DataStreamWriter) -> float:
+def stream_seconds(bench: Bench, writer: DataStreamWriter) -> float:
     """Run a query to its end; return how long its micro-batches took, without starting it."""
     query = (
         writer.option("checkpointLocation", bench.new_checkpoint())

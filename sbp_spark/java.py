@@ -81,7 +81,7 @@ def ensure_java(cache: Path | None = None) -> Path:
     `sbp-spark/java` in $XDG_CACHE_HOME or ~/.cache. Without a download, the system's package
     manager installs one, where this user may. Raises ConfigurationError when that fails too.
     """
-    cache = cache or _default_cache()
+    cache = cache or default_cache("java")
     home = find_java() or _maybe_suitable(_launchers_in(cache))
     if home is not None:
         return home
@@ -108,9 +108,10 @@ def use_java() -> Path:
     return home
 
 
-def _default_cache() -> Path:
+def default_cache(name: str) -> Path:
+    """Return the folder for downloads of one kind: below $XDG_CACHE_HOME, or else ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "sbp-spark" / "java"
+    return (Path(base) if base else Path.home() / ".cache") / "sbp-spark" / name
 
 
 def _installed_launchers() -> Iterator[Path]:

@@ -228,7 +228,7 @@ class TestArguments:
 
     def test_nothing_is_moved_in_spark_for_headers(self, tmp_path):
         settings = command.parse_arguments(["--headers"])
-        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == ([], [], [])
+        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == ([], [], [], [])
 
     def test_only_keeps_the_usual_order(self):
         arguments = ["--only", "memory", "--only", "batch-read"]
@@ -260,6 +260,7 @@ class TestFiles:
             settings={"rows": 5},
             surroundings={"cpu_count": 2},
             rates=[one_rate()],
+            peer=[{"scenario": "kafka-batch-read", "absent": "no network"}],
             delays=delays.to_json([delays.delay("micro-batch", [0.2], "idle", [0.1])]),
             memories=[report.Memory("write", "server", 1, 2, 3)],
             headers=[report.HeaderCost("FetchRequest", 10, 700, 40, 50)],
@@ -268,6 +269,7 @@ class TestFiles:
         assert content["settings"] == {"rows": 5}
         assert content["environment"] == {"cpu_count": 2}
         assert content["rates"][0]["seconds"] == [2.0, 4.0, 5.0]
+        assert content["peer"] == [{"scenario": "kafka-batch-read", "absent": "no network"}]
         assert content["delays"][0]["ratio"] == 2
         assert content["memory"][0]["peak_mib"] == 2
         assert content["headers"][0]["decode_us"] == 50

@@ -1,0 +1,1 @@
+"""Apache Kafka with Spark's own connector for it, measured beside the project's."""

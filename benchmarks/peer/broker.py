@@ -1,0 +1,140 @@
+"""One Kafka broker as a child process: KRaft, broker and controller in one, a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from benchmarks.peer.jars import PeerAbsentError
+
+HEAP: Final = ("-Xms1g", "-Xmx1g")
+"""What Kafka's own start script asks for."""
+JAVA_OPTIONS: Final = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
+"""The script's too, but for the last one: warnings go to standard error."""
+START_TIMEOUT_S: Final = 60
+STOP_TIMEOUT_S: Final = 30
+
+_LOOPBACK: Final = "127.0.0.1"
+_UNTIL_STDIN_CLOSES: Final = 'exec 3<&0; "$@" & java=$!; (read -r _ <&3; kill $java) & wait $java'
+"""Runs a command that ends when this process does, however that ends."""
+_CLUSTER_ID: Final = "c2JwLWJlbmNobWFya3MtLQ"
+_POLL_INTERVAL_S: Final = 0.1
+
+
+def broker_settings(folder: Path, *, port: int, controller_port: int) -> dict[str, str]:
+    """Return the settings that differ from Kafka's defaults: one node, alone, below `folder`."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{_LOOPBACK}:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{_LOOPBACK}:{port},CONTROLLER://{_LOOPBACK}:{controller_port}",
+        "log.dirs": str(folder / "logs"),
+        "auto.create.topics.enable": "false",
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+    }
+
+
+@contextmanager
+def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[str]:
+    """Start a broker on a new folder, give its "host:port" once it answers, stop it in the end.
+
+    Raises PeerAbsentError when it does not come up.
+    """
+    folder.mkdir(parents=True)
+    port, controller_port = _free_ports(2)
+    settings = broker_settings(folder, port=port, controller_port=controller_port)
+    file = _write_settings(folder / "server.properties", settings)
+    java = str(Path(os.environ["JAVA_HOME"], "bin", "java"))
+    command = [java, *HEAP, *JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
+    output = folder / "output"
+    with output.open("wb") as sink:
+        _format_storage([*command, "kafka.tools.StorageTool"], file, sink, output)
+        process = subprocess.Popen(
+            ["sh", "-c", _UNTIL_STDIN_CLOSES, "sh", *command, "kafka.Kafka", str(file)],
+            stdin=subprocess.PIPE,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _wait_for(process, port, output)
+            yield f"{_LOOPBACK}:{port}"
+        finally:
+            _stop(process)
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server((_LOOPBACK, 0)) for _ in range(count)]
+    try:
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _write_settings(path: Path, settings: Mapping[str, str]) -> Path:
+    lines = (f"{name}={value}\n" for name, value in settings.items())
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _format_storage(command: Sequence[str], settings: Path, sink: IO[bytes], output: Path) -> None:
+    """Give the empty log folder its identity, without which a broker refuses it."""
+    try:
+        subprocess.run(
+            [*command, "format", "-t", _CLUSTER_ID, "-c", str(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            timeout=START_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PeerAbsentError(f"its storage was not formatted: {_last_line(output)}") from error
+
+
+def _wait_for(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        if process.poll() is not None:
+            raise PeerAbsentError(f"the broker ended at its start: {_last_line(output)}")
+        try:
+            socket.create_connection((_LOOPBACK, port), timeout=1).close()
+        except OSError:
+            time.sleep(_POLL_INTERVAL_S)
+        else:
+            return
+    raise PeerAbsentError(f"the broker takes no connections after {START_TIMEOUT_S} s")
+
+
+def _last_line(output: Path) -> str:
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
