@@ -58,7 +58,7 @@ class Copy:
             "endpoint": self.cluster.endpoint,
             "streams": "numbers",
             "startingOffsets": "earliest",
-            "maxRecordsPerTrigger": str(rng.randint(50, 500)),
+            "maxRecordsPerTrigger": str(rng.randint(100, 1_000)),
             "minPartitions": str(rng.randint(1, 4)),
         }
         return QueryProcess(
@@ -73,11 +73,12 @@ class Copy:
 
     def finish(self, rng, **order):
         """Copy what is left: a run that was cut short goes on to its own end, the next one on."""
-        finished = 0
-        while finished < 2:
-            exit_code = self.begin(rng, trigger=AVAILABLE_NOW, **order).wait_for_end()
-            assert exit_code in {0, TOO_SLOW}, self.log
-            finished += exit_code == 0
+        while True:
+            life = self.begin(rng, trigger=AVAILABLE_NOW, runs=2, **order)
+            exit_code = life.wait_for_end()
+            if exit_code == 0:
+                return
+            assert exit_code == TOO_SLOW, self.log
 
     @property
     def log(self):
@@ -207,30 +208,38 @@ def report(copy, kills, contents):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("step", STEPS)
-def test_killed_at_each_step(tmp_path, rng, step):
-    """The process that takes the step dies; then the driver, while that process sleeps there.
+def test_killed_at_each_step(tmp_path, rng):
+    """The process that takes a step dies; then the driver dies, while that process sleeps there.
 
     What slept goes on when the next life has committed its micro-batch: it must change nothing.
     """
     with FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster:
         copy = Copy(tmp_path, cluster)
-        with Client(cluster.endpoint) as client:
-            append_values(client, "numbers", numbered(0, 2_000))
-        life = copy.begin(rng, partitions=0, failpoints=f"{step}=kill:1")
-        until(lambda: f"failpoint {step}: kill" in copy.log or not life.is_alive, PATIENCE_SECONDS)
-        life.live(rng.uniform(0, LIFE_SECONDS_MAX))
-        life.kill()
-        life = copy.begin(rng, partitions=3, failpoints=f"{step}=sleep({SLEEP_MS}):1")
-        until(lambda: f"failpoint {step}: sleep" in copy.log or not life.is_alive, PATIENCE_SECONDS)
+        count = 0
+        for step in STEPS:
+            for action in ("kill", f"sleep({SLEEP_MS})"):
+                with Client(cluster.endpoint) as client:
+                    append_values(client, "numbers", numbered(count, count + 200))
+                count += 200
+                die_at(step, action, copy, rng)
         slept_at = time.monotonic()
-        life.kill()
-        copy.finish(rng, partitions=2)
+        copy.finish(rng)
         until(lambda: time.monotonic() > slept_at + SLEEP_MS / 1000 + 1)
         contents = copy.contents()
-    assert copy.fired()[step] >= 2, copy.log
-    assert len(contents["numbers"]) == 2_000
-    assert find_anomalies(contents, is_ordered=False) == set()
+    report(copy, {}, contents)
+    assert len(contents["numbers"]) == count
+    assert find_anomalies(contents, is_ordered=copy.is_ordered) == set()
+
+
+def die_at(step, action, copy, rng):
+    """A life of the query whose processes do that at a step, until it is killed as a whole."""
+    fired = copy.fired()[step]
+    life = copy.begin(rng, failpoints=f"{step}={action}:1")
+    until(lambda: copy.fired()[step] > fired or not life.is_alive, PATIENCE_SECONDS)
+    if action == "kill":
+        life.live(rng.uniform(0, LIFE_SECONDS_MAX))
+    life.kill()
+    assert copy.fired()[step] > fired, copy.log
 
 
 def test_a_sink_without_transactions_doubles(tmp_path, rng):

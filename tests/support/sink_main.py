@@ -29,14 +29,15 @@ def main(order) -> None:
         frame = frame.withColumn("stream", f.when(is_even, "even").otherwise("odd"))
         writer = frame.writeStream.format("sbp").options(**order["sink"])
         writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-        query = writer.trigger(**order["trigger"]).start()
-        (folder / f"starts.{order['life']}").touch()
-        try:
-            query.awaitTermination()
-        except StreamingQueryException as error:
-            print(error, file=sys.stderr)
-            is_slow = "Python worker failed to connect back" in str(error)
-            sys.exit(TOO_SLOW if is_slow else QUERY_FAILED)
+        for _ in range(order.get("runs", 1)):
+            query = writer.trigger(**order["trigger"]).start()
+            (folder / f"starts.{order['life']}").touch()
+            try:
+                query.awaitTermination()
+            except StreamingQueryException as error:
+                print(error, file=sys.stderr)
+                is_slow = "Python worker failed to connect back" in str(error)
+                sys.exit(TOO_SLOW if is_slow else QUERY_FAILED)
 
 
 if __name__ == "__main__":
