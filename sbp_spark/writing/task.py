@@ -11,7 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from sbp_core.client import AppendItem, AppendOutcome, Transaction, Writer, txn_id_of
-from sbp_core.errors import UnsupportedError
+from sbp_core.errors import TxnEndedError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
@@ -97,15 +97,15 @@ def stage_rows(
     *,
     partition_id: int = 0,
 ) -> StagedMessage:
-    """Stage rows of a checked schema in a transaction of their own."""
+    """Stage rows of a checked schema in a transaction of their own.
+
+    If servers drop it meanwhile, as they may in a replay, the rest is only counted and digested.
+    The message names the transaction all the same: the commit tells why it was dropped.
+    """
     key = staged_for.key
     transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
-
-    def stage(items: Sequence[AppendItem]) -> object:
-        failpoint("sink.before_stage")
-        return client.append(items, transaction=transaction)
-
-    with Sender(stage) as sender:
+    staging = _StagedAppend(client, transaction, may_end=staged_for.is_repeatable)
+    with Sender(staging) as sender:
         work = _Work(client, options, sender, partition_id, is_digested=staged_for.is_repeatable)
         try:
             work.write(batches)
@@ -119,6 +119,34 @@ def stage_rows(
     return StagedMessage(
         partition_id, *work.counts(), key.producer, key.batch_number, parts, work.digest
     )
+
+
+class _StagedAppend:
+    """Stages in a transaction, until it is dropped, if it `may_end`.
+
+    A staging is dropped when its batch is decided, or the placement driver has given it up. Both
+    are recorded there first: so a commit that names it is a replay or is refused, and publishes
+    nothing.
+    """
+
+    def __init__(self, client: WritingClient, transaction: Transaction, *, may_end: bool) -> None:
+        self._client = client
+        self._transaction = transaction
+        self._may_end = may_end
+        self._has_ended = False
+
+    def __call__(self, items: Sequence[AppendItem]) -> object:
+        if self._has_ended:
+            return None
+        failpoint("sink.before_stage")
+        try:
+            return self._client.append(items, transaction=self._transaction)
+        except TxnEndedError as error:
+            if not self._may_end:
+                raise
+            LOG.info("the commit will tell what became of the batch: %s", error)
+            self._has_ended = True
+            return None
 
 
 class _PlainAppend:

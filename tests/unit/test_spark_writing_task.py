@@ -1,6 +1,7 @@
 """Writing the rows of a task: converted, routed, batched, and acknowledged or staged."""
 
 import threading
+import time
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from writing_client import WritingClient, sink_options
 
-from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError
+from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError, TxnEndedError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA, decode_envelope
 from sbp_spark.options import (
@@ -101,6 +102,29 @@ def test_a_server_without_transactions_is_told_with_the_remedy():
     client = WritingClient(has_transactions=False)
     with pytest.raises(ConfigurationError, match="set delivery=at-least-once"):
         stage_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
+
+
+def test_what_is_dropped_meanwhile_is_left_to_the_commit(monkeypatch):
+    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
+    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+    client = WritingClient()
+
+    def batches():
+        yield routed(("s1", b"a"))
+        yield routed(("s2", b"b"))
+        while not client.staged:
+            time.sleep(0.001)
+        client.drop_all()
+        yield routed(("s1", b"c"), ("s3", b"d"))
+        yield routed(("s4", b"e"))
+
+    dropped = stage_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=True))
+    rows = [routed(("s1", b"a"), ("s2", b"b"), ("s1", b"c"), ("s3", b"d"), ("s4", b"e"))]
+    whole = stage_rows(rows, client, ROUTED, StagedFor(KEY, is_repeatable=True))
+    assert (dropped.record_count, dropped.digest) == (whole.record_count, whole.digest)
+    assert {part[0] for part in dropped.parts} == client.ended
+    with pytest.raises(TxnEndedError):
+        stage_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=False))
 
 
 def test_a_server_without_writers_gets_plain_appends():
