@@ -327,9 +327,12 @@ SINK_OPTIONS: Final = (
     OptionSpec(
         "truncate",
         "false",
-        "What mode('overwrite') needs: when the new rows are committed, all that was there before"
-        " is trimmed from the streams that `stream` or `streams` name and those that got rows. So a"
-        " write that fails loses nothing, and for a moment readers see both. Not with txnAppId.",
+        "What mode('overwrite') needs: when the new rows can be read, what was there before the"
+        " commit is trimmed from the streams that `stream` or `streams` name, or that the rows are"
+        " for; that of dead letters is left alone. So a write that fails before it is committed"
+        " loses nothing, and for a moment readers see both. If the new rows cannot be read within a"
+        " minute, because a server is away, nothing is trimmed and the write fails. Not with"
+        " txnAppId.",
     ),
     _NETWORK_COMPRESSION,
 )

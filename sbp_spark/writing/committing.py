@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sbp_core.client import RangeInfo, StreamBounds, TxnDecision, TxnPart
+from sbp_core.client import TxnDecision, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
     HeaderError,
@@ -42,18 +42,6 @@ class CommittingClient(Protocol):
         ...
 
 
-class TrimmingClient(Protocol):
-    """What is needed of a client to empty streams."""
-
-    def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
-        """Return where each stream begins and ends now."""
-        ...
-
-    def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
-        """Forget the records of streams, by id, below an offset."""
-        ...
-
-
 class ReplayMismatchError(SbpError):
     """A batch was committed before, with other rows."""
 
@@ -63,12 +51,13 @@ def commit_staged(
     messages: Sequence[WriterCommitMessage | None],
     key: BatchKey,
     on_mismatch: OnReplayMismatch,
-) -> None:
+) -> TxnDecision:
     """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
 
-    What other tries of the tasks staged is in no message, and is never to be seen. May be repeated.
-    Raises SbpError, and nothing is decided or the same call may find out; ReplayMismatchError where
-    another content was decided before, if that is to fail.
+    Return what was decided, now or before. What other tries of the tasks staged is in no message,
+    and is never to be seen. May be repeated. Raises SbpError, and nothing is decided or the same
+    call may find out; ReplayMismatchError where another content was decided before, if that is to
+    fail.
     """
     staged = staged_messages(messages)
     staged.sort(key=lambda message: message.partition_id)
@@ -101,12 +90,12 @@ def commit_staged(
         )
         raise
     failpoint("sink.committed")
-    log_lost(messages, key)
     if decision.is_replay:
         check_replay(decision, key, record_count, encode_digest(digest), on_mismatch)
     if not decision.is_published:
         LOG.info("%s is committed; its rows are still being published", key)
     LOG.debug("committed %s: %d records, replay: %s", key, record_count, decision.is_replay)
+    return decision
 
 
 def abort_staged(client: CommittingClient, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -152,11 +141,6 @@ def check_replay(
             " onReplayMismatch=warn"
         )
     LOG.warning("%s", told)
-
-
-def tails_of(client: TrimmingClient, stream_ids: Sequence[int]) -> dict[int, int]:
-    """Return where streams end now."""
-    return {bound.stream_id: bound.next_offset for bound in client.stream_bounds(stream_ids)}
 
 
 def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:

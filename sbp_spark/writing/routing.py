@@ -55,14 +55,18 @@ class Router:
         """
         if not self._targets.refs:
             return self._by_column(batch)
-        stream_ids = self._ids_of_option()
+        stream_ids = self.option_ids()
         if len(stream_ids) == 1:
             return Routed(int(stream_ids[0]))
         if self._targets.routing is Routing.ROUND_ROBIN:
             return Routed(stream_ids[self._take_turns(rows.num_rows)])
         return Routed(stream_ids[self._by_key(rows.column("key"))])
 
-    def _ids_of_option(self) -> npt.NDArray[np.int64]:
+    def option_ids(self) -> npt.NDArray[np.int64]:
+        """Return the streams that options name, in their order.
+
+        Raises SbpError where there is no such stream.
+        """
         if self._option_ids is None:
             found = self._directory.ids_of([ref.text for ref in self._targets.refs])
             self._option_ids = np.array(found, dtype=np.int64)

@@ -47,6 +47,7 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
         on_mismatch = self._options.delivery.on_replay_mismatch
         with plain_errors():
             commit_staged(client, messages, BatchKey(producer, batchId), on_mismatch)
+        log_lost(messages, BatchKey(producer, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Give up what was staged, but never what is committed: abort may follow a commit."""

@@ -30,11 +30,12 @@ from sbp_spark.writing.committing import no_transactions
 from sbp_spark.writing.digest import digest_of, join_digests
 from sbp_spark.writing.directory import DirectoryClient, StreamDirectory
 from sbp_spark.writing.messages import StagedMessage, WrittenMessage
+from sbp_spark.writing.overwriting import BoundsClient, tails_of
 from sbp_spark.writing.routing import Router, StreamIds, split_rows
 from sbp_spark.writing.rows import fill_times, to_rows
 
 
-class WritingClient(DirectoryClient, Protocol):
+class WritingClient(DirectoryClient, BoundsClient, Protocol):
     """What is needed of a client."""
 
     def append(
@@ -116,8 +117,9 @@ def stage_rows(
         (part.txn_id, part.stream_id, part.range_index, part.record_count)
         for part in transaction.parts()
     )
+    tails = tails_of(client, work.target_ids()) if options.delivery.is_truncating else ()
     return StagedMessage(
-        partition_id, *work.counts(), key.producer, key.batch_number, parts, work.digest
+        partition_id, *work.counts(), key.producer, key.batch_number, parts, work.digest, tails
     )
 
 
@@ -190,6 +192,7 @@ class _Work:
         self._sender = sender
         self._skipped_count = 0
         self._dead_letter_count = 0
+        self._target_ids: set[int] = set()
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Route and send all rows; return when they are acknowledged."""
@@ -198,7 +201,8 @@ class _Work:
                 rows = to_rows(batch)
                 routed = self._router.route(batch, rows)
                 bad = distinct([*routed.bad, *find_bad_rows(rows)])
-                self._take(*self._without_bad(rows, routed.stream_ids, bad))
+                taken = self._take(*self._without_bad(rows, routed.stream_ids, bad))
+                self._target_ids.update(taken)
                 late = self._builders.flush_late(_now_ms())
                 if late:
                     self._sender.send(late)
@@ -217,13 +221,21 @@ class _Work:
             self._dead_letter_count,
         )
 
-    def _take(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> None:
+    def target_ids(self) -> list[int]:
+        """Return the streams that options name or rows were for, not that of dead letters."""
+        return sorted(self._target_ids.union(self._router.option_ids().tolist()))
+
+    def _take(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[int]:
+        """Digest rows and send them; return the streams that they go to."""
         if self._is_digested:
             known = 0 if self._router.is_spreading else stream_ids
             self.digest = join_digests(self.digest, digest_of(rows, known))
         now_us = time.time_ns() // 1_000
+        taken = []
         for stream_id, part in split_rows(fill_times(rows, now_us), stream_ids):
             self._sender.send(self._builders.add(stream_id, part, timestamp_ms=now_us // 1_000))
+            taken.append(stream_id)
+        return taken
 
     def _without_bad(
         self, rows: pa.RecordBatch, stream_ids: StreamIds, bad: list[BadRows]

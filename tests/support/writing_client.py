@@ -99,7 +99,7 @@ class WritingClient:
     def commit_txn(self, producer, batch_number, parts, *, record_count, digest, timeout_ms=None):
         known = self.decisions.setdefault(producer, {})
         if batch_number in known:
-            return replace(known[batch_number], is_replay=True)
+            return replace(known[batch_number], is_replay=True, is_published=self.is_published)
         if any(part.txn_id in self.aborted for part in parts):
             raise TxnAbortedError(StatusCode.TXN_ABORTED, "given up")
         assert sum(part.record_count for part in parts) == record_count

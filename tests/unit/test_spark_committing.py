@@ -16,10 +16,21 @@ from sbp_core.errors import (
     TxnAbortedError,
     UnsupportedError,
 )
-from sbp_spark.options import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch, SinkOptions
-from sbp_spark.writing import batch_writer, stream_writer, task
+from sbp_core.limits import RECORD_BYTES_MAX
+from sbp_spark.options import (
+    BadRecordPolicy,
+    BatchKey,
+    Delivery,
+    DeliveryOptions,
+    OnBadRecord,
+    OnReplayMismatch,
+    SinkOptions,
+    StreamRef,
+)
+from sbp_spark.writing import batch_writer, overwriting, stream_writer, task
 from sbp_spark.writing.batch_writer import SbpBatchWriter
 from sbp_spark.writing.committing import ReplayMismatchError, commit_staged
+from sbp_spark.writing.overwriting import NotTrimmedError
 from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.task import StagedFor, stage_rows
 
@@ -233,12 +244,74 @@ def test_streams_are_emptied_of_what_was_there_before_and_only_when_all_is_commi
         sink.commit(messages)
     assert client.trims == []
     client.commit_txn = commit_txn
-    sink.commit(messages)
-    assert client.trims == [{1: 2}]
+    for _ in range(2):
+        sink.commit(messages)
+    assert client.trims == [{1: 2}] * 2
     by_column = batch_sink(is_truncating=True)
     batch = pa.record_batch({"stream": ["s1", "s2"], "value": pa.array([b"d", b"e"])})
     by_column.commit([by_column.write(iter([batch]))])
-    assert client.trims[1:] == [{1: 3, 2: 0}]
+    assert client.trims[2:] == [{1: 3, 2: 0}]
+
+
+def test_what_was_there_stays_until_the_new_rows_can_be_read(client, monkeypatch):
+    first = batch_sink("s1")
+    first.commit(written(first, monkeypatch, [b"a"]))
+    client.is_published = False
+    sink = batch_sink("s1", is_truncating=True)
+    messages = written(sink, monkeypatch, [b"b"])
+    asked, commit_txn = [], client.commit_txn
+
+    def published_at_the_third_time(*args, **more):
+        assert client.trims == []
+        asked.append(args)
+        client.is_published = len(asked) == 3
+        return commit_txn(*args, **more)
+
+    client.commit_txn = published_at_the_third_time
+    sink.commit(messages)
+    assert len(asked) == 3
+    assert client.trims == [{1: 1}]
+
+
+def test_what_was_there_stays_if_the_new_rows_cannot_be_read_for_long(client, monkeypatch):
+    monkeypatch.setattr(overwriting, "PUBLISH_WAIT_MS", 0)
+    client.is_published = False
+    sink = batch_sink("s1", is_truncating=True)
+    messages = written(sink, monkeypatch, [b"b"])
+    with pytest.raises(NotTrimmedError, match=r"is committed.*was not trimmed.*write again"):
+        sink.commit(messages)
+    assert client.trims == []
+
+
+def test_a_trim_that_fails_is_told_with_what_became_of_the_rows(client, monkeypatch):
+    def refused(offsets):
+        raise ConnectError("refused")
+
+    client.trim_streams = refused
+    sink = batch_sink("s1", is_truncating=True)
+    with pytest.raises(NotTrimmedError, match=r"is committed.*see both: refused"):
+        sink.commit(written(sink, monkeypatch, [b"b"]))
+
+
+def test_the_stream_of_dead_letters_is_not_emptied(client, monkeypatch):
+    letters = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
+    client.published = {1: [{"value": b"a"}], 99: [{"value": b"of others"}]}
+    delivery = DeliveryOptions(is_truncating=True)
+    bad = pa.record_batch({"value": pa.array([b"b", bytes(RECORD_BYTES_MAX)])})
+    named = SbpBatchWriter(sink_options("s1", "s2", bad_records=letters, delivery=delivery))
+    named.commit([named.write(iter([bad]))])
+    by_column = SbpBatchWriter(sink_options(bad_records=letters, delivery=delivery))
+    batch = pa.record_batch({"stream": ["s3", "nowhere"], "value": pa.array([b"d", b"e"])})
+    by_column.commit([by_column.write(iter([batch]))])
+    assert client.trims == [{1: 1, 2: 0}, {3: 0}]
+    assert len(client.published[99]) == 3
+
+
+def test_streams_that_get_no_rows_are_emptied_if_options_name_them(client, monkeypatch):
+    client.published = {1: [{"value": b"a"}]}
+    sink = batch_sink("s1", is_truncating=True)
+    sink.commit(written(sink, monkeypatch, []))
+    assert client.trims == [{1: 1}]
 
 
 def test_the_same_call_may_come_again(client):
