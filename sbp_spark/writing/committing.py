@@ -123,22 +123,28 @@ def check_replay(
 ) -> None:
     """Compare the rows of a replay with those of the decision that counts.
 
-    Raises ReplayMismatchError if they differ and that is to fail.
+    Raises ReplayMismatchError if they differ, or nobody knows that, and that is to fail.
     """
-    if decision.record_count is None or decision.record_count < 0:
-        LOG.debug("%s was committed before, too long ago to compare the rows", key)
-        return
     if (decision.record_count, decision.digest) == (record_count, digest):
         return
-    told = (
-        f"{key} was committed before, with {decision.record_count} records; it came again with"
-        f" {record_count}, which differ, and were left out. Either the query does not give the same"
-        " rows each time, or two queries run on copies of one checkpoint"
-    )
+    if decision.record_count is None or decision.record_count < 0:
+        told = (
+            f"{key} comes too late: batches of {key.producer} with this number or larger ones are"
+            " committed, and which rows this one had, if any, is not known any more. It came with"
+            f" {record_count} records, which were left out. Either a checkpoint was put back, or"
+            " batches did not come in the order of their numbers"
+        )
+        remedy = "start with a new checkpoint, or give a number above the last one"
+    else:
+        told = (
+            f"{key} was committed before, with {decision.record_count} records; it came again with"
+            f" {record_count}, which differ, and were left out. Either the query does not give the"
+            " same rows each time, or two queries run on copies of one checkpoint"
+        )
+        remedy = "give each a checkpoint of its own"
     if on_mismatch is OnReplayMismatch.FAIL:
         raise ReplayMismatchError(
-            f"{told}: give each a checkpoint of its own. To go on without these rows, set"
-            " onReplayMismatch=warn"
+            f"{told}: {remedy}. To go on without these rows, set onReplayMismatch=warn"
         )
     LOG.warning("%s", told)
 

@@ -109,15 +109,20 @@ def test_a_replay_of_other_rows_is_told(client, monkeypatch, caplog):
     assert client.values() == {1: [b"a", b"b"]}
 
 
-def test_what_is_not_known_any_more_is_not_compared(client, monkeypatch, caplog):
-    sink = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
+@pytest.mark.parametrize("count", [None, -1])
+def test_rows_that_are_left_out_uncompared_are_told(client, monkeypatch, caplog, count):
+    sink = stream_sink()
     messages = written(sink, monkeypatch, [b"a"])
     sink.commit(messages, 7)
     known = client.decisions["query"]
-    for count in (None, -1):
-        known[7] = replace(known[7], record_count=count, digest=b"")
-        sink.commit(messages, 7)
-    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+    known[7] = replace(known[7], record_count=count, digest=b"")
+    sink.commit(messages, 7)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert "batch 7 of query comes too late" in told
+    assert "1 records, which were left out" in told
+    failing = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
+    with pytest.raises(ReplayMismatchError, match="a number above the last one"):
+        failing.commit(messages, 7)
 
 
 def test_an_empty_batch_is_a_decision_and_one_without_tasks_is_none(client, monkeypatch):
