@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
 from zlib import crc32
 
@@ -43,10 +44,16 @@ class Router:
         self._turn = partition_id
         self._option_ids: npt.NDArray[np.int64] | None = None
 
-    @property
-    def is_spreading(self) -> bool:
-        """Whether a row's stream may depend on the rows before it, and so on the task."""
-        return len(self._targets.refs) > 1
+    def maybe_set_id(self) -> int | None:
+        """Return a number, not 0, for the set of streams that the rows are spread over.
+
+        Which of them a row goes to may depend on the rows before it, and so on the task. None
+        where it does not. Raises SbpError where there is no such stream.
+        """
+        if len(self._targets.refs) < 2:
+            return None
+        octets = np.sort(self.option_ids()).astype("<i8").tobytes()
+        return int.from_bytes(blake2b(octets, digest_size=7).digest(), "little") + 1
 
     def route(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Routed:
         """Return the streams of `rows`, which are those of Spark's `batch`.

@@ -227,9 +227,14 @@ class _Work:
 
     def _take(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[int]:
         """Digest rows and send them; return the streams that they go to."""
+        self._digest(rows, self._router.maybe_set_id() or stream_ids)
+        return self._send(rows, stream_ids)
+
+    def _digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> None:
         if self._is_digested:
-            known = 0 if self._router.is_spreading else stream_ids
-            self.digest = join_digests(self.digest, digest_of(rows, known))
+            self.digest = join_digests(self.digest, digest_of(rows, stream_ids))
+
+    def _send(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[int]:
         now_us = time.time_ns() // 1_000
         taken = []
         for stream_id, part in split_rows(fill_times(rows, now_us), stream_ids):

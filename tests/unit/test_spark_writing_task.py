@@ -93,6 +93,21 @@ def test_each_try_stages_under_an_id_of_its_own_and_says_what():
     assert client.values() == {}
 
 
+def test_the_digest_tells_over_which_streams_rows_are_spread():
+    staged_for = StagedFor(KEY, is_repeatable=True)
+    batch = keyed((b"1", b"x"), (None, b"y"), (b"3", b"z"))
+
+    def digest(*streams, batches=(batch,), partition_id=0):
+        options = sink_options(*streams)
+        client = WritingClient()
+        return stage_rows(batches, client, options, staged_for, partition_id=partition_id).digest
+
+    assert digest("s1", "s2") != digest("s3", "s4")
+    assert digest("s1", "s2") != digest("s1", "s2", "s3")
+    assert digest("s1", "s2") == digest("s2", "s1", partition_id=1)
+    assert digest("s1", "s2") == digest("s1", "s2", batches=(batch.slice(1), batch.slice(0, 1)))
+
+
 def test_no_digest_is_made_that_nothing_will_be_compared_with():
     once = StagedFor(KEY, is_repeatable=False)
     assert stage_rows([routed(("s1", b"a"))], WritingClient(), ROUTED, once).digest == 0
