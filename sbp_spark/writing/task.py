@@ -251,15 +251,17 @@ class _Work:
         if self._policy.action is OnBadRecord.FAIL:
             raise bad_record_error(bad, rows.num_rows)
         bad_count = sum(len(each.indexes) for each in bad)
+        good, is_good = without(rows, bad)
         if self._policy.dead_letters is not None:
             log_bad_rows(bad, f"put into {self._policy.dead_letters}")
             self._dead_letter_count += bad_count
             (stream_id,) = self._dead_letters.ids_of([self._policy.dead_letters.text])
-            self._take(to_dead_letters(rows, bad), stream_id)
+            # What a letter says of its fault depends on the rows beside it, the row does not.
+            self._digest(rows.filter(pa.array(~is_good)), stream_id)
+            self._send(to_dead_letters(rows, bad), stream_id)
         else:
             log_bad_rows(bad, "left out")
             self._skipped_count += bad_count
-        good, is_good = without(rows, bad)
         return good, stream_ids if isinstance(stream_ids, int) else stream_ids[is_good]
 
 

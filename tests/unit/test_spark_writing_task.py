@@ -108,6 +108,24 @@ def test_the_digest_tells_over_which_streams_rows_are_spread():
     assert digest("s1", "s2") == digest("s1", "s2", batches=(batch.slice(1), batch.slice(0, 1)))
 
 
+def test_the_digest_of_dead_letters_does_not_depend_on_the_rows_beside_them():
+    staged_for = StagedFor(KEY, is_repeatable=True)
+    options = sink_options(bad_records=DEAD_LETTERS)
+    rows = [
+        routed(("s1", bytes(RECORD_BYTES_MAX + 10))),
+        routed(("s1", bytes(RECORD_BYTES_MAX + 5_000))),
+        routed(("nowhere", b"a"), ("s1", b"b")),
+        routed(("elsewhere", b"c"), (None, b"d")),
+    ]
+    together = pa.Table.from_batches(rows).combine_chunks().to_batches()
+
+    def digest(batches):
+        return stage_rows(batches, WritingClient(), options, staged_for).digest
+
+    assert digest(rows) == digest(rows[::-1]) == digest(together)
+    assert digest(rows[:3]) != digest([*rows[:2], routed(("nowhere", b"e"), ("s1", b"b"))])
+
+
 def test_no_digest_is_made_that_nothing_will_be_compared_with():
     once = StagedFor(KEY, is_repeatable=False)
     assert stage_rows([routed(("s1", b"a"))], WritingClient(), ROUTED, once).digest == 0
