@@ -270,9 +270,10 @@ SINK_OPTIONS: Final = (
         "`exactly-once`: rows are staged, and become readable when Spark commits the micro-batch or"
         " the write as a whole: each row once, however often tasks, commits or the query are"
         " repeated, also in other partitions. Of several streams all or nothing, though not at the"
-        " same instant. A new checkpoint is a new query. `at-least-once`: rows are readable as soon"
-        " as they are appended, and what a task wrote before it failed stays; for servers without"
-        " transactions.",
+        " same instant. At most 20000 parts, one for each stream of each task, are committed"
+        ' together: beyond that use .repartition("stream"). A new checkpoint is a new query.'
+        " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"
+        " before it failed stays; for servers without transactions.",
     ),
     OptionSpec(
         "onReplayMismatch",

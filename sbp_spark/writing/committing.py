@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from sbp_core import limits
 from sbp_core.client import TxnDecision, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
@@ -66,6 +67,9 @@ def commit_staged(
     for message in staged:
         digest = join_digests(digest, message.digest)
     parts = [part for message in staged for part in message.txn_parts()]
+    if len(parts) > limits.STREAMS_PER_REQUEST_MAX:
+        limit = f"{limits.STREAMS_PER_REQUEST_MAX} are allowed"
+        raise _too_many_parts(key, len(staged), len(parts), limit)
     failpoint("sink.before_commit")
     try:
         decision = client.commit_txn(
@@ -78,11 +82,7 @@ def commit_staged(
     except UnsupportedError as error:
         raise no_transactions(error) from error
     except HeaderError as error:
-        raise ConfigurationError(
-            f"{key}: {len(staged)} tasks wrote {len(parts)} parts, one for each stream of each,"
-            f" more than one decision can name ({error}); let fewer tasks write to each stream, for"
-            ' example with .repartition("stream")'
-        ) from None
+        raise _too_many_parts(key, len(staged), len(parts), str(error)) from None
     except TxnAbortedError as error:
         error.add_note(
             f"{key}: what was staged was given up meanwhile, so nothing of it is committed; it has"
@@ -169,4 +169,14 @@ def no_transactions(error: UnsupportedError) -> ConfigurationError:
         f"option delivery: the servers know no transactions ({error}); bring them up to date, or"
         " set delivery=at-least-once: rows that a task wrote before it failed may then be there"
         " twice"
+    )
+
+
+def _too_many_parts(
+    key: BatchKey, task_count: int, part_count: int, limit: str
+) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key}: {task_count} tasks wrote {part_count} parts, one for each stream of each, more"
+        f" than one decision can name ({limit}); let fewer tasks write to each stream, for example"
+        ' with .repartition("stream")'
     )

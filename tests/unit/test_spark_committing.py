@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from writing_client import SERVERS, WritingClient, sink_options
 
+from sbp_core import limits
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
@@ -213,6 +214,16 @@ def test_more_parts_than_a_decision_can_name(client, monkeypatch):
     told = "batch 7 of query: 2 tasks wrote 2 parts, one for.*repartition"
     with pytest.raises(ConfigurationError, match=told):
         sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
+
+
+def test_too_many_parts_are_not_sent_at_all(client, monkeypatch):
+    monkeypatch.setattr(limits, "STREAMS_PER_REQUEST_MAX", 2)
+    sink = stream_sink()
+    told = "batch 7 of query: 3 tasks wrote 3 parts, one for.*2 are allowed.*repartition"
+    with pytest.raises(ConfigurationError, match=told):
+        sink.commit(written(sink, monkeypatch, [b"a"], [b"b"], [b"c"]), 7)
+    assert client.decisions == {}
+    sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
 
 
 def batch_sink(*streams, **delivery):
