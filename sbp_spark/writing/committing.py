@@ -43,6 +43,10 @@ class CommittingClient(Protocol):
         ...
 
 
+class IncompleteWriteError(SbpError):
+    """A task did not tell what it has staged."""
+
+
 class ReplayMismatchError(SbpError):
     """A batch was committed before, with other rows."""
 
@@ -58,9 +62,9 @@ def commit_staged(
     Return what was decided, now or before. What other tries of the tasks staged is in no message,
     and is never to be seen. May be repeated. Raises SbpError, and nothing is decided or the same
     call may find out; ReplayMismatchError where another content was decided before, if that is to
-    fail.
+    fail; IncompleteWriteError where a message is missing.
     """
-    staged = staged_messages(messages)
+    staged = all_staged(messages)
     staged.sort(key=lambda message: message.partition_id)
     record_count = sum(message.record_count for message in staged)
     digest = 0
@@ -152,6 +156,17 @@ def check_replay(
 def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
     """Return the messages of tasks that staged rows; of a task that failed there is none."""
     return [message for message in messages if isinstance(message, StagedMessage)]
+
+
+def all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
+    """Return the messages of tasks, all of which staged rows. Raises IncompleteWriteError."""
+    staged = staged_messages(messages)
+    if len(staged) < len(messages):
+        raise IncompleteWriteError(
+            f"{len(messages) - len(staged)} of {len(messages)} tasks did not tell what they have"
+            " staged, so nothing is committed; write again"
+        )
+    return staged
 
 
 def log_lost(messages: Sequence[WriterCommitMessage | None], what: BatchKey | str) -> None:

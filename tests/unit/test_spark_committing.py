@@ -30,7 +30,7 @@ from sbp_spark.options import (
 )
 from sbp_spark.writing import batch_writer, overwriting, stream_writer, task
 from sbp_spark.writing.batch_writer import SbpBatchWriter
-from sbp_spark.writing.committing import ReplayMismatchError, commit_staged
+from sbp_spark.writing.committing import IncompleteWriteError, ReplayMismatchError, commit_staged
 from sbp_spark.writing.overwriting import NotTrimmedError
 from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.task import StagedFor, stage_rows
@@ -132,6 +132,18 @@ def test_an_empty_batch_is_a_decision_and_one_without_tasks_is_none(client, monk
     assert client.decisions["query"][7].record_count == 0
     sink.commit([], 8)
     assert 8 not in client.decisions["query"]
+
+
+def test_nothing_is_committed_without_the_message_of_a_task(client, monkeypatch):
+    sink = stream_sink()
+    messages = written(sink, monkeypatch, [b"a"], [b"b"])
+    for given in ([messages[0], None], [None]):
+        with pytest.raises(IncompleteWriteError, match="so nothing is committed"):
+            sink.commit(given, 7)
+    once = batch_sink("s1")
+    with pytest.raises(IncompleteWriteError, match="1 of 2 tasks"):
+        once.commit([*written(once, monkeypatch, [b"a"]), None])
+    assert client.decisions == {}
 
 
 def test_rows_that_are_being_published_are_a_success(client, monkeypatch, caplog):
