@@ -95,7 +95,9 @@ class Router:
     def _by_column(self, batch: pa.RecordBatch) -> Routed:
         column = _stream_column(batch)
         encoded = column.dictionary_encode()
-        texts = encoded.dictionary.cast(pa.string()).to_pylist()
+        octets = encoded.dictionary.cast(pa.string()).cast(pa.binary()).to_pylist()
+        # What is no UTF-8 gets backslashes, which no name has.
+        texts = [each.decode(errors="backslashreplace") for each in octets]
         self._directory.look_up(texts)
         found = [self._directory.maybe_id(text) for text in texts]
         ids = np.array([NO_STREAM if each is None else each for each in found], dtype=np.int64)

@@ -315,6 +315,26 @@ def test_headers_that_are_no_text():
     assert [name for name, _ in letter["headers"]] == [ERROR_HEADER]
 
 
+def test_a_stream_that_is_no_text_is_a_bad_row():
+    names = pa.array([b"s1", b"s\xff", b"s\xff", b"s2"]).view(pa.string())
+    batch = pa.record_batch({"stream": names, "value": pa.array([b"a", b"b", b"c", b"d"])})
+    with pytest.raises(BadRecordError, match=r"is no stream name.*row 1 of 4 in a batch; 2 of"):
+        append_rows([batch], WritingClient(), ROUTED)
+    client = WritingClient()
+    append_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
+    assert client.values() == {1: [b"a"], 2: [b"d"], 99: [b"b", b"c"]}
+    assert dict(client.published[99][0]["headers"])[STREAM_HEADER] == rb"s\xff"
+
+
+def test_a_dead_letter_has_the_beginning_of_a_long_name():
+    client = WritingClient()
+    name = "ä" * RECORD_BYTES_MAX
+    append_rows([routed((name, b"a"))], client, sink_options(bad_records=DEAD_LETTERS))
+    (letter,) = client.published[99]
+    assert letter["value"] == b"a"
+    assert dict(letter["headers"])[STREAM_HEADER] == "ä".encode() * 2048
+
+
 def test_a_row_that_is_bad_twice_is_counted_once():
     client = WritingClient()
     batch = routed(("nowhere", bytes(RECORD_BYTES_MAX)))
