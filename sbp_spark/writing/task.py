@@ -14,6 +14,7 @@ from sbp_core.client import AppendItem, AppendOutcome, Transaction, Writer, txn_
 from sbp_core.errors import TxnEndedError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.garbage import settle_once
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
 from sbp_spark.task_log import LOG, task_ids
 from sbp_spark.writing.bad_records import (
@@ -65,6 +66,7 @@ def write_rows(
 
     Without `staged_for` they are readable at once.
     """
+    settle_once()
     client = client_for(options.servers, Patience.RUNNING)
     partition_id = int(task_ids().get("partition_id", 0))
     if staged_for is None:
