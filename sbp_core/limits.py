@@ -218,6 +218,8 @@ ABORTED_TXNS_KEPT_MS: Final = 30 * 86_400_000
 """How long a transaction that was given up is known by its id."""
 TXN_BATCHES_MAX: Final = 500_000
 """Staged batches that become readable at once in one stream, 16 octets each in the log."""
+TXN_RECORDS_MAX: Final = 2**32 - 1
+"""Staged records that become readable at once in one stream."""
 TXN_ENDS_KEPT: Final = 16
 """The last ends of transactions that a stream remembers, of those published and those dropped."""
 SNAPSHOT_STAGED_BYTES: Final = 4 * MIB

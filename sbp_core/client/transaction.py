@@ -53,8 +53,8 @@ class Transaction:
         """Streams by their place in the order of first use."""
         self._numbered: dict[_RangeKey, int] = {}
         """Of each range how many batches have a number there."""
-        self._staged: dict[_RangeKey, int] = {}
-        """Of each range how many records are staged for sure."""
+        self._staged: dict[_RangeKey, tuple[int, int]] = {}
+        """Of each range how many records are staged for sure, and batches."""
         self._at_work = threading.Lock()
 
     def parts(self) -> tuple[TxnPart, ...]:
@@ -65,7 +65,7 @@ class Transaction:
         """
         used = self._numbered if self.has_failed else self._staged
         return tuple(
-            TxnPart(self.txn_id, *key, self._staged.get(key, 0))
+            TxnPart(self.txn_id, *key, *self._staged.get(key, (0, 0)))
             for key in sorted(used, key=lambda key: (self._streams[key[0]], key[1]))
         )
 
@@ -102,8 +102,9 @@ class Transaction:
         return sequence
 
     def on_staged(self, key: _RangeKey, record_count: int) -> None:
-        """Take note of records that are staged in a range."""
-        self._staged[key] = self._staged.get(key, 0) + record_count
+        """Take note of a batch that is staged in a range."""
+        records, batches = self._staged.get(key, (0, 0))
+        self._staged[key] = records + record_count, batches + 1
 
 
 class _Staging(Numbering):

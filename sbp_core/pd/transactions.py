@@ -27,12 +27,16 @@ _RANGE_INDEX_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a transaction has staged in one range."""
+    """What a transaction has staged in one range.
+
+    `batch_count` is -1 where nobody said it; it is not kept once the part is committed.
+    """
 
     txn_id: str
     stream_id: int
     range_index: int
     record_count: int
+    batch_count: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,25 @@ def check_manifest(manifest: Manifest) -> None:
             raise _invalid(
                 f"{part.txn_id} is of another batch than {manifest.batch_number} of"
                 f" {manifest.producer}"
+            )
+    _check_size(manifest.parts)
+
+
+def _check_size(parts: Iterable[Part]) -> None:
+    """Raise InvalidRequestError for more than a range can publish at once (SPEC "END_TXN")."""
+    sizes: dict[int, tuple[int, int]] = {}
+    for part in parts:
+        record_count, batch_count = sizes.get(part.stream_id, (0, 0))
+        sizes[part.stream_id] = (
+            record_count + part.record_count,
+            batch_count + max(part.batch_count, 0),
+        )
+    for stream_id, (record_count, batch_count) in sizes.items():
+        if record_count > limits.TXN_RECORDS_MAX or batch_count > limits.TXN_BATCHES_MAX:
+            raise _invalid(
+                f"{record_count} records in {batch_count} batches are staged for stream"
+                f" {stream_id}; at most {limits.TXN_RECORDS_MAX} in {limits.TXN_BATCHES_MAX} can be"
+                " published at once. Stage larger batches, or commit several times"
             )
 
 

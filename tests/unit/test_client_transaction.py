@@ -70,7 +70,7 @@ def test_batches_are_numbered_by_range_and_counted(make, server) -> None:
     assert sent(server) == [[(0, 0), (3, 0), (0, 1)], [(0, 2), (0, 3)]]
     infos = [info for each in server.seen(Opcode.APPEND) for info in each.header.append_requests]
     assert {(info.txn_id, info.writer_id) for info in infos} == {("t.0.a", None)}
-    assert transaction.parts() == (TxnPart("t.0.a", 1, 0, 7), TxnPart("t.0.a", 2, 3, 1))
+    assert transaction.parts() == (TxnPart("t.0.a", 1, 0, 7, 4), TxnPart("t.0.a", 2, 3, 1, 1))
     assert not transaction.has_failed
 
 
@@ -83,7 +83,7 @@ def test_a_lost_append_is_repeated_with_its_numbers(make, server) -> None:
     transaction = Transaction("t")
     make(server.endpoint).do("append", items(b"a", b"b"), transaction=transaction)
     assert sent(server) == [[(0, 0), (0, 1)]] * 2
-    assert transaction.parts() == (TxnPart("t", 1, 0, 2),)
+    assert transaction.parts() == (TxnPart("t", 1, 0, 2, 2),)
 
 
 def test_what_a_sealed_range_refuses_goes_to_the_next_one_in_order(make, peers) -> None:
@@ -99,7 +99,7 @@ def test_what_a_sealed_range_refuses_goes_to_the_next_one_in_order(make, peers) 
     driver.do("append", items(b"a", b"bb", b"c"), transaction=transaction)
     driver.do("append", items(b"d"), transaction=transaction)
     assert (sent(old), sent(new)) == ([[(0, 0), (0, 1), (0, 2)]], [[(1, 0), (1, 1)], [(1, 2)]])
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1), TxnPart("t", 1, 1, 4))
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1), TxnPart("t", 1, 1, 4, 3))
 
 
 def test_a_range_that_refused_everything_is_no_part(make, peers) -> None:
@@ -112,7 +112,7 @@ def test_a_range_that_refused_everything_is_no_part(make, peers) -> None:
     old.script(Opcode.APPEND, append_handler(n0=SEALED))
     transaction = Transaction("t")
     make(pd.endpoint).do("append", items(b"a"), transaction=transaction)
-    assert transaction.parts() == (TxnPart("t", 1, 1, 1),)
+    assert transaction.parts() == (TxnPart("t", 1, 1, 1, 1),)
 
 
 def test_what_may_be_staged_is_asked_for_where_it_was_sent_before_more_is_sent(make, peers) -> None:
@@ -127,7 +127,7 @@ def test_what_may_be_staged_is_asked_for_where_it_was_sent_before_more_is_sent(m
     transaction = Transaction("t")
     make(pd.endpoint).do("append", items(b"a", b"b"), transaction=transaction)
     assert (sent(old), sent(new)) == ([[(0, 0), (0, 1)]] * 2, [[(1, 0)]])
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1), TxnPart("t", 1, 1, 1))
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1), TxnPart("t", 1, 1, 1, 1))
 
 
 def test_no_batch_goes_to_the_next_range_while_one_may_be_in_the_last(make, peers) -> None:
@@ -167,7 +167,7 @@ def test_a_transaction_that_failed_is_over(make, server) -> None:
     with pytest.raises(TxnEndedError, match="item 1 of 2"):
         driver.do("append", items(b"a", b"b"), transaction=transaction)
     assert transaction.has_failed
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1),)
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1),)
     with pytest.raises(ConfigurationError, match="has failed"):
         driver.do("append", items(b"c"), transaction=transaction)
     assert len(server.seen(Opcode.APPEND)) == 1
@@ -179,7 +179,7 @@ def test_what_may_be_staged_is_to_be_dropped(make, server) -> None:
     with pytest.raises(ConnectionLostError) as caught:
         make(server.endpoint, retry=NO_RETRY).do("append", items(b"a"), transaction=transaction)
     assert caught.value.outcome is Outcome.UNKNOWN
-    assert transaction.parts() == (TxnPart("t", 1, 0, 0),)
+    assert transaction.parts() == (TxnPart("t", 1, 0, 0, 0),)
 
 
 def test_a_server_that_does_not_know_transactions_is_not_asked(make, peer) -> None:

@@ -10,7 +10,8 @@ import pytest
 from pd_cluster import running
 from scripted_peer import Exchange, ScriptedPeer, reset, silent, status
 
-from sbp_core.errors import StatusCode
+from sbp_core import limits
+from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.wire.headers import (
     CommitTxnRequest,
     DescribeTxnsRequest,
@@ -112,6 +113,19 @@ def test_what_is_committed_is_published_by_one_frame(tmp_path, peer):
             assert (empty.is_replay, empty.is_published) == (False, True)
             assert len(asked(peer)) == 1
             await becomes(cluster, "published", "published")
+
+    asyncio.run(main())
+
+
+def test_what_no_range_can_publish_is_not_decided(tmp_path):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server("127.0.0.1:1")
+            one = await cluster.created_id()
+            many = TxnPart("p.1.a", one, 5, 0, limits.TXN_BATCHES_MAX)
+            with pytest.raises(InvalidRequestError, match="published at once"):
+                await commit(cluster, 1, many, TxnPart("p.1.b", one, 1, 0, 1))
+            assert await describe(cluster) == []
 
     asyncio.run(main())
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -33,6 +36,10 @@ def txns(store):
 
 def part(txn_id: str, stream_id: int = 1, range_index: int = 0, count: int = 5) -> Part:
     return Part(txn_id, stream_id, range_index, count)
+
+
+def sized(txn_id: str, record_count: int, batch_count: int) -> Part:
+    return Part(txn_id, 1, 0, record_count, batch_count)
 
 
 def manifest(batch_number: int, *parts: Part, producer: str = "p", digest=DIGEST) -> Manifest:
@@ -213,6 +220,8 @@ def test_decisions_do_not_touch_the_revision(store, txns):
         manifest(1, part("x"), part("x", count=4)),
         manifest(1, part("p.2.a")),
         manifest(1, part("q.1.a")),
+        manifest(1, part("x", count=2**31), part("y", count=2**31)),
+        manifest(1, sized("x", 2, limits.TXN_BATCHES_MAX), sized("y", 2, 1)),
     ],
 )
 def test_manifests_that_make_no_sense(wrong):
@@ -224,3 +233,7 @@ def test_manifests_that_do():
     check_manifest(manifest(1))
     check_manifest(manifest(1, part("x"), part("x", range_index=1), part("x", 2), part("p.1.a")))
     check_manifest(manifest(1, part("x" * (TXN_ID_LENGTH_MAX - 11))))
+    most = limits.TXN_RECORDS_MAX, limits.TXN_BATCHES_MAX
+    unknown = sized("y", 0, -1)
+    check_manifest(manifest(1, sized("x", *most), unknown, replace(unknown, stream_id=2)))
+    check_manifest(manifest(1, sized("x", *most), replace(sized("x", *most), stream_id=2)))
