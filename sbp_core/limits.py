@@ -212,6 +212,8 @@ TXNS_PER_FRAME: Final = 100
 """Decisions that are read at a time to be described; each may have many parts."""
 END_TXN_TIMEOUT_MS: Final = 10_000
 """How long the placement driver waits for a range server to end transactions, or to copy them."""
+TXN_COPIES_MAX: Final = 4
+"""Streams of which the placement driver copies at a time what was staged before a seal."""
 STUCK_LOG_INTERVAL_MS: Final = 60_000
 """How often the log says that something committed cannot be published."""
 ABORTED_TXNS_KEPT_MS: Final = 30 * 86_400_000
