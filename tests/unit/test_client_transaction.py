@@ -8,12 +8,14 @@ from core_cluster import rows_batch
 from scripted_peer import placed, ranges, reset
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, Transaction, TxnPart, Writer
+from sbp_core.client import AppendItem, RangeInfo, Transaction, TxnPart, Writer
+from sbp_core.client.router import Router
 from sbp_core.errors import (
     ConfigurationError,
     ConnectionLostError,
     NotFoundError,
     Outcome,
+    RangeSealedError,
     RecordBatchError,
     StatusCode,
     TxnEndedError,
@@ -212,6 +214,37 @@ def test_a_transaction_has_no_writer(make, server) -> None:
         driver.do("append", [AppendItem(1, b"no batch")], transaction=transaction)
     assert not transaction.has_failed
     assert server.requests == []
+
+
+PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
+
+
+def test_a_number_that_a_range_refused_is_not_lost() -> None:
+    """A server that dies before its seal is on disk has an open range again, without a gap."""
+    transaction = Transaction("t")
+    with transaction.staging(items(b"a", b"b", b"c", b"d")) as staging:
+        assert [staging.marks(index, PIECE).sequence for index in range(3)] == [0, 1, 2]
+        staging.on_appended(0)
+        staging.on_refused(1, RangeSealedError(SEALED, ""))
+        assert staging.marks(1, PIECE).sequence == 1
+        assert staging.marks(2, PIECE).sequence == 2, "nobody knows what became of it"
+        assert staging.marks(3, PIECE).sequence == 3
+        for index in (1, 2):
+            staging.on_refused(index, RangeSealedError(SEALED, ""))
+        assert [staging.marks(index, PIECE).sequence for index in (1, 2)] == [1, 2]
+
+
+def test_a_range_that_another_thread_looks_up_is_not_gone() -> None:
+    router = Router()
+    router.learn(1, [PIECE])
+    with Transaction("t").staging(items(b"a")) as staging:
+        staging.marks(0, staging.range_for(0, router))
+        router.forget(1)
+        with pytest.raises(RangeSealedError, match="looked up again") as caught:
+            staging.range_for(0, router)
+        assert caught.value.retriable
+        router.learn(1, [PIECE])
+        assert staging.range_for(0, router) == PIECE
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * (limits.TXN_ID_LENGTH_MAX + 1)])
