@@ -208,6 +208,8 @@ TXN_DIGEST_BYTES_MAX: Final = 32
 """What a producer says of the contents of a batch, so that it knows them again."""
 TXNS_KEPT_PER_PRODUCER: Final = 16
 """The last published batches of a producer of which more is known than that they are."""
+ONE_SHOT_KEPT_MS: Final = 86_400_000
+"""How long the published batch of a producer is known that has no other one."""
 TXNS_PER_FRAME: Final = 100
 """Decisions that are read at a time to be described; each may have many parts."""
 END_TXN_TIMEOUT_MS: Final = 10_000
@@ -266,6 +268,7 @@ assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert 512 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX
 assert 512 * WRITERS_PER_STREAM_MAX + RESULTS_PER_FRAME * KIB < HEADER_BYTES_MAX // 2
 assert SNAPSHOT_STAGED_BYTES < ENTRY_BYTES_MAX
+assert RETRY_BUDGET_MS < ONE_SHOT_KEPT_MS, "who tries again is told what was decided"
 assert 16 * TXN_BATCHES_MAX < ENTRY_BYTES_MAX // 2, "the rest is room for the ids"
 assert WRITER_BATCHES_KEPT > 1
 assert WRITERS_PER_STREAM_MAX <= WRITERS_MAX

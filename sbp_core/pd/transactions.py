@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Protocol
 
 from sbp_core import limits
@@ -179,13 +180,14 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     NotFoundError: a stream was deleted. TxnAbortedError: a transaction was given up, or went with
     the range in which it was staged. InvalidRequestError: another manifest names it.
     """
+    has_stream, has_range = cache(ledger.has_stream), cache(ledger.has_range)
     checked: set[str] = set()
     for part in parts:
-        if not ledger.has_stream(part.stream_id):
+        if not has_stream(part.stream_id):
             raise NotFoundError(
                 StatusCode.NOT_FOUND, f"stream {part.stream_id} does not exist (or was deleted)"
             )
-        if not ledger.has_range(part.stream_id, part.range_index):
+        if not has_range(part.stream_id, part.range_index):
             raise TxnAbortedError(
                 StatusCode.TXN_ABORTED,
                 f"stream {part.stream_id} has no range {part.range_index} any more: what"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -15,8 +17,15 @@ from sbp_core.errors import (
 from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_PER_PRODUCER
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.sqlite_store import SqliteStore
-from sbp_core.pd.transactions import AbortedTxn, Manifest, Part, Verdict, check_manifest
-from sbp_core.wire.txn_id import copy_of
+from sbp_core.pd.transactions import (
+    AbortedTxn,
+    Manifest,
+    Part,
+    Verdict,
+    check_manifest,
+    check_parts,
+)
+from sbp_core.wire.txn_id import copy_of, one_shot_producer
 
 DIGEST = b"12345678"
 
@@ -163,6 +172,52 @@ def test_no_more_is_kept_than_is_asked_for(txns):
     assert len(txns.aborted_after("", 10)) == 2
     assert txns.abort([part("z")], ABORTED_TXNS_KEPT_MS + 1) == [Verdict.GIVEN_UP]
     assert [each.txn_id for each in txns.aborted_after("", 10)] == ["y", "z"]
+
+
+def test_producers_of_one_batch_are_forgotten_some_time_after(txns):
+    published, hidden, newer = (one_shot_producer() for _ in range(3))
+    commit(txns, 0, producer=published)
+    number = commit(txns, 0, part("x"), producer=hidden)
+    commit(txns, 0, producer="p")
+    later = 9 + limits.ONE_SHOT_KEPT_MS
+    txns.commit(manifest(0, producer=newer), later)
+    assert txns.commit(manifest(0, producer=published), later).is_replay
+    txns.commit(manifest(1), later + 1)
+    producers = [each.producer for each in txns.txns_after(-1, 10)]
+    assert producers == [hidden, "p", newer, "p"]
+    publish(txns, number)
+    txns.commit(manifest(2), later + 1)
+    assert [each.producer for each in txns.txns_after(-1, 10)] == ["p", newer, "p", "p"]
+
+
+def test_few_rows_are_looked_at(txns, monkeypatch):
+    """Neither to tell what is known of a producer, nor to forget those of one batch."""
+    asked = []
+    query = txns._query
+    monkeypatch.setattr(txns, "_query", lambda *each: [asked.append(each[0]), query(*each)][1])
+    txns.txns_after(-1, 10, "p")
+    commit(txns, 1)
+    plans = []
+    for statement in asked:
+        if "FROM txns" in statement:
+            rows = query(f"EXPLAIN QUERY PLAN {statement}", *[0] * statement.count("?"))
+            plans += [row[3] for row in rows]
+    assert any("(producer=?)" in plan for plan in plans), plans
+    assert any("txns_one_shot (decided_at_ms<?)" in plan for plan in plans), plans
+    assert not any(plan.startswith("SCAN txns") for plan in plans), plans
+
+
+def test_a_range_is_looked_up_once(txns, monkeypatch):
+    asked = Counter()
+
+    def has(name, found, *key):
+        asked[name] += 1
+        return found(*key)
+
+    for name in ("has_stream", "has_range"):
+        monkeypatch.setattr(txns, name, partial(has, name, getattr(txns, name)))
+    check_parts(txns, [part(f"p.1.{number}") for number in range(50)])
+    assert asked == {"has_stream": 1, "has_range": 1}
 
 
 def test_decisions_are_there_after_a_restart(tmp_path):
