@@ -289,8 +289,9 @@ SINK_OPTIONS: Final = (
         "txnAppId",
         "none",
         "With txnVersion: name of an application that numbers its batch writes, so that one that is"
-        " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -. Without"
-        " the two each batch write is atomic, and writes its rows again when it is done again.",
+        " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not"
+        " beginning with once-. Without the two each batch write is atomic, and writes its rows"
+        " again when it is done again.",
     ),
     OptionSpec(
         "txnVersion",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from sbp_core.client import one_shot_producer
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.source_streams import plain_errors
@@ -28,7 +28,7 @@ class SbpBatchWriter(DataSourceArrowWriter):
         if options.delivery.delivery is Delivery.EXACTLY_ONCE:
             key = options.delivery.maybe_key
             self._maybe_staged_for = StagedFor(
-                key or BatchKey(uuid.uuid4().hex, 0), key is not None
+                key or BatchKey(one_shot_producer(), 0), key is not None
             )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -18,6 +18,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.limits import RECORD_BYTES_MAX
+from sbp_core.wire.txn_id import ONE_SHOT_PREFIX
 from sbp_spark.options import (
     BadRecordPolicy,
     BatchKey,
@@ -256,6 +257,7 @@ def test_each_batch_write_is_one_of_its_own(client, monkeypatch):
         pickle.loads(pickle.dumps(sink)).commit(messages)
     assert client.values() == {1: [b"a", b"b"] * 2}
     assert len(client.decisions) == 2
+    assert all(producer.startswith(ONE_SHOT_PREFIX) for producer in client.decisions)
 
 
 def test_a_numbered_batch_write_is_done_once(client, monkeypatch):
