@@ -208,18 +208,26 @@ TXN_DIGEST_BYTES_MAX: Final = 32
 """What a producer says of the contents of a batch, so that it knows them again."""
 TXNS_KEPT_PER_PRODUCER: Final = 16
 """The last published batches of a producer of which more is known than that they are."""
+ONE_SHOT_KEPT_MS: Final = 86_400_000
+"""How long the published batch of a producer is known that has no other one."""
 TXNS_PER_FRAME: Final = 100
 """Decisions that are read at a time to be described; each may have many parts."""
 END_TXN_TIMEOUT_MS: Final = 10_000
 """How long the placement driver waits for a range server to end transactions, or to copy them."""
+TXN_COPIES_MAX: Final = 4
+"""Streams of which the placement driver copies at a time what was staged before a seal."""
 STUCK_LOG_INTERVAL_MS: Final = 60_000
 """How often the log says that something committed cannot be published."""
 ABORTED_TXNS_KEPT_MS: Final = 30 * 86_400_000
 """How long a transaction that was given up is known by its id."""
 TXN_BATCHES_MAX: Final = 500_000
 """Staged batches that become readable at once in one stream, 16 octets each in the log."""
+TXN_RECORDS_MAX: Final = 2**32 - 1
+"""Staged records that become readable at once in one stream."""
 TXN_ENDS_KEPT: Final = 16
 """The last ends of transactions that a stream remembers, of those published and those dropped."""
+STAGINGS_MAX: Final = 65_536
+"""Transactions that have something staged in a range of a range server, counted by range."""
 SNAPSHOT_STAGED_BYTES: Final = 4 * MIB
 """Octets of what is staged in one SNAPSHOT_STAGED entry."""
 STAGED_TIMEOUT_MS: Final = 86_400_000
@@ -262,6 +270,7 @@ assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert 512 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX
 assert 512 * WRITERS_PER_STREAM_MAX + RESULTS_PER_FRAME * KIB < HEADER_BYTES_MAX // 2
 assert SNAPSHOT_STAGED_BYTES < ENTRY_BYTES_MAX
+assert RETRY_BUDGET_MS < ONE_SHOT_KEPT_MS, "who tries again is told what was decided"
 assert 16 * TXN_BATCHES_MAX < ENTRY_BYTES_MAX // 2, "the rest is room for the ids"
 assert WRITER_BATCHES_KEPT > 1
 assert WRITERS_PER_STREAM_MAX <= WRITERS_MAX

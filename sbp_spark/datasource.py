@@ -26,7 +26,7 @@ from sbp_spark.source_streams import describe_refs, plain_errors, select_streams
 from sbp_spark.stream_reader import SbpStreamReader
 from sbp_spark.writing.batch_writer import SbpBatchWriter
 from sbp_spark.writing.stream_writer import SbpStreamWriter
-from sbp_spark.writing.targets import check_targets
+from sbp_spark.writing.targets import check_targets, purpose_of
 
 
 class SbpDataSource(DataSource):
@@ -100,8 +100,7 @@ class SbpDataSource(DataSource):
                     "output mode complete: a stream is only ever appended to, never replaced; use"
                     " .outputMode('append') or .outputMode('update')"
                 )
-            named = ",".join(ref.text for ref in options.targets.refs)
-            check_once(options.servers, named, lambda: check_targets(options))
+            check_once(options.servers, purpose_of(options), lambda: check_targets(options))
         return SbpStreamWriter(options)
 
     def _sink_options(self, schema: StructType, *, streaming: bool) -> SinkOptions:

@@ -32,7 +32,7 @@ from sbp_core.client.types import (
 from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
-from sbp_core.wire.txn_id import is_producer, txn_id_of
+from sbp_core.wire.txn_id import is_producer, one_shot_producer, txn_id_of
 
 __all__ = [
     "EARLIEST",
@@ -65,6 +65,7 @@ __all__ = [
     "Wishes",
     "Writer",
     "is_producer",
+    "one_shot_producer",
     "parse_endpoint",
     "txn_id_of",
 ]

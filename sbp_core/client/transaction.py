@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,9 +53,11 @@ class Transaction:
         self._streams: dict[int, int] = {}
         """Streams by their place in the order of first use."""
         self._numbered: dict[_RangeKey, int] = {}
-        """Of each range how many batches have a number there."""
-        self._staged: dict[_RangeKey, int] = {}
-        """Of each range how many records are staged for sure."""
+        """Of each range how many numbers were given to batches."""
+        self._unused: dict[_RangeKey, list[int]] = {}
+        """Of each range the numbers that came back, as a heap."""
+        self._staged: dict[_RangeKey, tuple[int, int]] = {}
+        """Of each range how many records are staged for sure, and batches."""
         self._at_work = threading.Lock()
 
     def parts(self) -> tuple[TxnPart, ...]:
@@ -65,7 +68,7 @@ class Transaction:
         """
         used = self._numbered if self.has_failed else self._staged
         return tuple(
-            TxnPart(self.txn_id, *key, self._staged.get(key, 0))
+            TxnPart(self.txn_id, *key, *self._staged.get(key, (0, 0)))
             for key in sorted(used, key=lambda key: (self._streams[key[0]], key[1]))
         )
 
@@ -97,13 +100,20 @@ class Transaction:
 
     def number(self, key: _RangeKey) -> int:
         """Return the number of the next batch that is sent to a range."""
+        if self._unused.get(key):
+            return heapq.heappop(self._unused[key])
         sequence = self._numbered.get(key, 0)
         self._numbered[key] = sequence + 1
         return sequence
 
+    def take_back(self, key: _RangeKey, sequence: int) -> None:
+        """Let another batch have a number: the range has none under it."""
+        heapq.heappush(self._unused.setdefault(key, []), sequence)
+
     def on_staged(self, key: _RangeKey, record_count: int) -> None:
-        """Take note of records that are staged in a range."""
-        self._staged[key] = self._staged.get(key, 0) + record_count
+        """Take note of a batch that is staged in a range."""
+        records, batches = self._staged.get(key, (0, 0))
+        self._staged[key] = records + record_count, batches + 1
 
 
 class _Staging(Numbering):
@@ -126,12 +136,19 @@ class _Staging(Numbering):
     def range_for(self, index: int, router: Router) -> RangeInfo:
         """Return the range that a batch was sent to before, else the open one.
 
-        Raises NotFoundError if that one was trimmed away meanwhile.
+        Raises NotFoundError if that one was trimmed away meanwhile, RangeSealedError while it is
+        not known where it is: another thread may look the stream up.
         """
         if index not in self._numbers:
             return super().range_for(index, router)
         (stream_id, range_index), _ = self._numbers[index]
-        for piece in router.maybe_ranges(stream_id) or ():
+        ranges = router.maybe_ranges(stream_id)
+        if ranges is None:
+            raise RangeSealedError(
+                StatusCode.RANGE_ALREADY_SEALED,
+                f"range {range_index} of stream {stream_id} has to be looked up again",
+            )
+        for piece in ranges:
             if piece.range_index == range_index:
                 return piece
         raise NotFoundError(
@@ -153,6 +170,9 @@ class _Staging(Numbering):
         self._transaction.on_staged(key, self._record_counts[index])
 
     def on_refused(self, index: int, error: SbpError) -> None:
-        """Let a batch go on in the next range."""
+        """Let a batch go on in the next range.
+
+        Or in this one: a server that told of a seal may die before that is on disk.
+        """
         if isinstance(error, RangeSealedError):
-            del self._numbers[index]
+            self._transaction.take_back(*self._numbers.pop(index))

@@ -123,13 +123,17 @@ def range_servers(context: Context) -> Program[list[str]]:
 
 
 def _part_table(part: TxnPart) -> headers.TxnPart:
-    return headers.TxnPart(part.txn_id, part.stream_id, part.record_count, part.range_index)
+    return headers.TxnPart(
+        part.txn_id, part.stream_id, part.record_count, part.range_index, part.batch_count
+    )
 
 
 def _part(part: headers.TxnPart) -> TxnPart:
     if part.txn_id is None:
         raise unanswered("the id of a transaction")
-    return TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count)
+    return TxnPart(
+        part.txn_id, part.stream_id, part.range_index, part.record_count, part.batch_count
+    )
 
 
 def _info(found: TxnDescription, server: str | None) -> TxnInfo:

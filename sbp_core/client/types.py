@@ -155,12 +155,17 @@ class AppendOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TxnPart:
-    """What a transaction has staged in a range: so many records."""
+    """What a transaction has staged in a range: so many records, in so many batches.
+
+    A placement driver that knows `batch_count` decides nothing that is too much to be published;
+    -1 is any number.
+    """
 
     txn_id: str
     stream_id: int
     range_index: int
     record_count: int
+    batch_count: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class RangeServers:
         )
         self._ends: dict[str, Combiner[TxnEnd, Ended | SbpError]] = {}
         self._drops: set[asyncio.Task[None]] = set()
+        self._copying = asyncio.Semaphore(limits.TXN_COPIES_MAX)
 
     async def maybe_route(self, stream_id: int, range_index: int) -> Route | None:
         """Return where a range is; None if there is no such stream."""
@@ -87,17 +88,21 @@ class RangeServers:
             raise ended
 
     async def copy_earlier(self, publication: Publication, address: str) -> None:
-        """Stage what a publication has in earlier ranges in its own, at its server."""
-        for part in publication.earlier:
-            route = await self.maybe_route(part.stream_id, part.range_index)
-            await copy_staged(
-                self._client,
-                _known(route.address if route else "", part.stream_id),
-                TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count),
-                _known(address, part.stream_id),
-                publication.range_index,
-                timeout_ms=limits.END_TXN_TIMEOUT_MS,
-            )
+        """Stage what a publication has in earlier ranges in its own, at its server.
+
+        TXN_COPIES_MAX publications do that at a time: each holds a frame's worth of batches.
+        """
+        async with self._copying:
+            for part in publication.earlier:
+                route = await self.maybe_route(part.stream_id, part.range_index)
+                await copy_staged(
+                    self._client,
+                    _known(route.address if route else "", part.stream_id),
+                    TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count),
+                    _known(address, part.stream_id),
+                    publication.range_index,
+                    timeout_ms=limits.END_TXN_TIMEOUT_MS,
+                )
 
     def drop(self, parts: Iterable[Part]) -> None:
         """Let servers drop what is staged, in the background, unless too much is under way.

@@ -32,7 +32,7 @@ class PublicationState(enum.Enum):
     ENDING = "END_TXN is to be sent to the server of the range"
     COPYING = "what was staged in earlier ranges is to be staged in this one"
     COPIED = "that is done: END_TXN is to be sent again"
-    STUCK = "other records are staged than were committed: END_TXN is sent again and again"
+    STUCK = "other records are staged than were committed: what can be done is done again and again"
     MOVING = "the range is sealed: the next one is to be found"
     PUBLISHED = "the records are visible"
     SETTLED = "that is recorded, or the stream was deleted"
@@ -68,7 +68,7 @@ PUBLICATION: Final = Machine(
         _ENDING: _row(DONE=_PUBLISHED, SEALED=_MOVING, COPIES_LACKING=_COPYING, INCOMPLETE=_STUCK),
         _COPYING: _row(COPIED=_COPIED, COPIES_REFUSED=_ENDING),
         _COPIED: _row(DONE=_PUBLISHED, SEALED=_MOVING, INCOMPLETE=_STUCK),
-        _STUCK: _row(DONE=_PUBLISHED, SEALED=_MOVING, INCOMPLETE=_STUCK),
+        _STUCK: _row(DONE=_PUBLISHED, SEALED=_MOVING, COPIES_LACKING=_COPYING, INCOMPLETE=_STUCK),
         _MOVING: _row(MOVED=_ENDING),
         _PUBLISHED: _row(RECORDED=_SETTLED),
         _SETTLED: _row(),
@@ -138,7 +138,7 @@ class Publication:
                 return PublicationInput.COPIES_REFUSED
             case RangeSealedError():
                 return PublicationInput.SEALED
-            case TxnIncompleteError() if self.state is _ENDING and self.earlier:
+            case TxnIncompleteError() if self.state in {_ENDING, _STUCK} and self.earlier:
                 return PublicationInput.COPIES_LACKING
             case TxnIncompleteError() | TxnEndedError() | InvalidRequestError():
                 return None if self.state is _COPYING else PublicationInput.INCOMPLETE

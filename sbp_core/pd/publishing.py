@@ -108,7 +108,7 @@ class Publisher:
         """Wait until a decision is visible in all its streams; False if that takes longer."""
         decision = self._open.get(txn_number)
         if decision is None:
-            return True
+            return not self._is_stopped
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await decision.is_published.wait()
@@ -135,12 +135,12 @@ class Publisher:
         loop = asyncio.get_running_loop()
         failure_count, logged_at = 0, -limits.STUCK_LOG_INTERVAL_MS / 1000
         while queue[0].state is not PublicationState.SETTLED:
+            error: Exception | None
             try:
                 error = await self._step(queue)
-            except SbpError as failure:
+            except Exception as failure:  # noqa: BLE001 - nothing that is decided is given up
                 error = failure
             if error is None:
-                failure_count = 0
                 continue
             if loop.time() - logged_at >= limits.STUCK_LOG_INTERVAL_MS / 1000:
                 logged_at = loop.time()
@@ -207,7 +207,7 @@ class Publisher:
             del self._open[publication.txn_number]
 
 
-def _log(publication: Publication, error: SbpError) -> None:
+def _log(publication: Publication, error: Exception) -> None:
     is_stuck = publication.state is PublicationState.STUCK
     _LOG.log(
         logging.ERROR if is_stuck else logging.WARNING,
@@ -216,4 +216,5 @@ def _log(publication: Publication, error: SbpError) -> None:
         publication.stream_id,
         "because records are missing or too many; it is tried again" if is_stuck else "yet",
         error,
+        exc_info=None if isinstance(error, SbpError) else error,
     )

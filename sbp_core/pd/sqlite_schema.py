@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is brought up to date."""
 
@@ -64,6 +64,11 @@ _TRANSACTIONS: Final = (
 )
 """Of each decision the parts that are not published yet: without any, it is published."""
 
+_ONE_SHOT: Final = (
+    """CREATE INDEX txns_one_shot ON txns (decided_at_ms) WHERE producer GLOB 'once-*'""",
+)
+"""Of the decisions of producers that have one batch, when they were made."""
+
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
     """CREATE TABLE cluster (
@@ -105,6 +110,7 @@ _SCHEMA: Final = (
     *_CURSORS,
     *_WRITERS,
     *_TRANSACTIONS,
+    *_ONE_SHOT,
 )
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
@@ -117,6 +123,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
             FROM ranges GROUP BY stream_id HAVING sealed >= 0""",
     ),
     4: _TRANSACTIONS,
+    5: _ONE_SHOT,
 }
 """What makes the next version of a version."""
 

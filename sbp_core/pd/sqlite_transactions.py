@@ -33,6 +33,11 @@ _FORGET: Final = (
     " ORDER BY batch_number DESC LIMIT ?))"
     " AND NOT EXISTS (SELECT 1 FROM txn_parts WHERE txn_parts.txn_number = txns.txn_number)"
 )
+_FORGET_ONE_SHOT: Final = (
+    "DELETE FROM txns INDEXED BY txns_one_shot"
+    " WHERE producer GLOB 'once-*' AND decided_at_ms < ?"
+    " AND NOT EXISTS (SELECT 1 FROM txn_parts WHERE txn_parts.txn_number = txns.txn_number)"
+)
 
 
 class Query(Protocol):
@@ -78,7 +83,7 @@ class SqliteTransactions:
                     part.range_index,
                     part.record_count,
                 )
-            self._forget_decisions(manifest.producer)
+            self._forget_decisions(manifest.producer, decided_at_ms)
         return Decision(is_replay=False, maybe_txn=self._maybe_txn(manifest))
 
     def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
@@ -118,10 +123,15 @@ class SqliteTransactions:
         self, txn_number: int, count_max: int, producer: str | None = None
     ) -> list[TxnRecord]:
         """Return up to `count_max` decisions beyond one, in their order; of a producer, or all."""
+        if producer is None:
+            return self._txns(
+                "WHERE txn_number > ? ORDER BY txn_number LIMIT ?", txn_number, count_max
+            )
         return self._txns(
-            "WHERE txn_number > ? AND producer = coalesce(?, producer) ORDER BY txn_number LIMIT ?",
-            txn_number,
+            # With the sign the few rows of the producer are sorted; else all rows would be read.
+            "WHERE producer = ? AND +txn_number > ? ORDER BY +txn_number LIMIT ?",
             producer,
+            txn_number,
             count_max,
         )
 
@@ -195,6 +205,10 @@ class SqliteTransactions:
             for txn in rows
         ]
 
-    def _forget_decisions(self, producer: str) -> None:
-        """Keep the last decisions of a producer, and those that are not published."""
+    def _forget_decisions(self, producer: str, now_ms: int) -> None:
+        """Keep the last decisions of a producer, and those that are not published.
+
+        Of producers that have one batch only, those that are new or not published.
+        """
         self._query(_FORGET, producer, producer, limits.TXNS_KEPT_PER_PRODUCER)
+        self._query(_FORGET_ONE_SHOT, now_ms - limits.ONE_SHOT_KEPT_MS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Protocol
 
 from sbp_core import limits
@@ -27,12 +28,16 @@ _RANGE_INDEX_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a transaction has staged in one range."""
+    """What a transaction has staged in one range.
+
+    `batch_count` is -1 where nobody said it; it is not kept once the part is committed.
+    """
 
     txn_id: str
     stream_id: int
     range_index: int
     record_count: int
+    batch_count: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,25 @@ def check_manifest(manifest: Manifest) -> None:
                 f"{part.txn_id} is of another batch than {manifest.batch_number} of"
                 f" {manifest.producer}"
             )
+    _check_size(manifest.parts)
+
+
+def _check_size(parts: Iterable[Part]) -> None:
+    """Raise InvalidRequestError for more than a range can publish at once (SPEC "END_TXN")."""
+    sizes: dict[int, tuple[int, int]] = {}
+    for part in parts:
+        record_count, batch_count = sizes.get(part.stream_id, (0, 0))
+        sizes[part.stream_id] = (
+            record_count + part.record_count,
+            batch_count + max(part.batch_count, 0),
+        )
+    for stream_id, (record_count, batch_count) in sizes.items():
+        if record_count > limits.TXN_RECORDS_MAX or batch_count > limits.TXN_BATCHES_MAX:
+            raise _invalid(
+                f"{record_count} records in {batch_count} batches are staged for stream"
+                f" {stream_id}; at most {limits.TXN_RECORDS_MAX} in {limits.TXN_BATCHES_MAX} can be"
+                " published at once. Stage larger batches, or commit several times"
+            )
 
 
 def _check_id(txn_id: str) -> None:
@@ -156,13 +180,14 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     NotFoundError: a stream was deleted. TxnAbortedError: a transaction was given up, or went with
     the range in which it was staged. InvalidRequestError: another manifest names it.
     """
+    has_stream, has_range = cache(ledger.has_stream), cache(ledger.has_range)
     checked: set[str] = set()
     for part in parts:
-        if not ledger.has_stream(part.stream_id):
+        if not has_stream(part.stream_id):
             raise NotFoundError(
                 StatusCode.NOT_FOUND, f"stream {part.stream_id} does not exist (or was deleted)"
             )
-        if not ledger.has_range(part.stream_id, part.range_index):
+        if not has_range(part.stream_id, part.range_index):
             raise TxnAbortedError(
                 StatusCode.TXN_ABORTED,
                 f"stream {part.stream_id} has no range {part.range_index} any more: what"

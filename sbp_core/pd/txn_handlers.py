@@ -67,7 +67,13 @@ class TxnHandlers:
                 "servers of this dialect agree on no features, so they publish no transactions",
             )
         parts = tuple(
-            Part(each.txn_id or "", each.stream_id, each.range_index, each.record_count)
+            Part(
+                each.txn_id or "",
+                each.stream_id,
+                each.range_index,
+                each.record_count,
+                each.batch_count,
+            )
             for each in request.parts
         )
         if not request.commit:
@@ -177,7 +183,9 @@ def _aborted_description(txn: AbortedTxn) -> TxnDescription:
 
 
 def _part_table(part: Part) -> TxnPart:
-    return TxnPart(part.txn_id, part.stream_id, part.record_count, part.range_index)
+    return TxnPart(
+        part.txn_id, part.stream_id, part.record_count, part.range_index, part.batch_count
+    )
 
 
 def _invalid(message: str) -> InvalidRequestError:

@@ -2,7 +2,8 @@
 
 With a sync interval batches are acknowledged when they are written, and synced at most so much
 later. What is not a batch (a seal, a trim, a new range) is a decision that others build on: it is
-synced before it is acknowledged, and with it all that was written before.
+synced before it is acknowledged, and with it all that was written before. So is what is staged: a
+transaction is decided elsewhere, and what was decided has to be here.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, SbpError, StatusCode, ThrottledError
-from sbp_core.log.entry import APPENDED_KINDS, Entry
+from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind
 from sbp_core.log.log import Appended, Log
 from sbp_core.log.range_states import LoggedRange
 
 OnCommit = Callable[[Sequence[LoggedRange]], None]
 
 _LOG: Final = logging.getLogger(__name__)
+
+_UNSYNCED_KINDS: Final = APPENDED_KINDS - {EntryKind.STAGED}
+"""Of what may be acknowledged before it is synced, with a sync interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class GroupCommitter:
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
         is_durable = self._sync_interval_ms == 0 or any(
-            entry.kind not in APPENDED_KINDS for entry in entries
+            entry.kind not in _UNSYNCED_KINDS for entry in entries
         )
         appended: list[Appended] = []
 

@@ -70,6 +70,11 @@ class EndTxnHandler:
         info = EndTxnInfo(stream_id, txn_ids=tuple(txn_ids), range_index=range_index)
         return (await self._finish(info)).record_count
 
+    async def stop(self) -> None:
+        """Bring to its end what was begun."""
+        if self._at_work:
+            await asyncio.wait(self._at_work)
+
     async def _answer(self, info: EndTxnInfo) -> EndTxnResult:
         try:
             ended = await self._finish(info)
@@ -136,7 +141,7 @@ class EndTxnHandler:
                 if end.is_commit:
                     raise _invalid(
                         f"transaction {txn_id} was published in stream {info.stream_id} together"
-                        f" with others: {', '.join(end.txn_ids)}"
+                        f" with others, {len(end.txn_ids)} in all; the first is {end.txn_ids[0]}"
                     )
                 raise TxnEndedError(
                     StatusCode.TXN_ENDED,

@@ -37,7 +37,13 @@ class OpenTxnsHandler:
 def _description(staging: Staging) -> TxnDescription:
     producer, batch_number = maybe_batch_of(staging.txn_id) or (None, -1)
     record_count = staging.record_count
-    part = TxnPart(staging.txn_id, staging.stream_id, record_count, staging.range_index)
+    part = TxnPart(
+        staging.txn_id,
+        staging.stream_id,
+        record_count,
+        staging.range_index,
+        staging.batch_count,
+    )
     return TxnDescription(
         producer=producer,
         batch_number=batch_number,

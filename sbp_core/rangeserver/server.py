@@ -70,6 +70,7 @@ class RangeServer:
         self._waiters = StreamWaiters()
         self._log: Log | None = None
         self._committer: GroupCommitter | None = None
+        self._end_txn: EndTxnHandler | None = None
         self._disk_space = DiskSpace(
             settings.data_dir,
             settings.disk_free_floor_bytes,
@@ -121,7 +122,7 @@ class RangeServer:
         )
         in_flight = InFlight()
         stagings = Stagings(log.staged, in_flight)
-        end_txn = EndTxnHandler(host, stagings, committer)
+        self._end_txn = end_txn = EndTxnHandler(host, stagings, committer)
         self._listener = Listener(
             {
                 Opcode.APPEND: AppendHandler(
@@ -179,6 +180,8 @@ class RangeServer:
             await self._housekeeping.stop()
         if self._membership is not None:
             await self._membership.leave()
+        if self._end_txn is not None:
+            await self._end_txn.stop()
         if self._committer is not None:
             await self._committer.stop()
         if self._log is not None:

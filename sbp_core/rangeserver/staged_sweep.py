@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from sbp_core import limits
+from sbp_core.client.placement import chunks
 from sbp_core.log.staged import StagedStates, Staging
 from sbp_core.wire.headers import TxnPart
 from sbp_core.wire.txn_id import maybe_batch_of
@@ -57,22 +58,37 @@ class StagedSweep:
         by_range: dict[tuple[int, int], list[str]] = defaultdict(list)
         for part in await self._source.find_dead(asked):
             by_range[part.stream_id, part.range_index].append(part.txn_id or "")
-        drops = [self._drop(*key, txn_ids) for key, txn_ids in by_range.items()]
-        for key, record_count in zip(by_range, await asyncio.gather(*drops), strict=True):
-            if record_count:
-                _LOG.info(
-                    "%d records that were staged in range %d of stream %d are dropped: %s",
-                    record_count,
-                    key[1],
-                    key[0],
-                    ", ".join(by_range[key]),
-                )
+        drops = [
+            self._drop_some(*key, chunk)
+            for key, txn_ids in by_range.items()
+            for chunk in chunks(txn_ids)
+        ]
+        outcomes = await asyncio.gather(*drops, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _drop_some(self, stream_id: int, range_index: int, txn_ids: Sequence[str]) -> None:
+        record_count = await self._drop(stream_id, range_index, txn_ids)
+        if record_count:
+            _LOG.info(
+                "%d records that were staged in range %d of stream %d are dropped: %s",
+                record_count,
+                range_index,
+                stream_id,
+                ", ".join(txn_ids),
+            )
 
     def _maybe_question(self, staging: Staging, now_ms: int) -> TxnPart | None:
+        """Return what to ask; None as long as it is new.
+
+        What was staged in the future, by a clock that was set back, may have any age.
+        """
         age_ms = now_ms - staging.staged_at_ms
+        is_worth_asking = age_ms >= limits.STAGED_ASK_MS or age_ms < 0
         if age_ms >= self._timeout_ms:
             record_count = staging.record_count
-        elif maybe_batch_of(staging.txn_id) and age_ms >= limits.STAGED_ASK_MS:
+        elif maybe_batch_of(staging.txn_id) and is_worth_asking:
             record_count = _ONLY_IF_DECIDED
         else:
             return None

@@ -15,7 +15,13 @@ from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode, TxnEndedError, WriterGapError
+from sbp_core.errors import (
+    InvalidRequestError,
+    StatusCode,
+    ThrottledError,
+    TxnEndedError,
+    WriterGapError,
+)
 from sbp_core.log.entry import Entry
 from sbp_core.log.staged import StagedStates, staged_entry
 from sbp_core.log.writer_states import NumberedBatch
@@ -23,7 +29,7 @@ from sbp_core.rangeserver.append_items import Item
 from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, check_latest
 from sbp_core.wire.status import shown
-from sbp_core.wire.txn_id import is_txn_id
+from sbp_core.wire.txn_id import is_txn_id, original_of
 
 _NO_OFFSET: Final = -1
 
@@ -85,6 +91,8 @@ class Stagings:
         self.known = known
         self._in_flight = in_flight
         self._closing: Counter[tuple[int, str]] = Counter()
+        self._count_max = len(known.stagings())
+        """So many stagings there are at most; what has ended since they were counted is in it."""
         self._ends: dict[tuple[int, str], asyncio.Future[int]] = {}
         """Of transactions, by stream and id, the end that waits for the disk."""
 
@@ -104,6 +112,7 @@ class Stagings:
         check_latest(latest, number.range_index)
         latest.receive(RangeInput.APPEND)
         self._check_next(number)
+        self._count_max += number.sequence == 0
         entry = staged_entry(*number.numberer, number.sequence, record_count, item.batch)
         taken = self._in_flight.begin(number.numberer, number.sequence, _NO_OFFSET, record_count)
         return taken, (entry,)
@@ -173,9 +182,12 @@ class Stagings:
     def _check_next(self, number: StagedNumber) -> None:
         """Raise WriterGapError unless a batch, no repeat, is the next one.
 
-        InvalidRequestError if there are as many already as can be published at once.
+        InvalidRequestError if there are as many already as can be published at once, ThrottledError
+        if it would be the first one and too much else is staged.
         """
         expected = self._next_sequence(number)
+        if expected == 0 and original_of(number.txn_id) == number.txn_id:
+            self._check_room()  # what is decided is copied in any case
         if number.sequence != expected:
             raise WriterGapError(
                 StatusCode.WRITER_GAP,
@@ -186,6 +198,16 @@ class Stagings:
             raise _invalid(
                 f"{number} was not staged: one stream takes {limits.TXN_BATCHES_MAX} batches of a"
                 " transaction; stage larger ones"
+            )
+
+    def _check_room(self) -> None:
+        if self._count_max >= limits.STAGINGS_MAX:
+            self._count_max = len(self.known.stagings())
+        if self._count_max >= limits.STAGINGS_MAX:
+            raise ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"{self._count_max} transactions have something staged at this server already; try"
+                " again when some of them are decided",
             )
 
     def _on_ended(self, place: tuple[int, str], written: asyncio.Future[int]) -> None:

@@ -9,9 +9,15 @@ own was sealed meanwhile, has the id of the original, `~`, and the range index o
 from __future__ import annotations
 
 import re
+import uuid
 from typing import Final
 
 from sbp_core import limits
+
+ONE_SHOT_PREFIX: Final = "once-"
+"""Of the ids of producers that have one batch and no name of their own; the placement driver's
+store knows it, too.
+"""
 
 _PRODUCER: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.PRODUCER_LENGTH_MAX}}}")
 _TXN_ID: Final = re.compile(rf"[A-Za-z0-9._~-]{{1,{limits.TXN_ID_LENGTH_MAX}}}")
@@ -22,6 +28,14 @@ _COPY_MARK: Final = "~"
 def is_producer(text: str) -> bool:
     """Whether a producer may be called so."""
     return _PRODUCER.fullmatch(text) is not None
+
+
+def one_shot_producer() -> str:
+    """Return the id of a new producer, for one batch that is never committed again later.
+
+    It is forgotten ONE_SHOT_KEPT_MS after the decision, once that is published.
+    """
+    return f"{ONE_SHOT_PREFIX}{uuid.uuid4().hex}"
 
 
 def is_txn_id(text: str) -> bool:

@@ -12,6 +12,8 @@ from sbp_core.limits import PRODUCER_LENGTH_MAX
 from sbp_spark.options.reading import INT64_MAX, OptionReader, shown
 
 _PAIR: Final = ("txnAppId", "txnVersion")
+_ONE_SHOT: Final = "once-"
+"""How the names of producers begin that are soon forgotten: see `one_shot_producer`."""
 
 
 class Delivery(Enum):
@@ -91,6 +93,9 @@ def _maybe_key(reader: OptionReader) -> BatchKey | None:
         (other,) = set(_PAIR) - set(given)
         reader.add_fault(given[0], f"is given without {other}", "both or none", f"add {other}")
     app_id, version = (reader.maybe_text(name) for name in _PAIR)
+    if app_id is not None and app_id.startswith(_ONE_SHOT):
+        wrong = f"is {shown(app_id)}; names that begin with {_ONE_SHOT} are forgotten after a day"
+        reader.add_fault("txnAppId", wrong, "another name", "correct it")
     if app_id is not None and not is_producer(app_id):
         expected = f"1 to {PRODUCER_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
         reader.add_fault("txnAppId", f"is {shown(app_id)}", expected, "correct it")

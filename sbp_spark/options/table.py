@@ -270,9 +270,10 @@ SINK_OPTIONS: Final = (
         "`exactly-once`: rows are staged, and become readable when Spark commits the micro-batch or"
         " the write as a whole: each row once, however often tasks, commits or the query are"
         " repeated, also in other partitions. Of several streams all or nothing, though not at the"
-        " same instant. A new checkpoint is a new query. `at-least-once`: rows are readable as soon"
-        " as they are appended, and what a task wrote before it failed stays; for servers without"
-        " transactions.",
+        " same instant. At most 20000 parts, one for each stream of each task, are committed"
+        ' together: beyond that use .repartition("stream"). A new checkpoint is a new query.'
+        " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"
+        " before it failed stays; for servers without transactions.",
     ),
     OptionSpec(
         "onReplayMismatch",
@@ -280,14 +281,17 @@ SINK_OPTIONS: Final = (
         "What happens when a micro-batch that was committed before comes again with other rows:"
         " what was committed first stays in any case. `warn` writes that to the log (`sbp_spark`),"
         " `fail` fails the query. Either the query does not give the same rows each time, or two"
-        " queries run on copies of one checkpoint. For a batch write beside txnAppId.",
+        " queries run on copies of one checkpoint. The same happens to a batch that comes so late"
+        " that nobody knows any more which rows it had, or whether there was one of its number, as"
+        " after a checkpoint was put back. For a batch write beside txnAppId.",
     ),
     OptionSpec(
         "txnAppId",
         "none",
         "With txnVersion: name of an application that numbers its batch writes, so that one that is"
-        " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -. Without"
-        " the two each batch write is atomic, and writes its rows again when it is done again.",
+        " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not"
+        " beginning with once-. Without the two each batch write is atomic, and writes its rows"
+        " again when it is done again.",
     ),
     OptionSpec(
         "txnVersion",
@@ -327,9 +331,12 @@ SINK_OPTIONS: Final = (
     OptionSpec(
         "truncate",
         "false",
-        "What mode('overwrite') needs: when the new rows are committed, all that was there before"
-        " is trimmed from the streams that `stream` or `streams` name and those that got rows. So a"
-        " write that fails loses nothing, and for a moment readers see both. Not with txnAppId.",
+        "What mode('overwrite') needs: when the new rows can be read, what was there before the"
+        " commit is trimmed from the streams that `stream` or `streams` name, or that the rows are"
+        " for; that of dead letters is left alone. So a write that fails before it is committed"
+        " loses nothing, and for a moment readers see both. If the new rows cannot be read within a"
+        " minute, because a server is away, nothing is trimmed and the write fails. Not with"
+        " txnAppId.",
     ),
     _NETWORK_COMPRESSION,
 )

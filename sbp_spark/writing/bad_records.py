@@ -18,8 +18,8 @@ from sbp_spark.task_log import LOG
 ERROR_HEADER: Final = "sbp.error"
 """Header of a dead letter that says what was wrong with the row."""
 STREAM_HEADER: Final = "sbp.stream"
-"""Header of a dead letter with the stream that the row named."""
-_REASON_BYTES_MAX: Final = 4 * limits.KIB
+"""Header of a dead letter with the stream that the row named, its beginning if that is long."""
+_HEADER_BYTES_MAX: Final = 4 * limits.KIB
 _KEPT_BYTES_MAX: Final = limits.RECORD_BYTES_MAX - 64 * limits.KIB
 """What a dead letter keeps of a row, so that there is room for its headers."""
 
@@ -126,11 +126,15 @@ def _headers_of(
     column = row.column("headers")
     if is_kept and not _wrong_headers(column).size:
         headers += column[0].as_py() or []
-    reason = str(bad.error).encode()[:_REASON_BYTES_MAX].decode(errors="ignore")
-    headers.append((ERROR_HEADER, reason.encode()))
+    headers.append((ERROR_HEADER, _cut(str(bad.error))))
     if bad.stream is not None:
-        headers.append((STREAM_HEADER, bad.stream.encode()))
+        headers.append((STREAM_HEADER, _cut(bad.stream)))
     return headers
+
+
+def _cut(text: str) -> bytes:
+    """Return the text as the value of a header, so that there is room for it."""
+    return text.encode()[:_HEADER_BYTES_MAX].decode(errors="ignore").encode()
 
 
 def _wrong_headers(headers: pa.Array) -> npt.NDArray[np.int64]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sbp_core.client import RangeInfo, StreamBounds, TxnDecision, TxnPart
+from sbp_core import limits
+from sbp_core.client import TxnDecision, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
     HeaderError,
@@ -42,16 +43,8 @@ class CommittingClient(Protocol):
         ...
 
 
-class TrimmingClient(Protocol):
-    """What is needed of a client to empty streams."""
-
-    def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
-        """Return where each stream begins and ends now."""
-        ...
-
-    def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
-        """Forget the records of streams, by id, below an offset."""
-        ...
+class IncompleteWriteError(SbpError):
+    """A task did not tell what it has staged."""
 
 
 class ReplayMismatchError(SbpError):
@@ -63,20 +56,24 @@ def commit_staged(
     messages: Sequence[WriterCommitMessage | None],
     key: BatchKey,
     on_mismatch: OnReplayMismatch,
-) -> None:
+) -> TxnDecision:
     """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
 
-    What other tries of the tasks staged is in no message, and is never to be seen. May be repeated.
-    Raises SbpError, and nothing is decided or the same call may find out; ReplayMismatchError where
-    another content was decided before, if that is to fail.
+    Return what was decided, now or before. What other tries of the tasks staged is in no message,
+    and is never to be seen. May be repeated. Raises SbpError, and nothing is decided or the same
+    call may find out; ReplayMismatchError where another content was decided before, if that is to
+    fail; IncompleteWriteError where a message is missing.
     """
-    staged = staged_messages(messages)
+    staged = all_staged(messages)
     staged.sort(key=lambda message: message.partition_id)
     record_count = sum(message.record_count for message in staged)
     digest = 0
     for message in staged:
         digest = join_digests(digest, message.digest)
     parts = [part for message in staged for part in message.txn_parts()]
+    if len(parts) > limits.STREAMS_PER_REQUEST_MAX:
+        limit = f"{limits.STREAMS_PER_REQUEST_MAX} are allowed"
+        raise _too_many_parts(key, len(staged), len(parts), limit)
     failpoint("sink.before_commit")
     try:
         decision = client.commit_txn(
@@ -89,11 +86,7 @@ def commit_staged(
     except UnsupportedError as error:
         raise no_transactions(error) from error
     except HeaderError as error:
-        raise ConfigurationError(
-            f"{key}: {len(staged)} tasks wrote {len(parts)} parts, one for each stream of each,"
-            f" more than one decision can name ({error}); let fewer tasks write to each stream, for"
-            ' example with .repartition("stream")'
-        ) from None
+        raise _too_many_parts(key, len(staged), len(parts), str(error)) from None
     except TxnAbortedError as error:
         error.add_note(
             f"{key}: what was staged was given up meanwhile, so nothing of it is committed; it has"
@@ -101,12 +94,12 @@ def commit_staged(
         )
         raise
     failpoint("sink.committed")
-    log_lost(messages, key)
     if decision.is_replay:
         check_replay(decision, key, record_count, encode_digest(digest), on_mismatch)
     if not decision.is_published:
         LOG.info("%s is committed; its rows are still being published", key)
     LOG.debug("committed %s: %d records, replay: %s", key, record_count, decision.is_replay)
+    return decision
 
 
 def abort_staged(client: CommittingClient, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -134,34 +127,46 @@ def check_replay(
 ) -> None:
     """Compare the rows of a replay with those of the decision that counts.
 
-    Raises ReplayMismatchError if they differ and that is to fail.
+    Raises ReplayMismatchError if they differ, or nobody knows that, and that is to fail.
     """
-    if decision.record_count is None or decision.record_count < 0:
-        LOG.debug("%s was committed before, too long ago to compare the rows", key)
-        return
     if (decision.record_count, decision.digest) == (record_count, digest):
         return
-    told = (
-        f"{key} was committed before, with {decision.record_count} records; it came again with"
-        f" {record_count}, which differ, and were left out. Either the query does not give the same"
-        " rows each time, or two queries run on copies of one checkpoint"
-    )
+    if decision.record_count is None or decision.record_count < 0:
+        told = (
+            f"{key} comes too late: batches of {key.producer} with this number or larger ones are"
+            " committed, and which rows this one had, if any, is not known any more. It came with"
+            f" {record_count} records, which were left out. Either a checkpoint was put back, or"
+            " batches did not come in the order of their numbers"
+        )
+        remedy = "start with a new checkpoint, or give a number above the last one"
+    else:
+        told = (
+            f"{key} was committed before, with {decision.record_count} records; it came again with"
+            f" {record_count}, which differ, and were left out. Either the query does not give the"
+            " same rows each time, or two queries run on copies of one checkpoint"
+        )
+        remedy = "give each a checkpoint of its own"
     if on_mismatch is OnReplayMismatch.FAIL:
         raise ReplayMismatchError(
-            f"{told}: give each a checkpoint of its own. To go on without these rows, set"
-            " onReplayMismatch=warn"
+            f"{told}: {remedy}. To go on without these rows, set onReplayMismatch=warn"
         )
     LOG.warning("%s", told)
-
-
-def tails_of(client: TrimmingClient, stream_ids: Sequence[int]) -> dict[int, int]:
-    """Return where streams end now."""
-    return {bound.stream_id: bound.next_offset for bound in client.stream_bounds(stream_ids)}
 
 
 def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
     """Return the messages of tasks that staged rows; of a task that failed there is none."""
     return [message for message in messages if isinstance(message, StagedMessage)]
+
+
+def all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
+    """Return the messages of tasks, all of which staged rows. Raises IncompleteWriteError."""
+    staged = staged_messages(messages)
+    if len(staged) < len(messages):
+        raise IncompleteWriteError(
+            f"{len(messages) - len(staged)} of {len(messages)} tasks did not tell what they have"
+            " staged, so nothing is committed; write again"
+        )
+    return staged
 
 
 def log_lost(messages: Sequence[WriterCommitMessage | None], what: BatchKey | str) -> None:
@@ -179,4 +184,14 @@ def no_transactions(error: UnsupportedError) -> ConfigurationError:
         f"option delivery: the servers know no transactions ({error}); bring them up to date, or"
         " set delivery=at-least-once: rows that a task wrote before it failed may then be there"
         " twice"
+    )
+
+
+def _too_many_parts(
+    key: BatchKey, task_count: int, part_count: int, limit: str
+) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key}: {task_count} tasks wrote {part_count} parts, one for each stream of each, more"
+        f" than one decision can name ({limit}); let fewer tasks write to each stream, for example"
+        ' with .repartition("stream")'
     )

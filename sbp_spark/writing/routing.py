@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
 from zlib import crc32
 
@@ -43,10 +44,16 @@ class Router:
         self._turn = partition_id
         self._option_ids: npt.NDArray[np.int64] | None = None
 
-    @property
-    def is_spreading(self) -> bool:
-        """Whether a row's stream may depend on the rows before it, and so on the task."""
-        return len(self._targets.refs) > 1
+    def maybe_set_id(self) -> int | None:
+        """Return a number, not 0, for the set of streams that the rows are spread over.
+
+        Which of them a row goes to may depend on the rows before it, and so on the task. None
+        where it does not. Raises SbpError where there is no such stream.
+        """
+        if len(self._targets.refs) < 2:
+            return None
+        octets = np.sort(self.option_ids()).astype("<i8").tobytes()
+        return int.from_bytes(blake2b(octets, digest_size=7).digest(), "little") + 1
 
     def route(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Routed:
         """Return the streams of `rows`, which are those of Spark's `batch`.
@@ -55,14 +62,18 @@ class Router:
         """
         if not self._targets.refs:
             return self._by_column(batch)
-        stream_ids = self._ids_of_option()
+        stream_ids = self.option_ids()
         if len(stream_ids) == 1:
             return Routed(int(stream_ids[0]))
         if self._targets.routing is Routing.ROUND_ROBIN:
             return Routed(stream_ids[self._take_turns(rows.num_rows)])
         return Routed(stream_ids[self._by_key(rows.column("key"))])
 
-    def _ids_of_option(self) -> npt.NDArray[np.int64]:
+    def option_ids(self) -> npt.NDArray[np.int64]:
+        """Return the streams that options name, in their order.
+
+        Raises SbpError where there is no such stream.
+        """
         if self._option_ids is None:
             found = self._directory.ids_of([ref.text for ref in self._targets.refs])
             self._option_ids = np.array(found, dtype=np.int64)
@@ -84,7 +95,9 @@ class Router:
     def _by_column(self, batch: pa.RecordBatch) -> Routed:
         column = _stream_column(batch)
         encoded = column.dictionary_encode()
-        texts = encoded.dictionary.cast(pa.string()).to_pylist()
+        octets = encoded.dictionary.cast(pa.string()).cast(pa.binary()).to_pylist()
+        # What is no UTF-8 gets backslashes, which no name has.
+        texts = [each.decode(errors="backslashreplace") for each in octets]
         self._directory.look_up(texts)
         found = [self._directory.maybe_id(text) for text in texts]
         ids = np.array([NO_STREAM if each is None else each for each in found], dtype=np.int64)

@@ -12,7 +12,7 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.source_streams import plain_errors
 from sbp_spark.task_log import LOG, task_ids
-from sbp_spark.writing.committing import abort_staged, commit_staged, log_lost, staged_messages
+from sbp_spark.writing.committing import abort_staged, all_staged, commit_staged, log_lost
 from sbp_spark.writing.task import StagedFor, write_rows
 
 
@@ -38,7 +38,8 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
         if not self._is_exactly_once:
             log_lost(messages, f"batch {batchId}")
             return
-        producers = {message.producer for message in staged_messages(messages)}
+        with plain_errors():
+            producers = {message.producer for message in all_staged(messages)}
         if not producers:  # Spark has a task for every micro-batch: there is nothing to decide
             LOG.debug("batch %d has no tasks", batchId)
             return
@@ -47,6 +48,7 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
         on_mismatch = self._options.delivery.on_replay_mismatch
         with plain_errors():
             commit_staged(client, messages, BatchKey(producer, batchId), on_mismatch)
+        log_lost(messages, BatchKey(producer, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Give up what was staged, but never what is committed: abort may follow a commit."""

@@ -26,3 +26,9 @@ def check_targets(options: SinkOptions) -> None:
             with first_contact(options.servers) as client:
                 create_missing(client, refs, options.maybe_creation)
             describe_refs(options.servers, refs, option)
+
+
+def purpose_of(options: SinkOptions) -> str:
+    """Return a text that tells sinks apart for which `check_targets` does not do the same."""
+    named = (options.targets.refs, options.bad_records.dead_letters, options.maybe_creation)
+    return repr(named)

@@ -11,9 +11,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from sbp_core.client import AppendItem, AppendOutcome, Transaction, Writer, txn_id_of
-from sbp_core.errors import UnsupportedError
+from sbp_core.errors import TxnEndedError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.garbage import settle_once
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
 from sbp_spark.task_log import LOG, task_ids
 from sbp_spark.writing.bad_records import (
@@ -30,11 +31,12 @@ from sbp_spark.writing.committing import no_transactions
 from sbp_spark.writing.digest import digest_of, join_digests
 from sbp_spark.writing.directory import DirectoryClient, StreamDirectory
 from sbp_spark.writing.messages import StagedMessage, WrittenMessage
+from sbp_spark.writing.overwriting import BoundsClient, tails_of
 from sbp_spark.writing.routing import Router, StreamIds, split_rows
 from sbp_spark.writing.rows import fill_times, to_rows
 
 
-class WritingClient(DirectoryClient, Protocol):
+class WritingClient(DirectoryClient, BoundsClient, Protocol):
     """What is needed of a client."""
 
     def append(
@@ -64,6 +66,7 @@ def write_rows(
 
     Without `staged_for` they are readable at once.
     """
+    settle_once()
     client = client_for(options.servers, Patience.RUNNING)
     partition_id = int(task_ids().get("partition_id", 0))
     if staged_for is None:
@@ -97,15 +100,15 @@ def stage_rows(
     *,
     partition_id: int = 0,
 ) -> StagedMessage:
-    """Stage rows of a checked schema in a transaction of their own."""
+    """Stage rows of a checked schema in a transaction of their own.
+
+    If servers drop it meanwhile, as they may in a replay, the rest is only counted and digested.
+    The message names the transaction all the same: the commit tells why it was dropped.
+    """
     key = staged_for.key
     transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
-
-    def stage(items: Sequence[AppendItem]) -> object:
-        failpoint("sink.before_stage")
-        return client.append(items, transaction=transaction)
-
-    with Sender(stage) as sender:
+    staging = _StagedAppend(client, transaction, may_end=staged_for.is_repeatable)
+    with Sender(staging) as sender:
         work = _Work(client, options, sender, partition_id, is_digested=staged_for.is_repeatable)
         try:
             work.write(batches)
@@ -116,9 +119,38 @@ def stage_rows(
         (part.txn_id, part.stream_id, part.range_index, part.record_count)
         for part in transaction.parts()
     )
+    tails = tails_of(client, work.target_ids()) if options.delivery.is_truncating else ()
     return StagedMessage(
-        partition_id, *work.counts(), key.producer, key.batch_number, parts, work.digest
+        partition_id, *work.counts(), key.producer, key.batch_number, parts, work.digest, tails
     )
+
+
+class _StagedAppend:
+    """Stages in a transaction, until it is dropped, if it `may_end`.
+
+    A staging is dropped when its batch is decided, or the placement driver has given it up. Both
+    are recorded there first: so a commit that names it is a replay or is refused, and publishes
+    nothing.
+    """
+
+    def __init__(self, client: WritingClient, transaction: Transaction, *, may_end: bool) -> None:
+        self._client = client
+        self._transaction = transaction
+        self._may_end = may_end
+        self._has_ended = False
+
+    def __call__(self, items: Sequence[AppendItem]) -> object:
+        if self._has_ended:
+            return None
+        failpoint("sink.before_stage")
+        try:
+            return self._client.append(items, transaction=self._transaction)
+        except TxnEndedError as error:
+            if not self._may_end:
+                raise
+            LOG.info("the commit will tell what became of the batch: %s", error)
+            self._has_ended = True
+            return None
 
 
 class _PlainAppend:
@@ -162,6 +194,7 @@ class _Work:
         self._sender = sender
         self._skipped_count = 0
         self._dead_letter_count = 0
+        self._target_ids: set[int] = set()
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Route and send all rows; return when they are acknowledged."""
@@ -170,7 +203,8 @@ class _Work:
                 rows = to_rows(batch)
                 routed = self._router.route(batch, rows)
                 bad = distinct([*routed.bad, *find_bad_rows(rows)])
-                self._take(*self._without_bad(rows, routed.stream_ids, bad))
+                taken = self._take(*self._without_bad(rows, routed.stream_ids, bad))
+                self._target_ids.update(taken)
                 late = self._builders.flush_late(_now_ms())
                 if late:
                     self._sender.send(late)
@@ -189,13 +223,26 @@ class _Work:
             self._dead_letter_count,
         )
 
-    def _take(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> None:
+    def target_ids(self) -> list[int]:
+        """Return the streams that options name or rows were for, not that of dead letters."""
+        return sorted(self._target_ids.union(self._router.option_ids().tolist()))
+
+    def _take(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[int]:
+        """Digest rows and send them; return the streams that they go to."""
+        self._digest(rows, self._router.maybe_set_id() or stream_ids)
+        return self._send(rows, stream_ids)
+
+    def _digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> None:
         if self._is_digested:
-            known = 0 if self._router.is_spreading else stream_ids
-            self.digest = join_digests(self.digest, digest_of(rows, known))
+            self.digest = join_digests(self.digest, digest_of(rows, stream_ids))
+
+    def _send(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[int]:
         now_us = time.time_ns() // 1_000
+        taken = []
         for stream_id, part in split_rows(fill_times(rows, now_us), stream_ids):
             self._sender.send(self._builders.add(stream_id, part, timestamp_ms=now_us // 1_000))
+            taken.append(stream_id)
+        return taken
 
     def _without_bad(
         self, rows: pa.RecordBatch, stream_ids: StreamIds, bad: list[BadRows]
@@ -206,15 +253,17 @@ class _Work:
         if self._policy.action is OnBadRecord.FAIL:
             raise bad_record_error(bad, rows.num_rows)
         bad_count = sum(len(each.indexes) for each in bad)
+        good, is_good = without(rows, bad)
         if self._policy.dead_letters is not None:
             log_bad_rows(bad, f"put into {self._policy.dead_letters}")
             self._dead_letter_count += bad_count
             (stream_id,) = self._dead_letters.ids_of([self._policy.dead_letters.text])
-            self._take(to_dead_letters(rows, bad), stream_id)
+            # What a letter says of its fault depends on the rows beside it, the row does not.
+            self._digest(rows.filter(pa.array(~is_good)), stream_id)
+            self._send(to_dead_letters(rows, bad), stream_id)
         else:
             log_bad_rows(bad, "left out")
             self._skipped_count += bad_count
-        good, is_good = without(rows, bad)
         return good, stream_ids if isinstance(stream_ids, int) else stream_ids[is_good]
 
 

@@ -33,6 +33,10 @@ from sbp_core.errors import (
     TxnEndedError,
     TxnIncompleteError,
 )
+from sbp_core.log.staged import StagedStates
+from sbp_core.rangeserver.end_txn import EndTxnHandler
+from sbp_core.rangeserver.in_flight import InFlight
+from sbp_core.rangeserver.staging import Stagings
 from sbp_core.session.negotiation import NO_WISHES
 from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest
 from sbp_core.wire.opcodes import Opcode
@@ -368,5 +372,37 @@ def test_a_stream_that_is_deleted_meanwhile_publishes_nothing(tmp_path):
         await cluster.client.delete_streams([stream_id])
         assert isinstance(await end(client, stream_id, "t"), NotFoundError)
         assert await end(client, stream_id, "t", commit=False) == (-1, 0)
+
+    run(tmp_path, body)
+
+
+def test_who_stops_ends_what_was_begun():
+    async def main():
+        in_flight = InFlight()
+        handler = EndTxnHandler(None, Stagings(StagedStates(), in_flight), None)
+        written = asyncio.get_running_loop().create_future()
+        in_flight.follow([in_flight.begin((1, 0, "t"), 0, -1, 1)], written)
+        dropping = asyncio.create_task(handler.drop(1, 0, ["t"]))
+        await asyncio.sleep(0)
+        dropping.cancel()
+        stopping = asyncio.create_task(handler.stop())
+        await asyncio.wait([stopping], timeout=0.1)
+        assert not stopping.done(), "a batch waits for the disk, and the end for that"
+        written.set_result(9)
+        await asyncio.wait_for(stopping, 10)
+        await handler.stop()
+
+    asyncio.run(main())
+
+
+def test_a_refusal_does_not_grow_with_the_transactions(tmp_path):
+    async def body(cluster, stream_id, client):
+        ids = [f"{number:0>{limits.TXN_ID_LENGTH_MAX}}" for number in range(500)]
+        await stage(client, stream_id, ids[0], "a")
+        assert await end(client, stream_id, *ids) == (0, 1)
+        refused = await end(client, stream_id, ids[1])
+        assert isinstance(refused, InvalidRequestError)
+        assert "with others, 500 in all" in str(refused)
+        assert len(str(refused)) < limits.KIB
 
     run(tmp_path, body)

@@ -6,6 +6,8 @@ import asyncio
 
 from core_cluster import core_cluster, rows_batch
 from held_disk import HeldDisk
+from raw_client import RawClient
+from staged_appends import end, stage
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
@@ -58,5 +60,23 @@ def test_a_seal_waits_for_the_disk(tmp_path):
         assert not sealing.done()
         disk.gate.set()
         assert (await sealing)[1].start_offset == 1
+
+    run(tmp_path, body, fsync="interval", fsync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)
+
+
+def test_what_is_staged_waits_for_the_disk(tmp_path):
+    """The placement driver may decide on it at once: a power cut must not take it away."""
+
+    async def body(cluster, disk):
+        await cluster.client.create_streams([StreamSpec("s")])
+        await append(cluster, b"value")
+        async with RawClient.at(cluster.server.endpoint) as client:
+            disk.gate.clear()
+            staging = asyncio.create_task(stage(client, 1, "t", "ab"))
+            await asyncio.wait([staging], timeout=0.1)
+            assert not staging.done()
+            disk.gate.set()
+            assert await staging == [-1]
+            assert await end(client, 1, "t") == (1, 2)
 
     run(tmp_path, body, fsync="interval", fsync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)

@@ -28,6 +28,7 @@ from sbp_core.errors import (
     NotFoundError,
     RangeNotFoundError,
     RangeSealedError,
+    ThrottledError,
     TxnEndedError,
     WriterGapError,
 )
@@ -155,6 +156,23 @@ def test_a_disk_without_room_takes_nothing(tmp_path):
         assert isinstance(refused, DiskFullError)
 
     run(tmp_path, body, probe=FixedProbe(0))
+
+
+def test_there_is_room_for_so_many_transactions(tmp_path, monkeypatch):
+    async def body(cluster, stream_id, client):
+        for name in ("t", "u"):
+            assert await stage(client, stream_id, name, "a") == [-1]
+        refused = await stage(client, stream_id, "v", "a", "b")
+        assert [type(each) for each in refused] == [ThrottledError, ThrottledError]
+        assert await stage(client, stream_id, "u", "a", "b") == [-1, -1]
+        assert await stage(client, stream_id, "u~0", "a") == [-1], "what is decided is copied"
+        for name in ("u", "u~0"):
+            await end(client, stream_id, name, commit=False)
+        assert await stage(client, stream_id, "v", "a", "b") == [-1, -1]
+        assert [type(each) for each in await stage(client, stream_id, "w", "a")] == [ThrottledError]
+
+    monkeypatch.setattr(limits, "STAGINGS_MAX", 2)
+    run(tmp_path, body)
 
 
 def test_what_is_staged_is_read_frame_by_frame(tmp_path):

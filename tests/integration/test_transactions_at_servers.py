@@ -104,7 +104,7 @@ def test_many_streams_are_staged_and_ended_together(tmp_path):
             outcomes = await client.append(items, transaction=transaction)
             assert {outcome.base_offset for outcome in outcomes} == {-1}
         parts = transactions[0].parts()
-        assert parts == tuple(TxnPart("p.0.x", each, 0, 3) for each in streams)
+        assert parts == tuple(TxnPart("p.0.x", each, 0, 3, 2) for each in streams)
         by_server = {}
         for each in streams:
             end = TxnEnd(each, 0, ("p.0.y", "p.0.x"), record_count=6)
@@ -129,8 +129,8 @@ def test_a_transaction_goes_on_in_the_next_range_and_is_copied_there(tmp_path):
         await client.append(batches(stream_id, "d"), transaction=transaction)
         first, second = transaction.parts()
         assert (first, second) == (
-            TxnPart("p.0.x", stream_id, 0, 3),
-            TxnPart("p.0.x", stream_id, 1, 1),
+            TxnPart("p.0.x", stream_id, 0, 3, 2),
+            TxnPart("p.0.x", stream_id, 1, 1, 1),
         )
         old, new = [await server_of(client, stream_id, each) for each in (0, 1)]
         copy = copy_of("p.0.x", 0)

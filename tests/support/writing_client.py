@@ -10,6 +10,7 @@ from sbp_core.errors import (
     NotFoundError,
     StatusCode,
     TxnAbortedError,
+    TxnEndedError,
     UnsupportedError,
 )
 from sbp_core.records import decode_envelope, decode_rows
@@ -48,6 +49,7 @@ class WritingClient:
         self.trims = []
         self.decisions = {}
         self.aborted = set()
+        self.ended = set()
         self.is_published = True
         self._has_transactions = has_transactions
 
@@ -82,6 +84,9 @@ class WritingClient:
         else:
             with transaction.staging(items):
                 for item in items:
+                    if transaction.txn_id in self.ended:
+                        transaction.number((item.stream_id, 0))
+                        raise TxnEndedError(StatusCode.TXN_ENDED, "dropped")
                     self._stage(item, transaction)
         return [AppendOutcome(item.stream_id, -1, 0) for item in items]
 
@@ -94,7 +99,7 @@ class WritingClient:
     def commit_txn(self, producer, batch_number, parts, *, record_count, digest, timeout_ms=None):
         known = self.decisions.setdefault(producer, {})
         if batch_number in known:
-            return replace(known[batch_number], is_replay=True)
+            return replace(known[batch_number], is_replay=True, is_published=self.is_published)
         if any(part.txn_id in self.aborted for part in parts):
             raise TxnAbortedError(StatusCode.TXN_ABORTED, "given up")
         assert sum(part.record_count for part in parts) == record_count
@@ -114,6 +119,11 @@ class WritingClient:
             del self.staged[part.txn_id, part.stream_id, part.range_index]
             self.aborted.add(part.txn_id)
         return dead
+
+    def drop_all(self):
+        """Drop what is staged, as a sweep does with what is dead."""
+        self.ended |= {txn_id for txn_id, *_ in self.staged}
+        self.staged.clear()
 
     def stream_bounds(self, stream_ids):
         return [StreamBounds(each, 0, len(self.published.get(each, []))) for each in stream_ids]

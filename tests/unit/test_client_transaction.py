@@ -8,12 +8,14 @@ from core_cluster import rows_batch
 from scripted_peer import placed, ranges, reset
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, Transaction, TxnPart, Writer
+from sbp_core.client import AppendItem, RangeInfo, Transaction, TxnPart, Writer
+from sbp_core.client.router import Router
 from sbp_core.errors import (
     ConfigurationError,
     ConnectionLostError,
     NotFoundError,
     Outcome,
+    RangeSealedError,
     RecordBatchError,
     StatusCode,
     TxnEndedError,
@@ -70,7 +72,7 @@ def test_batches_are_numbered_by_range_and_counted(make, server) -> None:
     assert sent(server) == [[(0, 0), (3, 0), (0, 1)], [(0, 2), (0, 3)]]
     infos = [info for each in server.seen(Opcode.APPEND) for info in each.header.append_requests]
     assert {(info.txn_id, info.writer_id) for info in infos} == {("t.0.a", None)}
-    assert transaction.parts() == (TxnPart("t.0.a", 1, 0, 7), TxnPart("t.0.a", 2, 3, 1))
+    assert transaction.parts() == (TxnPart("t.0.a", 1, 0, 7, 4), TxnPart("t.0.a", 2, 3, 1, 1))
     assert not transaction.has_failed
 
 
@@ -83,7 +85,7 @@ def test_a_lost_append_is_repeated_with_its_numbers(make, server) -> None:
     transaction = Transaction("t")
     make(server.endpoint).do("append", items(b"a", b"b"), transaction=transaction)
     assert sent(server) == [[(0, 0), (0, 1)]] * 2
-    assert transaction.parts() == (TxnPart("t", 1, 0, 2),)
+    assert transaction.parts() == (TxnPart("t", 1, 0, 2, 2),)
 
 
 def test_what_a_sealed_range_refuses_goes_to_the_next_one_in_order(make, peers) -> None:
@@ -99,7 +101,7 @@ def test_what_a_sealed_range_refuses_goes_to_the_next_one_in_order(make, peers) 
     driver.do("append", items(b"a", b"bb", b"c"), transaction=transaction)
     driver.do("append", items(b"d"), transaction=transaction)
     assert (sent(old), sent(new)) == ([[(0, 0), (0, 1), (0, 2)]], [[(1, 0), (1, 1)], [(1, 2)]])
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1), TxnPart("t", 1, 1, 4))
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1), TxnPart("t", 1, 1, 4, 3))
 
 
 def test_a_range_that_refused_everything_is_no_part(make, peers) -> None:
@@ -112,7 +114,7 @@ def test_a_range_that_refused_everything_is_no_part(make, peers) -> None:
     old.script(Opcode.APPEND, append_handler(n0=SEALED))
     transaction = Transaction("t")
     make(pd.endpoint).do("append", items(b"a"), transaction=transaction)
-    assert transaction.parts() == (TxnPart("t", 1, 1, 1),)
+    assert transaction.parts() == (TxnPart("t", 1, 1, 1, 1),)
 
 
 def test_what_may_be_staged_is_asked_for_where_it_was_sent_before_more_is_sent(make, peers) -> None:
@@ -127,7 +129,7 @@ def test_what_may_be_staged_is_asked_for_where_it_was_sent_before_more_is_sent(m
     transaction = Transaction("t")
     make(pd.endpoint).do("append", items(b"a", b"b"), transaction=transaction)
     assert (sent(old), sent(new)) == ([[(0, 0), (0, 1)]] * 2, [[(1, 0)]])
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1), TxnPart("t", 1, 1, 1))
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1), TxnPart("t", 1, 1, 1, 1))
 
 
 def test_no_batch_goes_to_the_next_range_while_one_may_be_in_the_last(make, peers) -> None:
@@ -167,7 +169,7 @@ def test_a_transaction_that_failed_is_over(make, server) -> None:
     with pytest.raises(TxnEndedError, match="item 1 of 2"):
         driver.do("append", items(b"a", b"b"), transaction=transaction)
     assert transaction.has_failed
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1),)
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1),)
     with pytest.raises(ConfigurationError, match="has failed"):
         driver.do("append", items(b"c"), transaction=transaction)
     assert len(server.seen(Opcode.APPEND)) == 1
@@ -179,7 +181,7 @@ def test_what_may_be_staged_is_to_be_dropped(make, server) -> None:
     with pytest.raises(ConnectionLostError) as caught:
         make(server.endpoint, retry=NO_RETRY).do("append", items(b"a"), transaction=transaction)
     assert caught.value.outcome is Outcome.UNKNOWN
-    assert transaction.parts() == (TxnPart("t", 1, 0, 0),)
+    assert transaction.parts() == (TxnPart("t", 1, 0, 0, 0),)
 
 
 def test_a_server_that_does_not_know_transactions_is_not_asked(make, peer) -> None:
@@ -212,6 +214,37 @@ def test_a_transaction_has_no_writer(make, server) -> None:
         driver.do("append", [AppendItem(1, b"no batch")], transaction=transaction)
     assert not transaction.has_failed
     assert server.requests == []
+
+
+PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
+
+
+def test_a_number_that_a_range_refused_is_not_lost() -> None:
+    """A server that dies before its seal is on disk has an open range again, without a gap."""
+    transaction = Transaction("t")
+    with transaction.staging(items(b"a", b"b", b"c", b"d")) as staging:
+        assert [staging.marks(index, PIECE).sequence for index in range(3)] == [0, 1, 2]
+        staging.on_appended(0)
+        staging.on_refused(1, RangeSealedError(SEALED, ""))
+        assert staging.marks(1, PIECE).sequence == 1
+        assert staging.marks(2, PIECE).sequence == 2, "nobody knows what became of it"
+        assert staging.marks(3, PIECE).sequence == 3
+        for index in (1, 2):
+            staging.on_refused(index, RangeSealedError(SEALED, ""))
+        assert [staging.marks(index, PIECE).sequence for index in (1, 2)] == [1, 2]
+
+
+def test_a_range_that_another_thread_looks_up_is_not_gone() -> None:
+    router = Router()
+    router.learn(1, [PIECE])
+    with Transaction("t").staging(items(b"a")) as staging:
+        staging.marks(0, staging.range_for(0, router))
+        router.forget(1)
+        with pytest.raises(RangeSealedError, match="looked up again") as caught:
+            staging.range_for(0, router)
+        assert caught.value.retriable
+        router.learn(1, [PIECE])
+        assert staging.range_for(0, router) == PIECE
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * (limits.TXN_ID_LENGTH_MAX + 1)])

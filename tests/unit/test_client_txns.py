@@ -28,14 +28,16 @@ from sbp_core.wire.opcodes import Opcode
 
 pytest_plugins = ["client_fixtures"]
 
-PARTS = [TxnPart("p.1.a", 7, 0, 5), TxnPart("p.1.b", 3, 2, 1)]
+PARTS = [TxnPart("p.1.a", 7, 0, 5, 2), TxnPart("p.1.b", 3, 2, 1)]
 DIGEST = b"12345678"
 DECISION = {"record_count": 6, "digest": DIGEST}
 
 
 def wire(*parts: TxnPart) -> tuple[headers.TxnPart, ...]:
     return tuple(
-        headers.TxnPart(each.txn_id, each.stream_id, each.record_count, each.range_index)
+        headers.TxnPart(
+            each.txn_id, each.stream_id, each.record_count, each.range_index, each.batch_count
+        )
         for each in parts
     )
 

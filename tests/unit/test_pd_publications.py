@@ -63,7 +63,11 @@ def test_the_way_over_a_sealed_range():
     copied = copying.after(Told.COPIED)
     assert copied.maybe_learned(None) is Told.DONE
     assert walk(copied, Told.DONE, Told.RECORDED).state is S.SETTLED
-    assert copied.maybe_learned(INCOMPLETE) is Told.INCOMPLETE, "it is copied once"
+    assert copied.maybe_learned(INCOMPLETE) is Told.INCOMPLETE, "not at once again"
+    stuck = copied.after(Told.INCOMPLETE)
+    assert stuck.maybe_learned(INCOMPLETE) is Told.COPIES_LACKING, "copies may have been lost"
+    assert stuck.after(Told.COPIES_LACKING).state is S.COPYING
+    assert stuck.maybe_learned(ENDED) is Told.INCOMPLETE
 
 
 @pytest.mark.parametrize("error", [SEALED, ENDED])

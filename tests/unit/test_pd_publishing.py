@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 from pd_cluster import running
 from scripted_peer import Exchange, ScriptedPeer, reset, silent, status
 
-from sbp_core.errors import StatusCode
+from sbp_core import limits
+from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.pd import ending
+from sbp_core.pd.ending import RangeServers, Route
+from sbp_core.pd.publications import Publication
+from sbp_core.pd.publishing import Publisher
+from sbp_core.pd.transactions import Part, TxnRecord
 from sbp_core.wire.headers import (
     CommitTxnRequest,
     DescribeTxnsRequest,
@@ -116,6 +123,19 @@ def test_what_is_committed_is_published_by_one_frame(tmp_path, peer):
     asyncio.run(main())
 
 
+def test_what_no_range_can_publish_is_not_decided(tmp_path):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server("127.0.0.1:1")
+            one = await cluster.created_id()
+            many = TxnPart("p.1.a", one, 5, 0, limits.TXN_BATCHES_MAX)
+            with pytest.raises(InvalidRequestError, match="published at once"):
+                await commit(cluster, 1, many, TxnPart("p.1.b", one, 1, 0, 1))
+            assert await describe(cluster) == []
+
+    asyncio.run(main())
+
+
 def test_an_answer_that_is_lost_is_asked_for_again(tmp_path, peer):
     async def main():
         async with running(tmp_path) as cluster:
@@ -188,6 +208,66 @@ def test_a_stop_lets_nobody_wait(tmp_path, peer):
                 await cluster.driver.stop()
                 answer = await waiting
             assert (answer.is_replay, answer.is_published) == (False, False)
+
+    asyncio.run(main())
+
+
+def test_who_has_stopped_says_of_nothing_that_it_is_published(tmp_path):
+    async def main():
+        publisher = Publisher(None, None, None)
+        await publisher.stop()
+        publisher.add(TxnRecord(7, "p", 1, 5, DIGEST, 9, (Part("p.1.a", 1, 0, 5),)))
+        assert not await publisher.wait_published(7, 1_000)
+
+    asyncio.run(main())
+
+
+def test_an_error_that_nobody_expected_gives_up_nothing(tmp_path, peer, monkeypatch, caplog):
+    publish = RangeServers.publish
+    failures = iter([RuntimeError("a mistake of ours")])
+
+    async def failing(servers, publication, address):
+        for failure in failures:
+            raise failure
+        await publish(servers, publication, address)
+
+    async def main():
+        monkeypatch.setattr(RangeServers, "publish", failing)
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, end())
+            assert (await commit(cluster, 1, part("p.1.a", one))).is_published
+            assert (await commit(cluster, 2, part("p.2.a", one))).is_published
+
+    asyncio.run(main())
+    assert "RuntimeError: a mistake of ours" in caplog.text
+
+
+def test_few_streams_are_copied_at_a_time(monkeypatch):
+    at_work = Counter()
+    most = []
+
+    async def copy(client, endpoint, part, *rest, **options):
+        at_work["copies"] += 1
+        most.append(at_work["copies"])
+        await asyncio.sleep(0)
+        at_work["copies"] -= 1
+
+    async def route(servers, stream_id, range_index):
+        return Route("127.0.0.1:2", is_last=False)
+
+    async def main():
+        monkeypatch.setattr(ending, "copy_staged", copy)
+        monkeypatch.setattr(RangeServers, "maybe_route", route)
+        servers = RangeServers(None)
+        earlier = [
+            Publication(1, stream_id, (Part("t", stream_id, 0, 5),), range_index=1)
+            for stream_id in range(3 * limits.TXN_COPIES_MAX)
+        ]
+        await asyncio.gather(*(servers.copy_earlier(each, "127.0.0.1:1") for each in earlier))
+        assert len(most) == len(earlier)
+        assert max(most) == limits.TXN_COPIES_MAX
 
     asyncio.run(main())
 

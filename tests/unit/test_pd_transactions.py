@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
+from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -12,8 +17,15 @@ from sbp_core.errors import (
 from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_PER_PRODUCER
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.sqlite_store import SqliteStore
-from sbp_core.pd.transactions import AbortedTxn, Manifest, Part, Verdict, check_manifest
-from sbp_core.wire.txn_id import copy_of
+from sbp_core.pd.transactions import (
+    AbortedTxn,
+    Manifest,
+    Part,
+    Verdict,
+    check_manifest,
+    check_parts,
+)
+from sbp_core.wire.txn_id import copy_of, one_shot_producer
 
 DIGEST = b"12345678"
 
@@ -33,6 +45,10 @@ def txns(store):
 
 def part(txn_id: str, stream_id: int = 1, range_index: int = 0, count: int = 5) -> Part:
     return Part(txn_id, stream_id, range_index, count)
+
+
+def sized(txn_id: str, record_count: int, batch_count: int) -> Part:
+    return Part(txn_id, 1, 0, record_count, batch_count)
 
 
 def manifest(batch_number: int, *parts: Part, producer: str = "p", digest=DIGEST) -> Manifest:
@@ -158,6 +174,52 @@ def test_no_more_is_kept_than_is_asked_for(txns):
     assert [each.txn_id for each in txns.aborted_after("", 10)] == ["y", "z"]
 
 
+def test_producers_of_one_batch_are_forgotten_some_time_after(txns):
+    published, hidden, newer = (one_shot_producer() for _ in range(3))
+    commit(txns, 0, producer=published)
+    number = commit(txns, 0, part("x"), producer=hidden)
+    commit(txns, 0, producer="p")
+    later = 9 + limits.ONE_SHOT_KEPT_MS
+    txns.commit(manifest(0, producer=newer), later)
+    assert txns.commit(manifest(0, producer=published), later).is_replay
+    txns.commit(manifest(1), later + 1)
+    producers = [each.producer for each in txns.txns_after(-1, 10)]
+    assert producers == [hidden, "p", newer, "p"]
+    publish(txns, number)
+    txns.commit(manifest(2), later + 1)
+    assert [each.producer for each in txns.txns_after(-1, 10)] == ["p", newer, "p", "p"]
+
+
+def test_few_rows_are_looked_at(txns, monkeypatch):
+    """Neither to tell what is known of a producer, nor to forget those of one batch."""
+    asked = []
+    query = txns._query
+    monkeypatch.setattr(txns, "_query", lambda *each: [asked.append(each[0]), query(*each)][1])
+    txns.txns_after(-1, 10, "p")
+    commit(txns, 1)
+    plans = []
+    for statement in asked:
+        if "FROM txns" in statement:
+            rows = query(f"EXPLAIN QUERY PLAN {statement}", *[0] * statement.count("?"))
+            plans += [row[3] for row in rows]
+    assert any("(producer=?)" in plan for plan in plans), plans
+    assert any("txns_one_shot (decided_at_ms<?)" in plan for plan in plans), plans
+    assert not any(plan.startswith("SCAN txns") for plan in plans), plans
+
+
+def test_a_range_is_looked_up_once(txns, monkeypatch):
+    asked = Counter()
+
+    def has(name, found, *key):
+        asked[name] += 1
+        return found(*key)
+
+    for name in ("has_stream", "has_range"):
+        monkeypatch.setattr(txns, name, partial(has, name, getattr(txns, name)))
+    check_parts(txns, [part(f"p.1.{number}") for number in range(50)])
+    assert asked == {"has_stream": 1, "has_range": 1}
+
+
 def test_decisions_are_there_after_a_restart(tmp_path):
     store = SqliteStore(tmp_path)
     store.create_streams([NewStream("a", 1, 1, 0, (1,))], 5)
@@ -213,6 +275,8 @@ def test_decisions_do_not_touch_the_revision(store, txns):
         manifest(1, part("x"), part("x", count=4)),
         manifest(1, part("p.2.a")),
         manifest(1, part("q.1.a")),
+        manifest(1, part("x", count=2**31), part("y", count=2**31)),
+        manifest(1, sized("x", 2, limits.TXN_BATCHES_MAX), sized("y", 2, 1)),
     ],
 )
 def test_manifests_that_make_no_sense(wrong):
@@ -224,3 +288,7 @@ def test_manifests_that_do():
     check_manifest(manifest(1))
     check_manifest(manifest(1, part("x"), part("x", range_index=1), part("x", 2), part("p.1.a")))
     check_manifest(manifest(1, part("x" * (TXN_ID_LENGTH_MAX - 11))))
+    most = limits.TXN_RECORDS_MAX, limits.TXN_BATCHES_MAX
+    unknown = sized("y", 0, -1)
+    check_manifest(manifest(1, sized("x", *most), unknown, replace(unknown, stream_id=2)))
+    check_manifest(manifest(1, sized("x", *most), replace(sized("x", *most), stream_id=2)))

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sbp_core.errors import ConnectionLostError
-from sbp_core.limits import STAGED_ASK_MS
+from sbp_core.errors import ConnectionLostError, StatusCode, StatusError
+from sbp_core.limits import STAGED_ASK_MS, STREAMS_PER_CALL
 from sbp_core.log.entry import Location
 from sbp_core.log.staged import StagedStates, staged_entry
 from sbp_core.rangeserver.staged_sweep import StagedSweep
@@ -29,15 +29,17 @@ class Source:
         return [part for part in parts if part.txn_id in self.dead]
 
 
-def sweep(source, *staged):
+def sweep(source, *staged, dropped=None, failing=()):
     """Sweep what is staged as (stream, range, id, records, age in ms); what is dropped then."""
     states = StagedStates()
     for at, (stream_id, range_index, txn_id, count, age_ms) in enumerate(staged):
         entry = staged_entry(stream_id, range_index, txn_id, 0, count, b"batch")
         states.apply(entry, Location(1000 * at, entry.length), NOW_MS - age_ms)
-    dropped = []
+    dropped = [] if dropped is None else dropped
 
     async def drop(stream_id, range_index, txn_ids):
+        if stream_id in failing:
+            raise StatusError(StatusCode.RS_INTERNAL, "scripted")
         dropped.append((stream_id, range_index, tuple(txn_ids)))
         return 1
 
@@ -82,3 +84,23 @@ def test_after_the_timeout_it_is_to_be_given_up():
 def test_nothing_is_dropped_while_nobody_answers():
     with pytest.raises(ConnectionLostError):
         sweep(Source(None), (1, 0, "b", 6, TIMEOUT_MS))
+
+
+def test_what_is_staged_in_the_future_is_asked_about():
+    source = Source("a.1.x")
+    assert sweep(source, (1, 0, "a.1.x", 5, -1), (1, 0, "b", 5, -1)) == [(1, 0, ("a.1.x",))]
+    assert source.asked == [[TxnPart("a.1.x", 1, -1, 0)]]
+
+
+def test_no_more_is_dropped_at_once_than_an_entry_holds():
+    ids = [f"a.1.{number}" for number in range(STREAMS_PER_CALL + 1)]
+    dropped = sweep(Source(*ids), *[(1, 0, txn_id, 1, TIMEOUT_MS) for txn_id in ids])
+    assert dropped == [(1, 0, tuple(ids[:-1])), (1, 0, tuple(ids[-1:]))]
+
+
+def test_what_cannot_be_dropped_keeps_nothing_else():
+    dropped = []
+    staged = [(1, 0, "a", 1, TIMEOUT_MS), (2, 0, "a", 1, TIMEOUT_MS)]
+    with pytest.raises(StatusError):
+        sweep(Source("a"), *staged, dropped=dropped, failing={1})
+    assert dropped == [(2, 0, ("a",))]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from writing_client import SERVERS, WritingClient, sink_options
 
+from sbp_core import limits
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
@@ -16,10 +17,22 @@ from sbp_core.errors import (
     TxnAbortedError,
     UnsupportedError,
 )
-from sbp_spark.options import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch, SinkOptions
-from sbp_spark.writing import batch_writer, stream_writer, task
+from sbp_core.limits import RECORD_BYTES_MAX
+from sbp_core.wire.txn_id import ONE_SHOT_PREFIX
+from sbp_spark.options import (
+    BadRecordPolicy,
+    BatchKey,
+    Delivery,
+    DeliveryOptions,
+    OnBadRecord,
+    OnReplayMismatch,
+    SinkOptions,
+    StreamRef,
+)
+from sbp_spark.writing import batch_writer, overwriting, stream_writer, task
 from sbp_spark.writing.batch_writer import SbpBatchWriter
-from sbp_spark.writing.committing import ReplayMismatchError, commit_staged
+from sbp_spark.writing.committing import IncompleteWriteError, ReplayMismatchError, commit_staged
+from sbp_spark.writing.overwriting import NotTrimmedError
 from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.task import StagedFor, stage_rows
 
@@ -98,15 +111,20 @@ def test_a_replay_of_other_rows_is_told(client, monkeypatch, caplog):
     assert client.values() == {1: [b"a", b"b"]}
 
 
-def test_what_is_not_known_any_more_is_not_compared(client, monkeypatch, caplog):
-    sink = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
+@pytest.mark.parametrize("count", [None, -1])
+def test_rows_that_are_left_out_uncompared_are_told(client, monkeypatch, caplog, count):
+    sink = stream_sink()
     messages = written(sink, monkeypatch, [b"a"])
     sink.commit(messages, 7)
     known = client.decisions["query"]
-    for count in (None, -1):
-        known[7] = replace(known[7], record_count=count, digest=b"")
-        sink.commit(messages, 7)
-    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+    known[7] = replace(known[7], record_count=count, digest=b"")
+    sink.commit(messages, 7)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert "batch 7 of query comes too late" in told
+    assert "1 records, which were left out" in told
+    failing = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
+    with pytest.raises(ReplayMismatchError, match="a number above the last one"):
+        failing.commit(messages, 7)
 
 
 def test_an_empty_batch_is_a_decision_and_one_without_tasks_is_none(client, monkeypatch):
@@ -115,6 +133,18 @@ def test_an_empty_batch_is_a_decision_and_one_without_tasks_is_none(client, monk
     assert client.decisions["query"][7].record_count == 0
     sink.commit([], 8)
     assert 8 not in client.decisions["query"]
+
+
+def test_nothing_is_committed_without_the_message_of_a_task(client, monkeypatch):
+    sink = stream_sink()
+    messages = written(sink, monkeypatch, [b"a"], [b"b"])
+    for given in ([messages[0], None], [None]):
+        with pytest.raises(IncompleteWriteError, match="so nothing is committed"):
+            sink.commit(given, 7)
+    once = batch_sink("s1")
+    with pytest.raises(IncompleteWriteError, match="1 of 2 tasks"):
+        once.commit([*written(once, monkeypatch, [b"a"]), None])
+    assert client.decisions == {}
 
 
 def test_rows_that_are_being_published_are_a_success(client, monkeypatch, caplog):
@@ -167,6 +197,13 @@ def test_a_task_of_no_micro_batch_is_an_error(client, monkeypatch):
     assert client.values() == {1: [b"a"]}
 
 
+def test_a_worker_settles_before_it_writes(client, monkeypatch):
+    settled = []
+    monkeypatch.setattr(task, "settle_once", lambda: settled.append(len(client.appends)))
+    stream_sink().write(iter([rows(b"a")]))
+    assert settled == [0]
+
+
 def test_at_least_once_rows_are_there_at_once_and_stay(client, monkeypatch, caplog):
     sink = stream_sink(delivery=AT_LEAST_ONCE)
     messages = written(sink, monkeypatch, [b"a"], [b"b"])
@@ -199,6 +236,16 @@ def test_more_parts_than_a_decision_can_name(client, monkeypatch):
         sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
 
 
+def test_too_many_parts_are_not_sent_at_all(client, monkeypatch):
+    monkeypatch.setattr(limits, "STREAMS_PER_REQUEST_MAX", 2)
+    sink = stream_sink()
+    told = "batch 7 of query: 3 tasks wrote 3 parts, one for.*2 are allowed.*repartition"
+    with pytest.raises(ConfigurationError, match=told):
+        sink.commit(written(sink, monkeypatch, [b"a"], [b"b"], [b"c"]), 7)
+    assert client.decisions == {}
+    sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
+
+
 def batch_sink(*streams, **delivery):
     return SbpBatchWriter(sink_options(*streams, delivery=DeliveryOptions(**delivery)))
 
@@ -210,6 +257,7 @@ def test_each_batch_write_is_one_of_its_own(client, monkeypatch):
         pickle.loads(pickle.dumps(sink)).commit(messages)
     assert client.values() == {1: [b"a", b"b"] * 2}
     assert len(client.decisions) == 2
+    assert all(producer.startswith(ONE_SHOT_PREFIX) for producer in client.decisions)
 
 
 def test_a_numbered_batch_write_is_done_once(client, monkeypatch):
@@ -233,12 +281,74 @@ def test_streams_are_emptied_of_what_was_there_before_and_only_when_all_is_commi
         sink.commit(messages)
     assert client.trims == []
     client.commit_txn = commit_txn
-    sink.commit(messages)
-    assert client.trims == [{1: 2}]
+    for _ in range(2):
+        sink.commit(messages)
+    assert client.trims == [{1: 2}] * 2
     by_column = batch_sink(is_truncating=True)
     batch = pa.record_batch({"stream": ["s1", "s2"], "value": pa.array([b"d", b"e"])})
     by_column.commit([by_column.write(iter([batch]))])
-    assert client.trims[1:] == [{1: 3, 2: 0}]
+    assert client.trims[2:] == [{1: 3, 2: 0}]
+
+
+def test_what_was_there_stays_until_the_new_rows_can_be_read(client, monkeypatch):
+    first = batch_sink("s1")
+    first.commit(written(first, monkeypatch, [b"a"]))
+    client.is_published = False
+    sink = batch_sink("s1", is_truncating=True)
+    messages = written(sink, monkeypatch, [b"b"])
+    asked, commit_txn = [], client.commit_txn
+
+    def published_at_the_third_time(*args, **more):
+        assert client.trims == []
+        asked.append(args)
+        client.is_published = len(asked) == 3
+        return commit_txn(*args, **more)
+
+    client.commit_txn = published_at_the_third_time
+    sink.commit(messages)
+    assert len(asked) == 3
+    assert client.trims == [{1: 1}]
+
+
+def test_what_was_there_stays_if_the_new_rows_cannot_be_read_for_long(client, monkeypatch):
+    monkeypatch.setattr(overwriting, "PUBLISH_WAIT_MS", 0)
+    client.is_published = False
+    sink = batch_sink("s1", is_truncating=True)
+    messages = written(sink, monkeypatch, [b"b"])
+    with pytest.raises(NotTrimmedError, match=r"is committed.*was not trimmed.*write again"):
+        sink.commit(messages)
+    assert client.trims == []
+
+
+def test_a_trim_that_fails_is_told_with_what_became_of_the_rows(client, monkeypatch):
+    def refused(offsets):
+        raise ConnectError("refused")
+
+    client.trim_streams = refused
+    sink = batch_sink("s1", is_truncating=True)
+    with pytest.raises(NotTrimmedError, match=r"is committed.*see both: refused"):
+        sink.commit(written(sink, monkeypatch, [b"b"]))
+
+
+def test_the_stream_of_dead_letters_is_not_emptied(client, monkeypatch):
+    letters = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
+    client.published = {1: [{"value": b"a"}], 99: [{"value": b"of others"}]}
+    delivery = DeliveryOptions(is_truncating=True)
+    bad = pa.record_batch({"value": pa.array([b"b", bytes(RECORD_BYTES_MAX)])})
+    named = SbpBatchWriter(sink_options("s1", "s2", bad_records=letters, delivery=delivery))
+    named.commit([named.write(iter([bad]))])
+    by_column = SbpBatchWriter(sink_options(bad_records=letters, delivery=delivery))
+    batch = pa.record_batch({"stream": ["s3", "nowhere"], "value": pa.array([b"d", b"e"])})
+    by_column.commit([by_column.write(iter([batch]))])
+    assert client.trims == [{1: 1, 2: 0}, {3: 0}]
+    assert len(client.published[99]) == 3
+
+
+def test_streams_that_get_no_rows_are_emptied_if_options_name_them(client, monkeypatch):
+    client.published = {1: [{"value": b"a"}]}
+    sink = batch_sink("s1", is_truncating=True)
+    sink.commit(written(sink, monkeypatch, []))
+    assert client.trims == [{1: 1}]
 
 
 def test_the_same_call_may_come_again(client):

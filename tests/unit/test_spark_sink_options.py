@@ -4,6 +4,7 @@ import pytest
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import MIB
+from sbp_core.wire.txn_id import ONE_SHOT_PREFIX
 from sbp_spark.options import (
     SINK_OPTIONS,
     BadRecordPolicy,
@@ -94,6 +95,7 @@ def test_every_option_of_the_table_is_known():
         (None, {"txnVersion": "1"}, ["txnVersion is given without txnAppId"]),
         (None, {"txnAppId": "a b", "txnVersion": "-1"}, ["txnAppId is 'a b'", "txnVersion is"]),
         (None, {"txnAppId": "a", "txnVersion": str(2**63)}, ["txnVersion is"]),
+        (None, {"txnAppId": f"{ONE_SHOT_PREFIX}a", "txnVersion": "1"}, ["txnAppId is 'once-"]),
         (
             True,
             {"txnAppId": "a", "txnVersion": "1", "truncate": "false"},

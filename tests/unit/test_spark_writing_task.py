@@ -1,6 +1,7 @@
 """Writing the rows of a task: converted, routed, batched, and acknowledged or staged."""
 
 import threading
+import time
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from writing_client import WritingClient, sink_options
 
-from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError
+from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError, TxnEndedError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA, decode_envelope
 from sbp_spark.options import (
@@ -92,6 +93,39 @@ def test_each_try_stages_under_an_id_of_its_own_and_says_what():
     assert client.values() == {}
 
 
+def test_the_digest_tells_over_which_streams_rows_are_spread():
+    staged_for = StagedFor(KEY, is_repeatable=True)
+    batch = keyed((b"1", b"x"), (None, b"y"), (b"3", b"z"))
+
+    def digest(*streams, batches=(batch,), partition_id=0):
+        options = sink_options(*streams)
+        client = WritingClient()
+        return stage_rows(batches, client, options, staged_for, partition_id=partition_id).digest
+
+    assert digest("s1", "s2") != digest("s3", "s4")
+    assert digest("s1", "s2") != digest("s1", "s2", "s3")
+    assert digest("s1", "s2") == digest("s2", "s1", partition_id=1)
+    assert digest("s1", "s2") == digest("s1", "s2", batches=(batch.slice(1), batch.slice(0, 1)))
+
+
+def test_the_digest_of_dead_letters_does_not_depend_on_the_rows_beside_them():
+    staged_for = StagedFor(KEY, is_repeatable=True)
+    options = sink_options(bad_records=DEAD_LETTERS)
+    rows = [
+        routed(("s1", bytes(RECORD_BYTES_MAX + 10))),
+        routed(("s1", bytes(RECORD_BYTES_MAX + 5_000))),
+        routed(("nowhere", b"a"), ("s1", b"b")),
+        routed(("elsewhere", b"c"), (None, b"d")),
+    ]
+    together = pa.Table.from_batches(rows).combine_chunks().to_batches()
+
+    def digest(batches):
+        return stage_rows(batches, WritingClient(), options, staged_for).digest
+
+    assert digest(rows) == digest(rows[::-1]) == digest(together)
+    assert digest(rows[:3]) != digest([*rows[:2], routed(("nowhere", b"e"), ("s1", b"b"))])
+
+
 def test_no_digest_is_made_that_nothing_will_be_compared_with():
     once = StagedFor(KEY, is_repeatable=False)
     assert stage_rows([routed(("s1", b"a"))], WritingClient(), ROUTED, once).digest == 0
@@ -101,6 +135,29 @@ def test_a_server_without_transactions_is_told_with_the_remedy():
     client = WritingClient(has_transactions=False)
     with pytest.raises(ConfigurationError, match="set delivery=at-least-once"):
         stage_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
+
+
+def test_what_is_dropped_meanwhile_is_left_to_the_commit(monkeypatch):
+    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
+    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+    client = WritingClient()
+
+    def batches():
+        yield routed(("s1", b"a"))
+        yield routed(("s2", b"b"))
+        while not client.staged:
+            time.sleep(0.001)
+        client.drop_all()
+        yield routed(("s1", b"c"), ("s3", b"d"))
+        yield routed(("s4", b"e"))
+
+    dropped = stage_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=True))
+    rows = [routed(("s1", b"a"), ("s2", b"b"), ("s1", b"c"), ("s3", b"d"), ("s4", b"e"))]
+    whole = stage_rows(rows, client, ROUTED, StagedFor(KEY, is_repeatable=True))
+    assert (dropped.record_count, dropped.digest) == (whole.record_count, whole.digest)
+    assert {part[0] for part in dropped.parts} == client.ended
+    with pytest.raises(TxnEndedError):
+        stage_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=False))
 
 
 def test_a_server_without_writers_gets_plain_appends():
@@ -256,6 +313,26 @@ def test_headers_that_are_no_text():
     assert client.values() == {1: [b"a", b"c"], 99: [b"b"]}
     (letter,) = client.published[99]
     assert [name for name, _ in letter["headers"]] == [ERROR_HEADER]
+
+
+def test_a_stream_that_is_no_text_is_a_bad_row():
+    names = pa.array([b"s1", b"s\xff", b"s\xff", b"s2"]).view(pa.string())
+    batch = pa.record_batch({"stream": names, "value": pa.array([b"a", b"b", b"c", b"d"])})
+    with pytest.raises(BadRecordError, match=r"is no stream name.*row 1 of 4 in a batch; 2 of"):
+        append_rows([batch], WritingClient(), ROUTED)
+    client = WritingClient()
+    append_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
+    assert client.values() == {1: [b"a"], 2: [b"d"], 99: [b"b", b"c"]}
+    assert dict(client.published[99][0]["headers"])[STREAM_HEADER] == rb"s\xff"
+
+
+def test_a_dead_letter_has_the_beginning_of_a_long_name():
+    client = WritingClient()
+    name = "ä" * RECORD_BYTES_MAX
+    append_rows([routed((name, b"a"))], client, sink_options(bad_records=DEAD_LETTERS))
+    (letter,) = client.published[99]
+    assert letter["value"] == b"a"
+    assert dict(letter["headers"])[STREAM_HEADER] == "ä".encode() * 2048
 
 
 def test_a_row_that_is_bad_twice_is_counted_once():

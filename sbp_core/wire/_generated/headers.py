@@ -147,6 +147,7 @@ class TxnPart:
     stream_id: int = -1
     record_count: int = 0
     range_index: int = -1
+    batch_count: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -836,6 +837,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("stream_id", 1, Scalar("q"), -1),
         Field("record_count", 2, Scalar("q"), 0),
         Field("range_index", 3, Scalar("i"), -1),
+        Field("batch_count", 4, Scalar("q"), -1),
     ),
     AppendResult: (
         Field("stream_id", 0, Scalar("q"), -1),

@@ -1,0 +1,99 @@
+"""A replay of a decided batch whose tasks take longer than servers keep what they stage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pyarrow as pa
+import pytest
+from staged_appends import letters_of, one_stream
+
+from sbp_core import limits
+from sbp_core.client import Client
+from sbp_core.errors import TxnAbortedError
+from sbp_spark.options import BatchKey, OnReplayMismatch, parse_sink_options
+from sbp_spark.writing import batching
+from sbp_spark.writing.committing import commit_staged
+from sbp_spark.writing.task import StagedFor, stage_rows
+
+KEY = BatchKey("query-1", 7)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """What was staged a moment ago is asked about, and every batch is an append of its own."""
+    monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
+    monkeypatch.setattr(limits, "CLOCK_EVEN_LOOKS", 1)
+    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
+    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+
+
+def row(value):
+    return pa.record_batch({"value": pa.array([value], pa.binary())})
+
+
+def slow_rows(client, *, staging_count, end):
+    """Rows of a task during which what it staged first is dropped; it is the last of so many."""
+    yield row(b"a")
+    yield row(b"b")  # now the first one is on its way
+    until(lambda: len(open_txns(client)) == staging_count)
+    end(open_txns(client))
+    until(lambda: not open_txns(client))
+    yield row(b"c")
+
+
+def open_txns(client):
+    return [
+        part for info in client.describe_txns() if info.state == "staged" for part in info.parts
+    ]
+
+
+def commit(client, message):
+    commit_staged(client, [message], KEY, OnReplayMismatch.FAIL)
+
+
+def until(is_so):
+    give_up_at = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def run(folder, body):
+    async def main():
+        async with one_stream(folder, retention_check_interval_ms=10) as (cluster, stream_id, _):
+            endpoint = cluster.client._context.drivers.endpoint
+            options = parse_sink_options({"endpoint": endpoint, "stream": str(stream_id)})
+            await asyncio.wait_for(asyncio.to_thread(body, endpoint, options), 60)
+            return await letters_of(cluster, stream_id)
+
+    return asyncio.run(main())
+
+
+def test_a_batch_that_another_try_commits_meanwhile_is_a_replay(tmp_path):
+    def body(endpoint, options):
+        with Client(endpoint) as client:
+            staged_for = StagedFor(KEY, is_repeatable=True)
+            first = stage_rows(map(row, (b"c", b"a", b"b")), client, options, staged_for)
+            again = stage_rows(
+                slow_rows(client, staging_count=2, end=lambda _: commit(client, first)),
+                client,
+                options,
+                staged_for,
+            )
+            commit(client, again)
+
+    assert run(tmp_path, body) == "cab"
+
+
+def test_what_was_given_up_is_not_committed(tmp_path):
+    def body(endpoint, options):
+        with Client(endpoint) as client:
+            staged_for = StagedFor(KEY, is_repeatable=True)
+            rows = slow_rows(client, staging_count=1, end=client.abort_txns)
+            message = stage_rows(rows, client, options, staged_for)
+            with pytest.raises(TxnAbortedError):
+                commit(client, message)
+
+    assert run(tmp_path, body) == ""

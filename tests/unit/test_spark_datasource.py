@@ -1,0 +1,29 @@
+"""What Spark is given by `format("sbp")`."""
+
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from sbp_spark import client_pool, datasource
+from sbp_spark.datasource import SbpDataSource
+
+VALUES = StructType([StructField("value", BinaryType())])
+
+
+def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind(monkeypatch):
+    checked = []
+    monkeypatch.setattr(datasource, "check_targets", checked.append)
+    monkeypatch.setattr(client_pool, "_reached", set())
+    kinds = [
+        {},
+        {"stream": "other"},
+        {"onBadRecord": "deadletter:letters"},
+        {"onBadRecord": "deadletter:others"},
+        {"createStreams": "true"},
+        {"createStreams": "true", "createRetentionPeriod": "7d"},
+    ]
+    for kind in kinds * 2:
+        options = {"endpoint": "pd:1", "stream": "s", **kind}
+        SbpDataSource(options).streamWriter(VALUES, overwrite=False)
+    assert len(checked) == len(kinds)
+    other_batches = {"endpoint": "pd:1", "stream": "s", "batchRecords": "5"}
+    SbpDataSource(other_batches).streamWriter(VALUES, overwrite=False)
+    assert len(checked) == len(kinds)
