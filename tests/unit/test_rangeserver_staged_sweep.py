@@ -40,6 +40,8 @@ def sweep(source, *staged, dropped=None, failing=()):
     async def drop(stream_id, range_index, txn_ids):
         if stream_id in failing:
             raise StatusError(StatusCode.RS_INTERNAL, "scripted")
+        for _ in range(9):  # longer than it takes to hear of a failure
+            await asyncio.sleep(0)
         dropped.append((stream_id, range_index, tuple(txn_ids)))
         return 1
 
