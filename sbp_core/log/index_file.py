@@ -235,9 +235,13 @@ class Held:
 
 
 class SegmentIndex:
-    """The index of one segment, over octets that were checked."""
+    """The index of one segment, over octets that were checked.
 
-    def __init__(self, data: Octets) -> None:
+    Unless it `is_whole`, damage to the segment hides what else should be in it.
+    """
+
+    def __init__(self, data: Octets, *, is_whole: bool = True) -> None:
+        self.is_whole = is_whole
         header = IndexHeader(*_FIELDS.unpack_from(data)[_IDENTITY_FIELDS:])
         self.latest_ms = header.latest_ms
         self.staged_bytes = header.staged_bytes
@@ -314,6 +318,12 @@ class SegmentIndex:
         ends = self._columns["row_end"]
         goes_back[ends[(ends > 0) & (ends < len(times))] - 1] = False  # on to the next range
         return not bool(goes_back.any())
+
+    def may_hide(self, live_from: Callable[[RangeKey], int]) -> bool:
+        """Whether damage may hide that the segment published what is live."""
+        return not self.is_whole and any(
+            logged.next_offset > live_from(logged.key) for logged in self.ranges()
+        )
 
     @cached_property
     def has_published(self) -> bool:
