@@ -220,6 +220,8 @@ TXN_BATCHES_MAX: Final = 500_000
 """Staged batches that become readable at once in one stream, 16 octets each in the log."""
 TXN_ENDS_KEPT: Final = 16
 """The last ends of transactions that a stream remembers, of those published and those dropped."""
+TXN_ENDED_IDS_MAX: Final = 1_024
+"""Ids in the ends of either kind that a stream remembers, unless only its last published one."""
 SNAPSHOT_STAGED_BYTES: Final = 4 * MIB
 """Octets of what is staged in one SNAPSHOT_STAGED entry."""
 STAGED_TIMEOUT_MS: Final = 86_400_000

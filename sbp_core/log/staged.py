@@ -2,16 +2,16 @@
 
 A *staging* is what is staged under one id in one range: batches without offsets, numbered 0, 1, 2,
 ... They become readable, or are dropped, by one TXN_END entry. Of every stream the last ends are
-remembered, TXN_ENDS_KEPT of either kind, so that who asks again is answered again. What is known
+remembered, so that who asks again is answered again: of either kind at most TXN_ENDS_KEPT that have
+TXN_ENDED_IDS_MAX ids together, and the last published one however many it has. What is known
 follows from the entries alone; so it goes on from the snapshot that a segment begins with.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from threading import Lock
 
 from sbp_core import limits
@@ -84,19 +84,24 @@ class TxnEnd:
 
 @dataclass(slots=True)
 class _StreamTxns:
-    """The transactions of a stream; `ended` counts how often an id is in `ends`."""
+    """The transactions of a stream; `ended` are the ids in `ends`."""
 
     stagings: dict[tuple[int, str], Staging] = field(default_factory=dict)
     ends: list[TxnEnd] = field(default_factory=list)
-    ended: Counter[str] = field(default_factory=Counter)
+    ended: frozenset[str] = frozenset()
 
     def add_end(self, end: TxnEnd) -> None:
         self.ends.append(end)
-        self.ended.update(end.txn_ids)
         same_kind = [each for each in self.ends if each.is_commit == end.is_commit]
-        if len(same_kind) > limits.TXN_ENDS_KEPT:
-            self.ends.remove(same_kind[0])
-            self.ended -= Counter(same_kind[0].txn_ids)
+        id_count = sum(len(each.txn_ids) for each in same_kind)
+        kept_min = 1 if end.is_commit else 0
+        while len(same_kind) > limits.TXN_ENDS_KEPT or (
+            id_count > limits.TXN_ENDED_IDS_MAX and len(same_kind) > kept_min
+        ):
+            oldest = same_kind.pop(0)
+            id_count -= len(oldest.txn_ids)
+            self.ends.remove(oldest)
+        self.ended = frozenset(chain.from_iterable(each.txn_ids for each in self.ends))
 
 
 class StagedStates:

@@ -220,8 +220,31 @@ def test_the_last_ends_of_each_kind_are_remembered():
     assert len(states.ends(1)) == limits.TXN_ENDS_KEPT + 1
 
 
-def empty_commit(txn_id: str) -> Entry:
-    return commit_entry(*KEY, 0, [Staging(*KEY, txn_id, 0)])
+def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
+    """But the last published one always is: whoever publishes asks again until it is answered."""
+    monkeypatch.setattr(limits, "TXN_ENDED_IDS_MAX", 4)
+    states = fold(empty_commit("a", "b"), drop("p"), empty_commit("c", "d"))
+    remembered = [("a", "b"), ("p",), ("c", "d")]
+    steps = [
+        (empty_commit("e"), [("p",), ("c", "d"), ("e",)]),
+        (drop("q", "r", "s"), [("p",), ("c", "d"), ("e",), ("q", "r", "s")]),
+        (empty_commit(*"fghijk"), [("p",), ("q", "r", "s"), (*"fghijk",)]),
+        (drop(*"tuvwx"), [(*"fghijk",)]),
+        (empty_commit("l"), [("l",)]),
+        (drop("y"), [("l",), ("y",)]),
+    ]
+    assert [each.txn_ids for each in states.ends(1)] == remembered
+    for entry, expected in steps:
+        states.apply(entry, Location(0, 1), 0)
+        assert [each.txn_ids for each in states.ends(1)] == expected
+        assert not states.is_ended(1, "a")
+        assert all(states.is_ended(1, each) for each in expected[-1])
+        octets = b"".join(each.body for each in encode_staged_snapshot(states))
+        assert decode_staged_snapshot(octets).ends(1) == states.ends(1)
+
+
+def empty_commit(*txn_ids: str) -> Entry:
+    return commit_entry(*KEY, 0, [Staging(*KEY, each, 0) for each in txn_ids])
 
 
 @pytest.mark.parametrize("chunk_bytes", [7, 100, limits.SNAPSHOT_STAGED_BYTES])
