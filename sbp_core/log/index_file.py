@@ -339,7 +339,7 @@ class SegmentIndex:
         """Weigh the batches; those are live that reach beyond what `live_from` says of a range.
 
         Of those that were staged in the segment `staged_live_bytes` are. Of those that it published
-        it holds what names them.
+        it holds what names them, all that were published together as long as one of them is live.
         """
         is_live = self._is_live(live_from)
         is_published = self._columns["prefix_bytes"] > 0
@@ -348,10 +348,26 @@ class SegmentIndex:
         stream_ids = self._columns["stream_id"].repeat(row_counts)
         return Held(
             int(length.sum(dtype=_I8)) + self.staged_bytes,
-            int(length[is_live].sum(dtype=_I8)) + staged_live_bytes,
+            int(length[is_live | self._is_named_with_live(is_live)].sum(dtype=_I8))
+            + staged_live_bytes,
             frozenset(np.unique(stream_ids).tolist()),
             frozenset(np.unique(stream_ids[is_live]).tolist()),
         )
+
+    def _is_named_with_live(self, is_live: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return which batches were published together with one that is live: in a range at a time.
+
+        One entry names them, which stays as it is when the segment is written anew.
+        """
+        times, is_published = self._columns["time_ms"], self._columns["prefix_bytes"] > 0
+        is_first = np.ones(len(times), np.bool_)
+        is_first[1:] = (times[1:] != times[:-1]) | (is_published[1:] != is_published[:-1])
+        row_ends = self._columns["row_end"]
+        is_first[row_ends[row_ends < len(times)]] = True
+        (starts,) = is_first.nonzero()
+        is_any_live = np.logical_or.reduceat(is_live, starts) if len(starts) else is_live
+        named: npt.NDArray[np.bool_] = is_any_live.repeat(np.diff(starts, append=len(times)))
+        return named & is_published
 
     def _is_live(self, live_from: Callable[[RangeKey], int]) -> npt.NDArray[np.bool_]:
         row_counts = np.diff(self._columns["row_end"], prepend=0)

@@ -109,6 +109,23 @@ def test_the_end_of_a_transaction_lives_as_long_as_one_of_its_batches():
     assert log.staged.is_ended(1, "t"), "the log remembers without it"
 
 
+def test_an_end_of_which_little_lives_is_not_rewritten_again_and_again():
+    """It stays whole, so a rewriting frees the rest once."""
+    log = open_log(FaultyDisk(), segment_bytes=3_000)
+    log.append([created(), created(*FILLER)])
+    log.append([staged("t", number, b"staged%d" % number) for number in range(10)])
+    log.append([staged("u", 0, b"u")])
+    fill(log, 5)
+    log.append([commit(log, "t")])
+    log.append([commit(log, "u")])
+    fill(log, 5)
+    log.append([trim(2), trim(1, 9)])
+    cleaner = Cleaner(log)
+    assert cleaner.clean().rewritten_count == 2
+    assert cleaner.clean() == Cleaned()
+    assert bodies(log, 9) == [b"staged9", b"u"]
+
+
 def test_a_deleted_stream_has_nothing_that_lives():
     disk = FaultyDisk()
     log = filled(disk)
