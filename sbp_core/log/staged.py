@@ -17,6 +17,7 @@ from threading import Lock
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.lost_batches import LostBatches, StagedBatch
 from sbp_core.log.staged_entries import (
     BatchColumns,
     EndedBatches,
@@ -84,11 +85,28 @@ class TxnEnd:
 
 @dataclass(slots=True)
 class _StreamTxns:
-    """The transactions of a stream; `ended` are the ids in `ends`."""
+    """The transactions of a stream; `ended` are the ids in `ends`, `lost` are batches of any."""
 
     stagings: dict[tuple[int, str], Staging] = field(default_factory=dict)
     ends: list[TxnEnd] = field(default_factory=list)
     ended: frozenset[str] = frozenset()
+    lost: LostBatches = field(default_factory=LostBatches)
+
+    def stage(self, stream_id: int, txn_id: str, sequence: int, batch: StagedBatch) -> None:
+        place = (batch.range_index, txn_id)
+        staging = self.stagings.get(place)
+        known = staging.batches.positions if staging else ()
+        batches = [batch]
+        if sequence > len(known):
+            behind = known[-1] + 1 if known else 0
+            batches[:0] = self.lost.take(batch.range_index, behind, sequence - len(known))
+        if len(known) + len(batches) != sequence + 1:
+            return
+        if staging is None:
+            staging = Staging(stream_id, batch.range_index, txn_id, batches[0].time_ms)
+            self.stagings[place] = staging
+        for each in batches:
+            staging.batches.append(each.born_at.position, each.born_at.length, each.record_count)
 
     def add_end(self, end: TxnEnd) -> None:
         self.ends.append(end)
@@ -164,17 +182,21 @@ class StagedStates:
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.
 
-        A STAGED entry without its body was damaged: nobody knows whose it is. What comes behind it
-        in its transaction has lost what it follows, and counts for nothing.
+        A STAGED entry without its body was damaged: it does not say whose it is. What comes behind
+        it in its transaction may tell. Else that has lost what it follows, and counts for nothing.
         """
         match entry.kind:
-            case EntryKind.STAGED if entry.body:
-                txn_id, sequence = decode_prefix(entry.body)
+            case EntryKind.STAGED:
                 position = location.position if entry.base_offset < 0 else entry.base_offset
+                born_at = Location(position, location.length)
+                batch = StagedBatch(entry.range_index, born_at, entry.count, time_ms)
+                maybe_prefix = decode_prefix(entry.body) if entry.body else None
                 with self._lock:
-                    self._stage(
-                        entry, txn_id, sequence, Location(position, location.length), time_ms
-                    )
+                    txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+                    if maybe_prefix is None:
+                        txns.lost.add(batch)
+                    else:
+                        txns.stage(entry.stream_id, *maybe_prefix, batch)
             case EntryKind.TXN_END:
                 ended = decode_end(entry)
                 with self._lock:
@@ -198,18 +220,6 @@ class StagedStates:
         with self._lock:
             self._streams.setdefault(stream_id, _StreamTxns()).add_end(end)
 
-    def _stage(
-        self, entry: Entry, txn_id: str, sequence: int, born_at: Location, time_ms: int
-    ) -> None:
-        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
-        place = (entry.range_index, txn_id)
-        staging = txns.stagings.get(place)
-        if staging is None:
-            staging = Staging(entry.stream_id, entry.range_index, txn_id, time_ms)
-        if sequence == staging.batch_count:
-            staging.batches.append(born_at.position, born_at.length, entry.count)
-            txns.stagings[place] = staging
-
     def _end(self, entry: Entry, ended: EndedBatches, time_ms: int) -> None:
         txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
         ranges = {entry.range_index}
@@ -217,6 +227,7 @@ class StagedStates:
             ranges = {range_index for range_index, _ in txns.stagings}
         for place in product(ranges, ended.txn_ids):
             txns.stagings.pop(place, None)
+        txns.lost.forget(ended.batches.positions)
         txns.add_end(
             TxnEnd(
                 ended.txn_ids,

@@ -200,12 +200,42 @@ def fold(*entries: Entry) -> StagedStates:
     return states
 
 
+LOST = Entry(EntryKind.STAGED, *KEY, -1, 7)
+"""An entry whose body is damaged."""
+
+
+def batch_positions(states: StagedStates, txn_id: str) -> list[int]:
+    found = states.maybe_staging(*KEY, txn_id)
+    return [] if found is None else list(found.batches.positions)
+
+
+def test_a_lost_batch_belongs_to_what_has_lost_one():
+    x = [staged("x", sequence) for sequence in range(4)]
+    states = fold(x[0], LOST, LOST, x[3])
+    assert batch_positions(states, "x") == [0, 1_000, 2_000, 3_000]
+    assert list(states.maybe_staging(*KEY, "x").record_counts) == [1, 7, 7, 1]
+    states = fold(LOST, x[1])
+    assert batch_positions(states, "x") == [0, 1_000]
+    assert states.maybe_staging(*KEY, "x").staged_at_ms == 0
+    elsewhere = Entry(EntryKind.STAGED, 1, 1, -1, 1)
+    states = fold(LOST, staged("y", 1), x[0], LOST, elsewhere, x[2], staged("y", 2), x[3])
+    assert batch_positions(states, "y") == [0, 1_000, 6_000]
+    assert batch_positions(states, "x") == [2_000, 3_000, 5_000, 7_000]
+
+
 def test_what_lost_what_it_follows_counts_for_nothing():
-    entries = [staged("x", sequence) for sequence in range(4)]
-    damaged = Entry(EntryKind.STAGED, *KEY, -1, 1)
-    states = fold(entries[0], damaged, entries[2], entries[1], entries[3])
-    assert list(states.maybe_staging(*KEY, "x").batches.positions) == [0, 3_000]
-    assert fold(entries[1]).maybe_staging(*KEY, "x") is None
+    x = [staged("x", sequence) for sequence in range(4)]
+    states = fold(x[0], LOST, LOST, x[2], x[1], x[3])
+    assert batch_positions(states, "x") == [0, 4_000], "nobody knows which of the two it is"
+    assert batch_positions(fold(x[1]), "x") == []
+    assert batch_positions(fold(x[0], x[2]), "x") == [0]
+
+
+def test_a_lost_batch_that_was_published_is_not_taken_for_another():
+    lost = Staging(*KEY, "y", 0)
+    lost.batches.append(0, LOST.length, LOST.count)
+    states = fold(LOST, commit_entry(*KEY, 0, [lost]), staged("x", 1))
+    assert batch_positions(states, "x") == []
 
 
 def test_the_last_ends_of_each_kind_are_remembered():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from faulty_disk import FaultyDisk
 from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
-from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
+from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies, staging
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, EntryKind, Location
@@ -200,7 +200,11 @@ def test_a_start_serves_all_but_a_damaged_batch_that_was_staged():
     assert [slot.count for slot in log.batches_from(KEY, 0)] == [1, 1]
     with pytest.raises(AssertionError, match=r"\[1, 2\) of range 0 of stream 1 cannot be served"):
         bodies(log)
-    assert staged_bodies(log, "u") == [b"u0"], "what comes behind the damage counts no more"
+    assert staging(log, "u").batch_count == 3, "what comes behind the damage tells whose it was"
+    log.append([commit(log, "u")])
+    assert bodies(log, 4) == [b"u2"]
+    with pytest.raises(AssertionError, match=r"\[3, 4\) of range 0 of stream 1 cannot be served"):
+        bodies(log, 2)
 
 
 def test_an_index_of_an_older_version_is_made_again_and_is_no_fault():
