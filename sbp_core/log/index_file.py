@@ -63,6 +63,7 @@ INDEX_VERSION: Final = 3
 
 _FIELDS: Final = struct.Struct(">8sIIQQQQQQQI")
 _VERSION: Final = struct.Struct(">8sI")
+_IDENTITY: Final = struct.Struct(">8sIIQQ")
 _CRC: Final = struct.Struct(">I")
 _I8: Final = np.dtype("<i8")
 _U8: Final = np.dtype("<u8")
@@ -192,6 +193,22 @@ def is_old_index(path: Path, disk: Disk) -> bool:
     return (
         _maybe_older_version(disk.open(path, is_writable=False).pread(_VERSION.size, 0)) is not None
     )
+
+
+def has_old_index(disk: Disk, directory: Path, segment: Segment) -> bool:
+    """Whether there is an index of `segment` that an older version wrote.
+
+    It can be read no more, but says that there was a segment behind, as any index that fits.
+    """
+    try:
+        file = disk.open(index_path(directory, segment.base), is_writable=False)
+        head = file.pread(_IDENTITY.size, 0)
+    except OSError:  # it is missed by nobody
+        return False
+    if len(head) < _IDENTITY.size or _maybe_older_version(head) is None:
+        return False
+    _, _, *identity = _IDENTITY.unpack(head)
+    return identity == [segment.generation, segment.base, segment.size]
 
 
 def _maybe_older_version(head: bytes) -> int | None:

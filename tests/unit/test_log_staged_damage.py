@@ -219,6 +219,24 @@ def test_an_index_of_an_older_version_is_made_again_and_is_no_fault():
     assert bodies(log) == [*STAGED, b"behind"]
 
 
+@pytest.mark.parametrize("is_of_it", [True, False])
+def test_an_index_of_an_older_version_says_that_there_was_a_segment_behind(is_of_it: bool):
+    files = contents(filled())
+    *_, before, last = sorted(each for each in files if each.suffix == ".log")
+    del files[last]
+    octets = bytearray(files[before.with_suffix(".idx")])
+    octets[:12] = INDEX_MAGIC + struct.pack(">I", 2)
+    octets[31] ^= not is_of_it  # of the segment's size
+    disk = disk_with({**files, before.with_suffix(".idx"): bytes(octets)})
+    if is_of_it:
+        assert [each.path for each in inspect_log(disk, DIRECTORY).faults] == [last]
+        with pytest.raises(LogCorruptionError, match=f"{last.name} is damaged.*is missing"):
+            open_log(disk, segment_bytes=1_500)
+        repaired(disk)
+    else:
+        open_log(disk, segment_bytes=1_500)
+
+
 ENDING = ["staged", "commit", "drop"]
 
 
