@@ -169,15 +169,8 @@ class StagedStates:
             return list(self._streams)
 
     def rows(self) -> StagedRows:
-        """Return where the batches are that are staged now."""
-        with self._lock:
-            return StagedRows.together(
-                [
-                    staging.batches.rows()
-                    for txns in self._streams.values()
-                    for staging in txns.stagings.values()
-                ]
-            )
+        """Return where the batches are that are staged now, at least."""
+        return StagedRows.together([staging.batches.rows() for staging in self.stagings()])
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.

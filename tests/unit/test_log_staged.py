@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 from faulty_disk import FaultyDisk
 from log_files import NOW_MS, batch, created, open_log
@@ -14,7 +16,7 @@ from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeState
 from sbp_core.log.recent import RecentBodies
 from sbp_core.log.staged import StagedStates, Staging, commit_entry, drop_entry
-from sbp_core.log.staged_entries import decode_end, decode_prefix
+from sbp_core.log.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
 from sbp_core.log.staged_snapshot import decode_staged_snapshot, encode_staged_snapshot
 from sbp_core.rangeserver.reading import maybe_cached_slots, read_slots
 from sbp_core.records import encode_envelope, split_envelopes
@@ -271,6 +273,28 @@ def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
         assert all(states.is_ended(1, each) for each in expected[-1])
         octets = b"".join(each.body for each in encode_staged_snapshot(states))
         assert decode_staged_snapshot(octets).ends(1) == states.ends(1)
+
+
+def test_where_staged_batches_are_is_told_while_more_are_staged():
+    """Nobody waits for it, and it holds what was staged when it was asked for."""
+
+    class Growing(BatchColumns):
+        def rows(self) -> StagedRows:
+            other = Thread(target=states.stagings, daemon=True)
+            other.start()
+            other.join(10)
+            assert not other.is_alive()
+            self.append(2_000, 7, 1)
+            return super().rows()
+
+    states = StagedStates()
+    states.restore(Staging(*KEY, "x", 0, Growing()))
+    states.apply(staged("x", 0), Location(1_000, 9), 0)
+    for count in (2, 3):
+        rows = states.rows()
+        assert rows.positions.tolist() == [1_000, 2_000]
+        assert rows.lengths.tolist() == [9, 7]
+        assert states.maybe_staging(*KEY, "x").batch_count == count
 
 
 def empty_commit(*txn_ids: str) -> Entry:
