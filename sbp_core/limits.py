@@ -226,6 +226,8 @@ TXN_RECORDS_MAX: Final = 2**32 - 1
 """Staged records that become readable at once in one stream."""
 TXN_ENDS_KEPT: Final = 16
 """The last ends of transactions that a stream remembers, of those published and those dropped."""
+TXN_ENDED_IDS_MAX: Final = 1_024
+"""Ids in the ends of either kind that a stream remembers, unless only its last published one."""
 STAGINGS_MAX: Final = 65_536
 """Transactions that have something staged in a range of a range server, counted by range."""
 SNAPSHOT_STAGED_BYTES: Final = 4 * MIB

@@ -63,6 +63,7 @@ INDEX_VERSION: Final = 3
 
 _FIELDS: Final = struct.Struct(">8sIIQQQQQQQI")
 _VERSION: Final = struct.Struct(">8sI")
+_IDENTITY: Final = struct.Struct(">8sIIQQ")
 _CRC: Final = struct.Struct(">I")
 _I8: Final = np.dtype("<i8")
 _U8: Final = np.dtype("<u8")
@@ -194,6 +195,22 @@ def is_old_index(path: Path, disk: Disk) -> bool:
     )
 
 
+def has_old_index(disk: Disk, directory: Path, segment: Segment) -> bool:
+    """Whether there is an index of `segment` that an older version wrote.
+
+    It can be read no more, but says that there was a segment behind, as any index that fits.
+    """
+    try:
+        file = disk.open(index_path(directory, segment.base), is_writable=False)
+        head = file.pread(_IDENTITY.size, 0)
+    except OSError:  # it is missed by nobody
+        return False
+    if len(head) < _IDENTITY.size or _maybe_older_version(head) is None:
+        return False
+    _, _, *identity = _IDENTITY.unpack(head)
+    return identity == [segment.generation, segment.base, segment.size]
+
+
 def _maybe_older_version(head: bytes) -> int | None:
     """Return the version that a file says it has, if that is an older one: its header differs."""
     if len(head) < _VERSION.size:
@@ -235,9 +252,13 @@ class Held:
 
 
 class SegmentIndex:
-    """The index of one segment, over octets that were checked."""
+    """The index of one segment, over octets that were checked.
 
-    def __init__(self, data: Octets) -> None:
+    Unless it `is_whole`, damage to the segment hides what else should be in it.
+    """
+
+    def __init__(self, data: Octets, *, is_whole: bool = True) -> None:
+        self.is_whole = is_whole
         header = IndexHeader(*_FIELDS.unpack_from(data)[_IDENTITY_FIELDS:])
         self.latest_ms = header.latest_ms
         self.staged_bytes = header.staged_bytes
@@ -315,6 +336,12 @@ class SegmentIndex:
         goes_back[ends[(ends > 0) & (ends < len(times))] - 1] = False  # on to the next range
         return not bool(goes_back.any())
 
+    def may_hide(self, live_from: Callable[[RangeKey], int]) -> bool:
+        """Whether damage may hide that the segment published what is live."""
+        return not self.is_whole and any(
+            logged.next_offset > live_from(logged.key) for logged in self.ranges()
+        )
+
     @cached_property
     def has_published(self) -> bool:
         """Whether the segment tells of batches that were staged."""
@@ -329,7 +356,7 @@ class SegmentIndex:
         """Weigh the batches; those are live that reach beyond what `live_from` says of a range.
 
         Of those that were staged in the segment `staged_live_bytes` are. Of those that it published
-        it holds what names them.
+        it holds what names them, all that were published together as long as one of them is live.
         """
         is_live = self._is_live(live_from)
         is_published = self._columns["prefix_bytes"] > 0
@@ -338,10 +365,26 @@ class SegmentIndex:
         stream_ids = self._columns["stream_id"].repeat(row_counts)
         return Held(
             int(length.sum(dtype=_I8)) + self.staged_bytes,
-            int(length[is_live].sum(dtype=_I8)) + staged_live_bytes,
+            int(length[is_live | self._is_named_with_live(is_live)].sum(dtype=_I8))
+            + staged_live_bytes,
             frozenset(np.unique(stream_ids).tolist()),
             frozenset(np.unique(stream_ids[is_live]).tolist()),
         )
+
+    def _is_named_with_live(self, is_live: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return which batches were published together with one that is live: in a range at a time.
+
+        One entry names them, which stays as it is when the segment is written anew.
+        """
+        times, is_published = self._columns["time_ms"], self._columns["prefix_bytes"] > 0
+        is_first = np.ones(len(times), np.bool_)
+        is_first[1:] = (times[1:] != times[:-1]) | (is_published[1:] != is_published[:-1])
+        row_ends = self._columns["row_end"]
+        is_first[row_ends[row_ends < len(times)]] = True
+        (starts,) = is_first.nonzero()
+        is_any_live = np.logical_or.reduceat(is_live, starts) if len(starts) else is_live
+        named: npt.NDArray[np.bool_] = is_any_live.repeat(np.diff(starts, append=len(times)))
+        return named & is_published
 
     def _is_live(self, live_from: Callable[[RangeKey], int]) -> npt.NDArray[np.bool_]:
         row_counts = np.diff(self._columns["row_end"], prepend=0)

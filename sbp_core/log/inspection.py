@@ -20,7 +20,13 @@ from pathlib import Path
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.coverage import Coverage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.index_file import SegmentIndex, check_index, index_path, is_old_index
+from sbp_core.log.index_file import (
+    SegmentIndex,
+    check_index,
+    has_old_index,
+    index_path,
+    is_old_index,
+)
 from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates
 from sbp_core.log.replay import TornTail
 from sbp_core.log.salvage import Fault, Records, SegmentReading
@@ -208,7 +214,11 @@ class _Inspector:
             generation = header.generation if header else 0
             end = header.end or base + size if header else base + size
             segment = Segment(base, end, size, generation)
-            is_full = end != base + size or self._maybe_index(segment, is_checked=False) is not None
+            is_full = (
+                end != base + size
+                or self._maybe_index(segment, is_checked=False) is not None
+                or has_old_index(self._disk, self._directory, segment)
+            )
             if is_full:
                 self._fault(segment_path(self._directory, end), end, "the file is missing")
             reading = self._read(file, segment, may_be_torn=not is_full)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError
+from sbp_core.log.damage import corruption
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.index_file import Held
 from sbp_core.log.log import Log
 from sbp_core.log.lookup import Extent
 from sbp_core.log.range_states import RangeKey, RangeState
-from sbp_core.log.segment import Segment
+from sbp_core.log.segment import Segment, segment_path
 from sbp_core.log.staged_entries import StagedRows
 
 _OFFSET_MAX: Final = 2**63 - 1
@@ -55,6 +56,9 @@ class Liveness:
     def weigh(self, extent: Extent, at: int) -> Held:
         """Return what a full segment holds. Raises LogCorruptionError if that cannot be told."""
         segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
+        if index.may_hide(lambda key: live_from(self.log, key)):
+            path = segment_path(self.log.directory, segment.base)
+            raise corruption(path, segment.base, "it is not known which batches it published")
         live_bytes = index.staged_bytes
         if self.is_known:
             live_bytes = self.staged.bytes_between(segment.base, segment.end)
@@ -87,7 +91,8 @@ class LivenessSeeker:
                 except LogCorruptionError:
                     is_known = False
                     continue
-                self._has_published[segment] = index.has_published
+                is_known = is_known and not index.may_hide(self._live_from)
+                self._has_published[segment] = index.has_published or not index.is_whole
                 if index.has_published:
                     found.append(index.published_rows(self._live_from))
         found.append(later.rows.published_rows(self._live_from))

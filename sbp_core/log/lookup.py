@@ -6,7 +6,8 @@ written first, or where a rewriting of that segment put it.
 
 For a time, those full segments come into question whose latest batch is not before it, which their
 index files say in front: those headers are read once, and kept. A missing or stale index file is
-made again from its segment by whoever needs it first.
+made again from its segment by whoever needs it first. One of which damage may hide rows is not
+written: it would be taken for whole.
 
 Every lookup may run in any thread. What it shares with the writer is one immutable `Extent`, which
 the writer replaces whole, and rows that only grow.
@@ -30,7 +31,7 @@ from sbp_core.failpoints import failpoint
 from sbp_core.limits import INDEX_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, write_file
-from sbp_core.log.entry import Location
+from sbp_core.log.entry import EntryKind, Location
 from sbp_core.log.index_file import (
     SegmentIndex,
     encode_index,
@@ -259,14 +260,21 @@ class BatchLookup:
         segment = extent.sealed[at]
         ranges = self.ranges_after(extent, at)
         rows = _read_rows(self.views.view(segment))
-        self.write_index(segment, ranges, rows)
-        return self._maybe_load(segment) or SegmentIndex(
-            b"".join(encode_index(segment, ranges, rows))
-        )
+        if rows.is_whole:
+            self.write_index(segment, ranges, rows)
+            maybe_index = self._maybe_load(segment)
+            if maybe_index is not None:
+                return maybe_index
+        octets = b"".join(encode_index(segment, ranges, rows))
+        return SegmentIndex(octets, is_whole=rows.is_whole)
 
 
 def _read_rows(view: SegmentView) -> SegmentRows:
-    """Return the batches of a full segment, damaged ones too where their headers are intact."""
+    """Return the batches of a full segment, damaged ones too where their headers are intact.
+
+    A damaged end of transactions does not say which it published; nor does what has no header say
+    whether it was one.
+    """
     segment = view.segment
     scanner = SegmentScanner(view.file, segment.base, segment.size)
     rows = SegmentRows(segment.base)
@@ -274,6 +282,8 @@ def _read_rows(view: SegmentView) -> SegmentRows:
         if isinstance(item, Damage):
             _LOG.error("%s", corruption(view.file.path, item.position, item.reason))
             found = item.maybe_batch()
+            is_end = item.header is None or item.header.kind is EntryKind.TXN_END
+            rows.is_whole = rows.is_whole and not is_end
         else:
             found = item
         if found is not None:

@@ -34,7 +34,7 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
-from sbp_core.log.index_file import SegmentIndex, open_index
+from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
 from sbp_core.log.range_states import RangeStates
 from sbp_core.log.replay import (
     DamagedBatch,
@@ -162,7 +162,8 @@ def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> No
     with translate_os_error(LogError, "reading the size of", file.path):
         size = file.size()
     segment = Segment(base, base + size, size)
-    if _maybe_index(disk, directory, segment) is None:
+    has_index = _maybe_index(disk, directory, segment) is not None
+    if not has_index and not has_old_index(disk, directory, segment):
         return
     path = segment_path(directory, segment.end)
     reason = "the index of the segment before it says that it was there, and the file is missing"

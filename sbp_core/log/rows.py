@@ -181,11 +181,12 @@ class SegmentRows:
     """The batches that the segment at `base` tells of, by range; and those staged in it.
 
     `staged_bytes` counts the entries of these, `moved` says where those are now that were written
-    first at another position.
+    first at another position. Unless it `is_whole`, damage may hide what else the segment tells of.
     """
 
     def __init__(self, base: int) -> None:
         self.base = base
+        self.is_whole = True
         self.staged_bytes = 0
         self.moved: dict[int, int] = {}
         self._ranges: dict[RangeKey, RangeRows] = {}

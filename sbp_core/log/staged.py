@@ -2,21 +2,22 @@
 
 A *staging* is what is staged under one id in one range: batches without offsets, numbered 0, 1, 2,
 ... They become readable, or are dropped, by one TXN_END entry. Of every stream the last ends are
-remembered, TXN_ENDS_KEPT of either kind, so that who asks again is answered again. What is known
+remembered, so that who asks again is answered again: of either kind at most TXN_ENDS_KEPT that have
+TXN_ENDED_IDS_MAX ids together, and the last published one however many it has. What is known
 follows from the entries alone; so it goes on from the snapshot that a segment begins with.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from threading import Lock
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.lost_batches import LostBatches, StagedBatch
 from sbp_core.log.staged_entries import (
     BatchColumns,
     EndedBatches,
@@ -84,19 +85,41 @@ class TxnEnd:
 
 @dataclass(slots=True)
 class _StreamTxns:
-    """The transactions of a stream; `ended` counts how often an id is in `ends`."""
+    """The transactions of a stream; `ended` are the ids in `ends`, `lost` are batches of any."""
 
     stagings: dict[tuple[int, str], Staging] = field(default_factory=dict)
     ends: list[TxnEnd] = field(default_factory=list)
-    ended: Counter[str] = field(default_factory=Counter)
+    ended: frozenset[str] = frozenset()
+    lost: LostBatches = field(default_factory=LostBatches)
+
+    def stage(self, stream_id: int, txn_id: str, sequence: int, batch: StagedBatch) -> None:
+        place = (batch.range_index, txn_id)
+        staging = self.stagings.get(place)
+        known = staging.batches.positions if staging else ()
+        batches = [batch]
+        if sequence > len(known):
+            behind = known[-1] + 1 if known else 0
+            batches[:0] = self.lost.take(batch.range_index, behind, sequence - len(known))
+        if len(known) + len(batches) != sequence + 1:
+            return
+        if staging is None:
+            staging = Staging(stream_id, batch.range_index, txn_id, batches[0].time_ms)
+            self.stagings[place] = staging
+        for each in batches:
+            staging.batches.append(each.born_at.position, each.born_at.length, each.record_count)
 
     def add_end(self, end: TxnEnd) -> None:
         self.ends.append(end)
-        self.ended.update(end.txn_ids)
         same_kind = [each for each in self.ends if each.is_commit == end.is_commit]
-        if len(same_kind) > limits.TXN_ENDS_KEPT:
-            self.ends.remove(same_kind[0])
-            self.ended -= Counter(same_kind[0].txn_ids)
+        id_count = sum(len(each.txn_ids) for each in same_kind)
+        kept_min = 1 if end.is_commit else 0
+        while len(same_kind) > limits.TXN_ENDS_KEPT or (
+            id_count > limits.TXN_ENDED_IDS_MAX and len(same_kind) > kept_min
+        ):
+            oldest = same_kind.pop(0)
+            id_count -= len(oldest.txn_ids)
+            self.ends.remove(oldest)
+        self.ended = frozenset(chain.from_iterable(each.txn_ids for each in self.ends))
 
 
 class StagedStates:
@@ -146,30 +169,27 @@ class StagedStates:
             return list(self._streams)
 
     def rows(self) -> StagedRows:
-        """Return where the batches are that are staged now."""
-        with self._lock:
-            return StagedRows.together(
-                [
-                    staging.batches.rows()
-                    for txns in self._streams.values()
-                    for staging in txns.stagings.values()
-                ]
-            )
+        """Return where the batches are that are staged now, at least."""
+        return StagedRows.together([staging.batches.rows() for staging in self.stagings()])
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.
 
-        A STAGED entry without its body was damaged: nobody knows whose it is. What comes behind it
-        in its transaction has lost what it follows, and counts for nothing.
+        A STAGED entry without its body was damaged: it does not say whose it is. What comes behind
+        it in its transaction may tell. Else that has lost what it follows, and counts for nothing.
         """
         match entry.kind:
-            case EntryKind.STAGED if entry.body:
-                txn_id, sequence = decode_prefix(entry.body)
+            case EntryKind.STAGED:
                 position = location.position if entry.base_offset < 0 else entry.base_offset
+                born_at = Location(position, location.length)
+                batch = StagedBatch(entry.range_index, born_at, entry.count, time_ms)
+                maybe_prefix = decode_prefix(entry.body) if entry.body else None
                 with self._lock:
-                    self._stage(
-                        entry, txn_id, sequence, Location(position, location.length), time_ms
-                    )
+                    txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+                    if maybe_prefix is None:
+                        txns.lost.add(batch)
+                    else:
+                        txns.stage(entry.stream_id, *maybe_prefix, batch)
             case EntryKind.TXN_END:
                 ended = decode_end(entry)
                 with self._lock:
@@ -193,18 +213,6 @@ class StagedStates:
         with self._lock:
             self._streams.setdefault(stream_id, _StreamTxns()).add_end(end)
 
-    def _stage(
-        self, entry: Entry, txn_id: str, sequence: int, born_at: Location, time_ms: int
-    ) -> None:
-        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
-        place = (entry.range_index, txn_id)
-        staging = txns.stagings.get(place)
-        if staging is None:
-            staging = Staging(entry.stream_id, entry.range_index, txn_id, time_ms)
-        if sequence == staging.batch_count:
-            staging.batches.append(born_at.position, born_at.length, entry.count)
-            txns.stagings[place] = staging
-
     def _end(self, entry: Entry, ended: EndedBatches, time_ms: int) -> None:
         txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
         ranges = {entry.range_index}
@@ -212,6 +220,7 @@ class StagedStates:
             ranges = {range_index for range_index, _ in txns.stagings}
         for place in product(ranges, ended.txn_ids):
             txns.stagings.pop(place, None)
+        txns.lost.forget(ended.batches.positions)
         txns.add_end(
             TxnEnd(
                 ended.txn_ids,

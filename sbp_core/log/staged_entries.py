@@ -84,8 +84,10 @@ class BatchColumns:
         self.positions += other.positions
 
     def rows(self) -> StagedRows:
-        """Return where they are, in the order in which they were added. While nobody adds."""
-        return StagedRows(np.array(self.positions, np.int64), np.array(self.lengths, np.uint32))
+        """Return where they are, in the order in which they were added."""
+        positions = np.frombuffer(self.positions.tobytes(), np.int64)
+        lengths = np.frombuffer(self.lengths.tobytes(), np.uint32, len(positions))
+        return StagedRows(positions, lengths)
 
     def encode(self) -> bytes:
         """Return the octets of all."""

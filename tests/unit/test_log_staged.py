@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 from faulty_disk import FaultyDisk
 from log_files import NOW_MS, batch, created, open_log
@@ -14,7 +16,7 @@ from sbp_core.log.log import Log
 from sbp_core.log.range_states import RangeState
 from sbp_core.log.recent import RecentBodies
 from sbp_core.log.staged import StagedStates, Staging, commit_entry, drop_entry
-from sbp_core.log.staged_entries import decode_end, decode_prefix
+from sbp_core.log.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
 from sbp_core.log.staged_snapshot import decode_staged_snapshot, encode_staged_snapshot
 from sbp_core.rangeserver.reading import maybe_cached_slots, read_slots
 from sbp_core.records import encode_envelope, split_envelopes
@@ -200,12 +202,42 @@ def fold(*entries: Entry) -> StagedStates:
     return states
 
 
+LOST = Entry(EntryKind.STAGED, *KEY, -1, 7)
+"""An entry whose body is damaged."""
+
+
+def batch_positions(states: StagedStates, txn_id: str) -> list[int]:
+    found = states.maybe_staging(*KEY, txn_id)
+    return [] if found is None else list(found.batches.positions)
+
+
+def test_a_lost_batch_belongs_to_what_has_lost_one():
+    x = [staged("x", sequence) for sequence in range(4)]
+    states = fold(x[0], LOST, LOST, x[3])
+    assert batch_positions(states, "x") == [0, 1_000, 2_000, 3_000]
+    assert list(states.maybe_staging(*KEY, "x").record_counts) == [1, 7, 7, 1]
+    states = fold(LOST, x[1])
+    assert batch_positions(states, "x") == [0, 1_000]
+    assert states.maybe_staging(*KEY, "x").staged_at_ms == 0
+    elsewhere = Entry(EntryKind.STAGED, 1, 1, -1, 1)
+    states = fold(LOST, staged("y", 1), x[0], LOST, elsewhere, x[2], staged("y", 2), x[3])
+    assert batch_positions(states, "y") == [0, 1_000, 6_000]
+    assert batch_positions(states, "x") == [2_000, 3_000, 5_000, 7_000]
+
+
 def test_what_lost_what_it_follows_counts_for_nothing():
-    entries = [staged("x", sequence) for sequence in range(4)]
-    damaged = Entry(EntryKind.STAGED, *KEY, -1, 1)
-    states = fold(entries[0], damaged, entries[2], entries[1], entries[3])
-    assert list(states.maybe_staging(*KEY, "x").batches.positions) == [0, 3_000]
-    assert fold(entries[1]).maybe_staging(*KEY, "x") is None
+    x = [staged("x", sequence) for sequence in range(4)]
+    states = fold(x[0], LOST, LOST, x[2], x[1], x[3])
+    assert batch_positions(states, "x") == [0, 4_000], "nobody knows which of the two it is"
+    assert batch_positions(fold(x[1]), "x") == []
+    assert batch_positions(fold(x[0], x[2]), "x") == [0]
+
+
+def test_a_lost_batch_that_was_published_is_not_taken_for_another():
+    lost = Staging(*KEY, "y", 0)
+    lost.batches.append(0, LOST.length, LOST.count)
+    states = fold(LOST, commit_entry(*KEY, 0, [lost]), staged("x", 1))
+    assert batch_positions(states, "x") == []
 
 
 def test_the_last_ends_of_each_kind_are_remembered():
@@ -220,8 +252,53 @@ def test_the_last_ends_of_each_kind_are_remembered():
     assert len(states.ends(1)) == limits.TXN_ENDS_KEPT + 1
 
 
-def empty_commit(txn_id: str) -> Entry:
-    return commit_entry(*KEY, 0, [Staging(*KEY, txn_id, 0)])
+def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
+    """But the last published one always is: whoever publishes asks again until it is answered."""
+    monkeypatch.setattr(limits, "TXN_ENDED_IDS_MAX", 4)
+    states = fold(empty_commit("a", "b"), drop("p"), empty_commit("c", "d"))
+    remembered = [("a", "b"), ("p",), ("c", "d")]
+    steps = [
+        (empty_commit("e"), [("p",), ("c", "d"), ("e",)]),
+        (drop("q", "r", "s"), [("p",), ("c", "d"), ("e",), ("q", "r", "s")]),
+        (empty_commit(*"fghijk"), [("p",), ("q", "r", "s"), (*"fghijk",)]),
+        (drop(*"tuvwx"), [(*"fghijk",)]),
+        (empty_commit("l"), [("l",)]),
+        (drop("y"), [("l",), ("y",)]),
+    ]
+    assert [each.txn_ids for each in states.ends(1)] == remembered
+    for entry, expected in steps:
+        states.apply(entry, Location(0, 1), 0)
+        assert [each.txn_ids for each in states.ends(1)] == expected
+        assert not states.is_ended(1, "a")
+        assert all(states.is_ended(1, each) for each in expected[-1])
+        octets = b"".join(each.body for each in encode_staged_snapshot(states))
+        assert decode_staged_snapshot(octets).ends(1) == states.ends(1)
+
+
+def test_where_staged_batches_are_is_told_while_more_are_staged():
+    """Nobody waits for it, and it holds what was staged when it was asked for."""
+
+    class Growing(BatchColumns):
+        def rows(self) -> StagedRows:
+            other = Thread(target=states.stagings, daemon=True)
+            other.start()
+            other.join(10)
+            assert not other.is_alive()
+            self.append(2_000, 7, 1)
+            return super().rows()
+
+    states = StagedStates()
+    states.restore(Staging(*KEY, "x", 0, Growing()))
+    states.apply(staged("x", 0), Location(1_000, 9), 0)
+    for count in (2, 3):
+        rows = states.rows()
+        assert rows.positions.tolist() == [1_000, 2_000]
+        assert rows.lengths.tolist() == [9, 7]
+        assert states.maybe_staging(*KEY, "x").batch_count == count
+
+
+def empty_commit(*txn_ids: str) -> Entry:
+    return commit_entry(*KEY, 0, [Staging(*KEY, each, 0) for each in txn_ids])
 
 
 @pytest.mark.parametrize("chunk_bytes", [7, 100, limits.SNAPSHOT_STAGED_BYTES])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from faulty_disk import FaultyDisk
-from log_files import batch, created, entries, open_log, segment_bases
+from log_files import DIRECTORY, batch, created, entries, open_log, segment_bases
 from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log import liveness
 from sbp_core.log.cleaner import Cleaned, Cleaner
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind
 from sbp_core.log.log import Log
+from sbp_core.log.segment import segment_path
 
 SEGMENT_BYTES = 1_500
 FILLER = (2, 0)
@@ -105,6 +109,23 @@ def test_the_end_of_a_transaction_lives_as_long_as_one_of_its_batches():
     assert log.staged.is_ended(1, "t"), "the log remembers without it"
 
 
+def test_an_end_of_which_little_lives_is_not_rewritten_again_and_again():
+    """It stays whole, so a rewriting frees the rest once."""
+    log = open_log(FaultyDisk(), segment_bytes=3_000)
+    log.append([created(), created(*FILLER)])
+    log.append([staged("t", number, b"staged%d" % number) for number in range(10)])
+    log.append([staged("u", 0, b"u")])
+    fill(log, 5)
+    log.append([commit(log, "t")])
+    log.append([commit(log, "u")])
+    fill(log, 5)
+    log.append([trim(2), trim(1, 9)])
+    cleaner = Cleaner(log)
+    assert cleaner.clean().rewritten_count == 2
+    assert cleaner.clean() == Cleaned()
+    assert bodies(log, 9) == [b"staged9", b"u"]
+
+
 def test_a_deleted_stream_has_nothing_that_lives():
     disk = FaultyDisk()
     log = filled(disk)
@@ -191,3 +212,54 @@ def test_while_it_is_not_known_what_lives_nothing_staged_goes(monkeypatch):
     assert sum(each.kind is EntryKind.STAGED for each in entries(disk)) == 6
     monkeypatch.undo()
     assert Cleaner(log).clean().removed_count > 3
+
+
+def published_end(log: Log) -> tuple[Path, int]:
+    """What stream 1 staged is published, in a segment that is full now: which, and where in it."""
+    location = log.append([commit(log, "t")]).locations[0]
+    fill(log, 6)
+    log.append([trim(2)])
+    segment = next(each for each in log.extent.sealed if location.position < each.end)
+    return segment_path(DIRECTORY, segment.base), location.position - segment.base
+
+
+@pytest.mark.parametrize("damaged_octet", [ENTRY_HEADER_BYTES + 10, 15])
+def test_a_damaged_end_whose_index_is_gone_takes_nothing_along(damaged_octet: int):
+    """The index that is made again cannot know what was published, and is not kept for whole."""
+    disk = FaultyDisk()
+    log = filled(disk)
+    path, position = published_end(log)
+    log.close()
+    whole = bytes(disk.names[path].cached)
+    for octets in (disk.names[path].cached, disk.names[path].durable):
+        octets[position + damaged_octet] ^= 1
+    disk.remove(path.with_suffix(".idx"))
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    for _ in range(2):
+        cleaner = Cleaner(log)
+        cleaner.clean()
+        assert cleaner.clean() == Cleaned()
+        with pytest.raises(LogCorruptionError):
+            bodies(log)
+        log.close()
+        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    log.close()
+    disk.names[path].cached[:] = whole
+    disk.names[path].durable[:] = whole
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    assert bodies(log) == STAGED, "the backup of one file makes it good"
+    assert Cleaner(log).clean().rewritten_count == 1, "what waited for it"
+
+
+def test_a_damaged_end_of_what_is_dead_goes():
+    disk = FaultyDisk()
+    log = filled(disk)
+    path, position = published_end(log)
+    log.close()
+    for octets in (disk.names[path].cached, disk.names[path].durable):
+        octets[position + ENTRY_HEADER_BYTES + 10] ^= 1
+    disk.remove(path.with_suffix(".idx"))
+    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    log.append([trim(1)])
+    Cleaner(log).clean()
+    assert len(segment_bases(disk)) == 1

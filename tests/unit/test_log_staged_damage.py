@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from faulty_disk import FaultyDisk
 from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
-from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
+from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies, staging
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, EntryKind, Location
@@ -200,7 +200,11 @@ def test_a_start_serves_all_but_a_damaged_batch_that_was_staged():
     assert [slot.count for slot in log.batches_from(KEY, 0)] == [1, 1]
     with pytest.raises(AssertionError, match=r"\[1, 2\) of range 0 of stream 1 cannot be served"):
         bodies(log)
-    assert staged_bodies(log, "u") == [b"u0"], "what comes behind the damage counts no more"
+    assert staging(log, "u").batch_count == 3, "what comes behind the damage tells whose it was"
+    log.append([commit(log, "u")])
+    assert bodies(log, 4) == [b"u2"]
+    with pytest.raises(AssertionError, match=r"\[3, 4\) of range 0 of stream 1 cannot be served"):
+        bodies(log, 2)
 
 
 def test_an_index_of_an_older_version_is_made_again_and_is_no_fault():
@@ -213,6 +217,24 @@ def test_an_index_of_an_older_version_is_made_again_and_is_no_fault():
     assert inspect_log(disk, DIRECTORY).is_intact
     log = open_log(disk, segment_bytes=1_500)
     assert bodies(log) == [*STAGED, b"behind"]
+
+
+@pytest.mark.parametrize("is_of_it", [True, False])
+def test_an_index_of_an_older_version_says_that_there_was_a_segment_behind(is_of_it: bool):
+    files = contents(filled())
+    *_, before, last = sorted(each for each in files if each.suffix == ".log")
+    del files[last]
+    octets = bytearray(files[before.with_suffix(".idx")])
+    octets[:12] = INDEX_MAGIC + struct.pack(">I", 2)
+    octets[31] ^= not is_of_it  # of the segment's size
+    disk = disk_with({**files, before.with_suffix(".idx"): bytes(octets)})
+    if is_of_it:
+        assert [each.path for each in inspect_log(disk, DIRECTORY).faults] == [last]
+        with pytest.raises(LogCorruptionError, match=f"{last.name} is damaged.*is missing"):
+            open_log(disk, segment_bytes=1_500)
+        repaired(disk)
+    else:
+        open_log(disk, segment_bytes=1_500)
 
 
 ENDING = ["staged", "commit", "drop"]
