@@ -30,8 +30,6 @@ from sbp_core.log.staged_entries import (
 )
 from sbp_core.wire.checksum import Octets
 
-_RECORDS_PER_ENTRY_MAX = 2**32 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Staging:
@@ -252,11 +250,11 @@ def commit_entry(
     stagings = list(stagings)
     batch_count = sum(staging.batch_count for staging in stagings)
     record_count = sum(staging.record_count for staging in stagings)
-    if batch_count > limits.TXN_BATCHES_MAX or record_count > _RECORDS_PER_ENTRY_MAX:
+    if batch_count > limits.TXN_BATCHES_MAX or record_count > limits.TXN_RECORDS_MAX:
         raise InvalidRequestError(
             StatusCode.INVALID_REQUEST,
             f"{batch_count} batches with {record_count} records are staged for stream {stream_id};"
-            f" at most {limits.TXN_BATCHES_MAX} with {_RECORDS_PER_ENTRY_MAX} can be published at"
+            f" at most {limits.TXN_BATCHES_MAX} with {limits.TXN_RECORDS_MAX} can be published at"
             " once. Stage larger batches, or fewer of them",
         )
     txn_ids = [staging.txn_id for staging in stagings]

@@ -28,14 +28,14 @@ class WrittenMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class StagedMessage(WrittenMessage):
-    """What one task has staged: (transaction id, stream id, range index, records) by range.
+    """What a task has staged: (transaction id, stream id, range index, records, batches) by range.
 
     `tails`, where what was there before is to go: (stream id, its end before the commit).
     """
 
     producer: str
     batch_number: int
-    parts: tuple[tuple[str, int, int, int], ...]
+    parts: tuple[tuple[str, int, int, int, int], ...]
     digest: int
     tails: tuple[tuple[int, int], ...] = ()
 

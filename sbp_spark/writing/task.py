@@ -116,7 +116,7 @@ def stage_rows(
             raise no_transactions(error) from error
     failpoint("sink.staged")
     parts = tuple(
-        (part.txn_id, part.stream_id, part.range_index, part.record_count)
+        (part.txn_id, part.stream_id, part.range_index, part.record_count, part.batch_count)
         for part in transaction.parts()
     )
     tails = tails_of(client, work.target_ids()) if options.delivery.is_truncating else ()

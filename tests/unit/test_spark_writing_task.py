@@ -86,7 +86,7 @@ def test_each_try_stages_under_an_id_of_its_own_and_says_what():
     )
     (txn_id,) = {part[0] for part in first.parts}
     assert txn_id.startswith("query.3.")
-    assert sorted(part[1:] for part in first.parts) == [(1, 0, 2), (2, 0, 1)]
+    assert sorted(part[1:] for part in first.parts) == [(1, 0, 2, 1), (2, 0, 1, 1)]
     assert (first.producer, first.batch_number, first.partition_id) == ("query", 3, 7)
     assert {part[0] for part in second.parts}.isdisjoint({txn_id})
     assert first.digest == second.digest != 0
