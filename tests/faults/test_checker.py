@@ -5,6 +5,7 @@ from checker import INVARIANTS, check
 from history import History, load_history
 
 STREAM = 1
+OTHER = 2
 
 
 class Story:
@@ -30,8 +31,14 @@ class Story:
         self.history.ok(number, records=[[at, name] for at, name in enumerate(records, first)])
         return self
 
-    def end(self, records, start=0, next_offset=None):
-        number = self.history.invoke("reader", "list", stream=STREAM)
+    def commit(self, batch, parts, end="ok"):
+        pairs = [[stream, [*records]] for stream, records in parts.items()]
+        number = self.history.invoke(self.process, "commit", batch=batch, parts=pairs)
+        getattr(self.history, end)(number, **({} if end == "ok" else {"error": "no"}))
+        return self
+
+    def end(self, records, start=0, next_offset=None, stream=STREAM):
+        number = self.history.invoke("reader", "list", stream=stream)
         if records is None:
             self.history.fail(number, "not here")
             return self
@@ -98,7 +105,35 @@ def test_what_is_not_kept_may_be_gone():
     assert check(story.history.operations()) == []
 
 
+@pytest.mark.parametrize("second", ["c", "cd"])
+def test_what_was_committed_is_there_and_what_is_in_doubt_may_be(second):
+    story = Story().commit(0, {STREAM: "ab", OTHER: "c"}).commit(1, {OTHER: "d"}, "unknown")
+    story.end("ab").end(second, stream=OTHER)
+    assert check(story.history.operations()) == []
+
+
 BAD = {
+    "committed, and not there": (Story().commit(0, {STREAM: "ab"}).end(""), {"half-committed"}),
+    "committed, and there in part": (
+        Story().commit(0, {STREAM: "ab"}).end("a"),
+        {"half-committed"},
+    ),
+    "committed, with another record in its middle": (
+        Story().commit(0, {STREAM: "ab"}).append("x", base_offset=1).end("axb"),
+        {"half-committed"},
+    ),
+    "in doubt, and in one of its streams": (
+        Story().commit(0, {STREAM: "a", OTHER: "b"}, "unknown").end("a").end("", stream=OTHER),
+        {"half-committed"},
+    ),
+    "refused, and there all the same": (
+        Story().commit(0, {STREAM: "a"}, "fail").end("a"),
+        {"half-committed"},
+    ),
+    "one producer's batches the wrong way round": (
+        Story().commit(0, {STREAM: "a"}).commit(1, {STREAM: "b"}).end("ba"),
+        {"batches-reordered"},
+    ),
     "the acknowledged tail is gone": (good().end("bcdf", 1), {"lost", "vanished"}),
     "an acknowledged batch was never there": (
         Story().append("ab").append("cd", base_offset=2).end("ab"),
