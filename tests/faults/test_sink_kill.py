@@ -82,7 +82,8 @@ class Copy:
 
     @property
     def log(self):
-        return (self.folder / "query.log").read_text(encoding="utf-8", errors="replace")
+        path = self.folder / "query.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def fired(self):
         """The failpoints of the sink that fired, by name."""
