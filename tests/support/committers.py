@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from client_drivers import BlockingDriver, Driver
+from client_threads import PROGRESS_SECONDS, ClientThreads
 from core_cluster import rows_batch
 from history import History
 from waiting import until
-from workload import FAILURE_PAUSE_SECONDS, PROGRESS_SECONDS, encode_record
+from workload import FAILURE_PAUSE_SECONDS, encode_record
 
 from sbp_core.client import AppendItem, Client, RetryPolicy, Transaction
 from sbp_core.errors import SbpError, TxnEndedError
@@ -29,7 +29,7 @@ Records = Mapping[int, Sequence[str]]
 """Names, by stream."""
 
 
-class Committers:
+class Committers(ClientThreads):
     """Producers of numbered batches, each for some of the streams. Starts and stops once.
 
     Some batches are staged a second time and more, as by tasks that are tried again, by others that
@@ -47,39 +47,16 @@ class Committers:
         producers: int = 2,
         timeout_ms: int = 5_000,
     ) -> None:
-        self.committed = [0] * producers
+        super().__init__(producers)
         self.loser_count = self.replay_count = self.seal_count = 0
         self._endpoint = endpoint
         self._history = history
         self._stream_ids = stream_ids
         self._timeout_ms = timeout_ms
-        self._stopping = threading.Event()
-        self._failures: list[BaseException] = []
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._run, args=(index, random.Random(rng.random())))
             for index in range(producers)
         ]
-
-    def __enter__(self) -> Committers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(PROGRESS_SECONDS)
-            assert not thread.is_alive(), "a producer hangs"
-        assert not self._failures, self._failures
-
-    def wait_for_progress(self, is_worth_it: Callable[[], bool] = lambda: True) -> None:
-        """Wait until each producer has committed another batch, or it is not worth it any more."""
-        before = list(self.committed)
-        deadline = time.monotonic() + PROGRESS_SECONDS
-        while is_worth_it() and any(map(int.__le__, self.committed, before)):
-            assert not self._failures, self._failures
-            assert time.monotonic() < deadline, f"no progress within {PROGRESS_SECONDS} s"
-            time.sleep(0.005)
 
     def _run(self, index: int, rng: random.Random) -> None:
         driver = BlockingDriver(
@@ -88,11 +65,11 @@ class Committers:
         producer = f"producer-{index}-{rng.getrandbits(48):012x}"
         number = 0
         try:
-            while not self._stopping.is_set():
+            while not self.stopping.is_set():
                 self._batch(index, driver, rng, producer, number)
                 number += 1
         except BaseException as error:
-            self._failures.append(error)
+            self.failures.append(error)
             raise
         finally:
             driver.close()
@@ -119,7 +96,7 @@ class Committers:
         if self._commit(driver, producer, number, staged, records) is None:
             return
         self._history.ok(operation)
-        self.committed[index] += 1
+        self.acknowledged[index] += 1
         if rng.random() < REPLAY_SHARE:
             with contextlib.suppress(TxnEndedError):  # what comes late is dropped
                 again = self._maybe_stage(driver, rng, producer, number, records)
@@ -129,11 +106,11 @@ class Committers:
     def _stage(
         self, driver: Driver, rng: random.Random, producer: str, number: int, records: Records
     ) -> Transaction | None:
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             staged = self._maybe_stage(driver, rng, producer, number, records)
             if staged:
                 return staged
-            self._stopping.wait(FAILURE_PAUSE_SECONDS)
+            self.stopping.wait(FAILURE_PAUSE_SECONDS)
         return None
 
     def _maybe_stage(
@@ -163,7 +140,7 @@ class Committers:
         records: Records,
     ) -> Any:
         """Return the decision; None if the end came first."""
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             decision = self._maybe(
                 driver,
                 "commit_txn",
@@ -173,7 +150,7 @@ class Committers:
             )
             if decision:
                 return decision
-            self._stopping.wait(FAILURE_PAUSE_SECONDS)
+            self.stopping.wait(FAILURE_PAUSE_SECONDS)
         return None
 
     def _maybe(self, driver: Driver, method: str, *arguments: Any, **options: Any) -> Any:

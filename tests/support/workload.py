@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from client_drivers import BlockingDriver, Driver
+from client_threads import ClientThreads
 from core_cluster import rows_batch, values_of
 from history import History
 
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec, Writer
 from sbp_core.errors import OffsetOutOfRangeError, Outcome, SbpError
 
-PROGRESS_SECONDS = 90
 FETCH_BYTES = 1 << 20
 FAILURE_PAUSE_SECONDS = 0.05
 """Before the next operation of a client whose last one failed: servers need time to come back."""
@@ -56,7 +55,7 @@ def new_short_stream(endpoint: str, history: History, kept_bytes: int) -> int:
     return created.stream_id
 
 
-class Workload:
+class Workload(ClientThreads):
     """Writers, a reader, and with `changes` one who trims and seals. Starts and stops once.
 
     Writers do not try again what failed, so that each outcome is that of a single call;
@@ -79,51 +78,28 @@ class Workload:
         retry_unknown: bool = False,
         record_bytes_max: int = 2_000,
     ) -> None:
+        super().__init__(writers)
         self._endpoint = endpoint
         self._history = history
         self._stream_ids = stream_ids
         self._timeout_ms = timeout_ms
         self._retry_unknown = retry_unknown
         self._record_bytes_max = record_bytes_max
-        self._acknowledged = [0] * writers
         self._numbering = [Writer() for _ in range(numbering)]
         """Writers of this run: an id that was used before is not to be used again."""
         self._positions = dict.fromkeys(stream_ids, 0)
-        self._stopping = threading.Event()
-        self._failures: list[BaseException] = []
         roles = [
             partial(self._write_numbered if index < numbering else self._write, index)
             for index in range(writers)
         ]
         roles += [self._read, *([self._change] if changes else [])]
-        self._threads = [
+        self.threads = [
             threading.Thread(
                 target=self._run,
                 args=(role, drivers[number % len(drivers)], random.Random(rng.random())),
             )
             for number, role in enumerate(roles)
         ]
-
-    def __enter__(self) -> Workload:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(PROGRESS_SECONDS)
-            assert not thread.is_alive(), "a client hangs"
-        assert not self._failures, self._failures
-
-    def wait_for_progress(self, is_worth_it: Callable[[], bool] = lambda: True) -> None:
-        """Wait until each writer has another acknowledgement, or it is not worth it any more."""
-        before = list(self._acknowledged)
-        deadline = time.monotonic() + PROGRESS_SECONDS
-        while is_worth_it() and any(map(int.__le__, self._acknowledged, before)):
-            assert not self._failures, self._failures
-            assert time.monotonic() < deadline, f"no progress within {PROGRESS_SECONDS} s"
-            time.sleep(0.005)
 
     # What the threads do.
 
@@ -133,10 +109,10 @@ class Workload:
         retry = RetryPolicy() if self._retry_unknown else RetryPolicy(budget_ms=0)
         driver = new(self._endpoint, timeout_ms=self._timeout_ms, retry=retry)
         try:
-            while not self._stopping.is_set():
+            while not self.stopping.is_set():
                 role(driver, rng)
         except BaseException as error:
-            self._failures.append(error)
+            self.failures.append(error)
             raise
         finally:
             driver.close()
@@ -154,7 +130,7 @@ class Workload:
             stream=stream_id,
             records=names,
         )
-        self._acknowledged[index] += outcomes is not None
+        self.acknowledged[index] += outcomes is not None
 
     def _write_numbered(self, index: int, driver: Driver, rng: random.Random) -> None:
         """Append some batches in one call, again and again until they are acknowledged."""
@@ -177,17 +153,17 @@ class Workload:
             self._history.invoke(f"writer-{index}", "append", stream=stream_id, records=each)
             for each in names
         ]
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 outcomes = driver.do("append", items, writer=self._numbering[index])
             except SbpError as error:
                 if not error.retriable:
                     raise
-                self._stopping.wait(FAILURE_PAUSE_SECONDS)
+                self.stopping.wait(FAILURE_PAUSE_SECONDS)
                 continue
             for number, outcome in zip(numbers, outcomes, strict=True):
                 self._history.ok(number, base_offset=outcome.base_offset)
-            self._acknowledged[index] += 1
+            self.acknowledged[index] += 1
             return
 
     def _read(self, driver: Driver, rng: random.Random) -> None:
@@ -204,7 +180,7 @@ class Workload:
             self._positions[stream_id] = outcome.next_offset
 
     def _change(self, driver: Driver, rng: random.Random) -> None:
-        self._stopping.wait(rng.uniform(0, CHANGE_PAUSE_SECONDS))
+        self.stopping.wait(rng.uniform(0, CHANGE_PAUSE_SECONDS))
         stream_id = rng.choice(self._stream_ids)
         if rng.random() < 0.5:
             self._attempt(
@@ -246,7 +222,7 @@ class Workload:
             (self._history.fail if is_refused else self._history.unknown)(number, error)
             if isinstance(error, OffsetOutOfRangeError) and error.maybe_bounds:
                 self._positions[request["stream"]] = error.maybe_bounds[0]
-            self._stopping.wait(FAILURE_PAUSE_SECONDS)
+            self.stopping.wait(FAILURE_PAUSE_SECONDS)
             return None
         self._history.ok(number, **answer(result))
         return result
