@@ -5,6 +5,7 @@ batches are committed a second time.
 """
 
 import asyncio
+import signal
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -42,6 +43,7 @@ def test_all_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
                 if not cluster.start_armed(armed):
                     cluster.start()
             wait_for_death(cluster, 0)
+            assert cluster.run_armed("txn.before_end=kill") == -signal.SIGKILL
             cluster.start()
             committers.wait_for_progress()
         judge(cluster.endpoint, history, stream_ids, committers)
