@@ -4,11 +4,10 @@ A producer appends, and ranges are sealed, while the query lives and while it is
 from its checkpoint for ever or to what is available, with other limits in each life.
 """
 
-import threading
 from collections import Counter
-from contextlib import contextmanager
 
 import pytest
+from producing import producing
 from query_process import (
     TOO_SLOW,
     QueryProcess,
@@ -71,34 +70,6 @@ class Queries:
         return written_batches(self._folder / source)
 
 
-@contextmanager
-def producing(client, rng):
-    """Append numbered records to all streams, and seal some of these, all the time."""
-    is_over = threading.Event()
-    failures = []
-
-    def produce():
-        number = 0
-        try:
-            while not is_over.wait(rng.uniform(0, 0.1)):
-                name, how_many = rng.choice(NAMES), rng.randint(1, 40)
-                append_values(client, name, numbered(number, number + how_many))
-                number += how_many
-                if rng.random() < 0.02:
-                    client.seal_streams([client.describe_streams([name])[0].stream_id])
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=produce)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-    assert failures == []
-
-
 def read_log(client, starts=None):
     """Every record from `starts` on, read without Spark."""
     found = []
@@ -123,7 +94,7 @@ def test_killed_at_any_time(tmp_path, client, rng, rounds):
     query = Queries(tmp_path, client.endpoint, startingOffsets="earliest")
     kills = Counter()
     triggers = {"endless": ENDLESS, "available now": AVAILABLE_NOW}
-    with producing(client, rng):
+    with producing(client.endpoint, rng, NAMES, sealed=NAMES, seal_share=0.02):
         while kills["in all"] < rounds(3) or len(kills) < 4:
             assert query.life_count < 10 * rounds(3), f"not all kinds of kills: {kills}"
             kind = list(triggers)[query.life_count % 2]

@@ -9,14 +9,14 @@ import os
 import random
 import re
 import signal
-import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fault_cluster import FaultCluster
+from producing import producing
 from query_process import TOO_SLOW, QueryProcess, is_batch_open
 from sink_main import QUERY_FAILED
 from spark_streams import append_values, numbered
@@ -28,6 +28,7 @@ from sbp_core.client import Client, StreamSpec
 MAIN = Path(__file__).parent.parent / "support" / "sink_main.py"
 LIFE_SECONDS_MAX = 4.0
 SLEEP_MS = 4_000
+STREAMS = ("numbers", "even", "odd")
 ENDLESS = {"processingTime": "0 seconds"}
 AVAILABLE_NOW = {"availableNow": True}
 STEPS = ("sink.before_stage", "sink.staged", "sink.before_commit", "sink.committed")
@@ -44,7 +45,7 @@ class Copy:
         self.is_ordered = True
         self._sink = {"endpoint": cluster.endpoint, **sink}
         with Client(cluster.endpoint) as client:
-            client.create_streams([StreamSpec(name) for name in ("numbers", "even", "odd")])
+            client.create_streams([StreamSpec(name) for name in STREAMS])
 
     @property
     def is_in_a_batch(self):
@@ -116,39 +117,6 @@ def find_anomalies(contents, *, is_ordered):
     return found
 
 
-@contextmanager
-def producing(endpoint, rng):
-    """Append numbers to the source all the time, and seal a stream now and then."""
-    is_over = threading.Event()
-    failures = []
-
-    def produce():
-        number = 0
-        with Client(endpoint) as client:
-            while not is_over.wait(rng.uniform(0, 0.1)):
-                how_many = rng.randint(1, 40)
-                append_values(client, "numbers", numbered(number, number + how_many))
-                number += how_many
-                if rng.random() < 0.05:
-                    name = rng.choice(("numbers", "even", "odd"))
-                    client.seal_streams([client.describe_streams([name])[0].stream_id])
-
-    def produce_or_tell():
-        try:
-            produce()
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=produce_or_tell)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-    assert failures == []
-
-
 def kill_driver(copy, life, rng):
     life.live(rng.uniform(0, LIFE_SECONDS_MAX))
     was_alive, was_in_a_batch = life.is_alive, copy.is_in_a_batch
@@ -187,7 +155,10 @@ def test_killed_at_any_time(tmp_path, rng, rounds):
     kills = Counter()
     with FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster:
         copy = Copy(tmp_path, cluster)
-        with producing(cluster.endpoint, random.Random(rng.random())):
+        producer_rng = random.Random(rng.random())
+        with producing(
+            cluster.endpoint, producer_rng, ["numbers"], sealed=STREAMS, seal_share=0.05
+        ):
             while sum(kills.values()) < rounds(3) or not all(kills[name] for name in NAMES):
                 assert copy.life_count < 10 * rounds(3), f"not all kinds of kills: {kills}"
                 kill = KILLS[copy.life_count % len(KILLS)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from sbp_core.client import AppendItem, Client
+from sbp_core.client import AppendItem, Client, Writer
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 
 TIMESTAMP_US = 1_700_000_000_000_000
@@ -35,11 +35,17 @@ def numbered(first: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, stop)]
 
 
-def append_values(client: Client, stream: int | str, values: Sequence[bytes | None]) -> None:
-    """Append one record batch without Spark."""
+def append_values(
+    client: Client,
+    stream: int | str,
+    values: Sequence[bytes | None],
+    *,
+    writer: Writer | None = None,
+) -> None:
+    """Append one record batch without Spark; with a `writer` also while servers die."""
     (info,) = client.describe_streams([stream])
     batch = encode_rows(rows_of(values), stream_id=info.stream_id, timestamp_ms=0)
-    client.append([AppendItem(info.stream_id, batch)])
+    client.append([AppendItem(info.stream_id, batch)], writer=writer)
 
 
 @dataclass
