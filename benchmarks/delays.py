@@ -25,7 +25,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 from sbp_spark.schema import source_schema
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 MICRO_BATCH: Final = "micro-batch"
 PLANNING: Final = "planning"

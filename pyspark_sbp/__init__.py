@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sbp_spark.datasource import SbpDataSource
-    from sbp_spark.stream_reader import SbpStreamReader
+    from sbp_spark.streaming.stream_reader import SbpStreamReader
     from sbp_spark.writing.batch_writer import SbpBatchWriter
     from sbp_spark.writing.stream_writer import SbpStreamWriter
 

@@ -23,7 +23,7 @@ from sbp_core.client import Client, CursorInfo, Reach, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import CatalogOptions, Table
-from sbp_spark.positions import display_name
+from sbp_spark.reading.positions import display_name
 from sbp_spark.schema import source_arrow_schema
 
 _TRIES: Final = 5

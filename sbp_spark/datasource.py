@@ -6,7 +6,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.batch_reader import SbpBatchReader
 from sbp_spark.catalog import SCHEMAS, CatalogReader
 from sbp_spark.client_pool import check_once
 from sbp_spark.options import (
@@ -16,14 +15,15 @@ from sbp_spark.options import (
     parse_sink_options,
     parse_source_options,
 )
+from sbp_spark.reading.batch_reader import SbpBatchReader
+from sbp_spark.reading.source_streams import describe_refs, plain_errors, select_streams
 from sbp_spark.schema import (
     check_selection,
     check_sink_schema,
     check_source_schema,
     source_schema,
 )
-from sbp_spark.source_streams import describe_refs, plain_errors, select_streams
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.writing.batch_writer import SbpBatchWriter
 from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.targets import check_targets, purpose_of

@@ -25,10 +25,10 @@ from sbp_core.client import StreamInfo, parse_endpoint
 from sbp_core.errors import NotFoundError, SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.log import LOG
-from sbp_spark.offsets import CheckpointError, SourceOffset
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.positions import display_name
-from sbp_spark.record_sizes import RecordSizes
+from sbp_spark.reading.offsets import CheckpointError, SourceOffset
+from sbp_spark.reading.positions import display_name
+from sbp_spark.reading.record_sizes import RecordSizes
 
 _ANSWER_MS: Final = 1_000
 """How long a range server has to answer; what is left out for that is None."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.checkpoint.files import Checkpoint, SbpSource, open_checkpoint
-from sbp_spark.offsets import Interval
+from sbp_spark.reading.offsets import Interval
 
 _ASIDE: Final = "rewound"
 

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from sbp_core.client import one_shot_producer
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
-from sbp_spark.source_streams import plain_errors
+from sbp_spark.reading.source_streams import plain_errors
 from sbp_spark.writing.committing import abort_staged, commit_staged, log_lost
 from sbp_spark.writing.overwriting import commit_and_trim
 from sbp_spark.writing.task import StagedFor, write_rows

@@ -14,7 +14,7 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_spark.options import Creation, StreamRef, parse_stream_ref
-from sbp_spark.source_streams import wanted
+from sbp_spark.reading.source_streams import wanted
 from sbp_spark.wording import listed
 
 

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from sbp_core.errors import ConfigurationError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
-from sbp_spark.source_streams import plain_errors
+from sbp_spark.reading.source_streams import plain_errors
 from sbp_spark.task_log import LOG, task_ids
 from sbp_spark.writing.committing import abort_staged, all_staged, commit_staged, log_lost
 from sbp_spark.writing.task import StagedFor, write_rows

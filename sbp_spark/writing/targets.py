@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbp_core.errors import NotFoundError
 from sbp_spark.options import SinkOptions
-from sbp_spark.source_streams import describe_refs, first_contact
+from sbp_spark.reading.source_streams import describe_refs, first_contact
 from sbp_spark.writing.directory import create_missing
 
 

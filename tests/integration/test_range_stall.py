@@ -17,7 +17,7 @@ from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_spark.lag import lag
 from sbp_spark.schema import source_schema
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 
 class Scene:

@@ -6,8 +6,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_spark.data_loss import Loss
-from sbp_spark.offsets import (
+from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.offsets import (
     INITIAL,
     CheckpointError,
     SourceOffset,

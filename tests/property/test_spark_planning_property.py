@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_spark.offsets import Interval
-from sbp_spark.planning import StreamSpan, cover, plan_partitions
+from sbp_spark.reading.offsets import Interval
+from sbp_spark.reading.planning import StreamSpan, cover, plan_partitions
 
 
 @dataclass(frozen=True)

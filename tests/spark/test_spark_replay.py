@@ -24,9 +24,9 @@ from spark_streams import Sbp, append_values, wait_until_over
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
-from sbp_spark.batch_reader import SbpBatchReader
-from sbp_spark.data_loss import DataLossError
 from sbp_spark.options import parse_source_options
+from sbp_spark.reading.batch_reader import SbpBatchReader
+from sbp_spark.reading.data_loss import DataLossError
 
 STREAM_COUNT = 3
 UPHEAVALS = ("seal", "trim", "restart", "crash", "append", "delete another", "create another")

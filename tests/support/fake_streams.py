@@ -16,9 +16,10 @@ from sbp_core.client import (
     StreamInfo,
 )
 from sbp_core.errors import ConnectError, NotFoundError, StatusCode
-from sbp_spark import read_plan, source_streams, stream_watch
+from sbp_spark.reading import read_plan, source_streams
 from sbp_spark.schema import source_schema
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.streaming import stream_watch
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 ALL = ReadAllAvailable()
 

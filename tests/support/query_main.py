@@ -20,9 +20,9 @@ from query_process import TOO_SLOW
 from spark_session import spark_session
 
 from sbp_spark.datasource import SbpDataSource
-from sbp_spark.offsets import SourceOffset
-from sbp_spark.source_streams import starting_offsets
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.reading.offsets import SourceOffset
+from sbp_spark.reading.source_streams import starting_offsets
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 
 class ForgetfulReader(SbpStreamReader):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from sbp_spark.schema import source_arrow_schema, source_schema
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 SCHEMA = source_schema(include_headers=True)
 

@@ -6,8 +6,8 @@ import pytest
 from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.data_loss import DataLossError
-from sbp_spark.offsets import StreamChangedError
+from sbp_spark.reading.data_loss import DataLossError
+from sbp_spark.reading.offsets import StreamChangedError
 
 
 @pytest.fixture

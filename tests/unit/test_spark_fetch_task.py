@@ -20,12 +20,12 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.records import encode_rows
-from sbp_spark import fetch_task, prefetch
-from sbp_spark.data_loss import DataLossError, Loss
-from sbp_spark.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.planning import StreamSpan
-from sbp_spark.prefetch import Chunk, Prefetcher, fetch_chunks
+from sbp_spark.reading import fetch_task, prefetch
+from sbp_spark.reading.data_loss import DataLossError, Loss
+from sbp_spark.reading.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
+from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
 from sbp_spark.schema import source_arrow_schema, source_schema
 
 ARROW = source_arrow_schema(source_schema(include_headers=False))

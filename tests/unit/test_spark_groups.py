@@ -7,9 +7,9 @@ from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 from source_options import source
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark import batch_reader
-from sbp_spark.batch_reader import SbpBatchReader
-from sbp_spark.data_loss import DataLossError
+from sbp_spark.reading import batch_reader
+from sbp_spark.reading.batch_reader import SbpBatchReader
+from sbp_spark.reading.data_loss import DataLossError
 from sbp_spark.schema import source_schema
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from sbp_spark.data_loss import Loss
-from sbp_spark.offsets import (
+from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.offsets import (
     CREATED_UNKNOWN,
     INITIAL,
     CheckpointError,

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 
-from sbp_spark.data_loss import DataLossError, Loss, log_losses
-from sbp_spark.offsets import Interval
-from sbp_spark.planning import StreamSpan, cover, plan_partitions
+from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.reading.offsets import Interval
+from sbp_spark.reading.planning import StreamSpan, cover, plan_partitions
 
 
 @dataclass(frozen=True)

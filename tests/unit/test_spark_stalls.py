@@ -9,10 +9,10 @@ from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 
 from sbp_core.client import AwayRange, Reach, StreamInfo
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
-from sbp_spark import stream_watch
 from sbp_spark.schema import source_schema
-from sbp_spark.stalls import PROBE_PAUSE_FACTOR, Stalls
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.streaming import stream_watch
+from sbp_spark.streaming.stalls import PROBE_PAUSE_FACTOR, Stalls
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 STREAMS = {1: StreamInfo(1, "a", 1, 0, 5), 2: StreamInfo(2, "b", 1, 0, 5)}
 

@@ -14,9 +14,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.offsets import StreamChangedError
+from sbp_spark.reading.offsets import StreamChangedError
 from sbp_spark.schema import source_schema
-from sbp_spark.stream_reader import SbpStreamReader
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import logging
 import pytest
 from pyspark import TaskContext
 
-from sbp_spark.data_loss import Loss, log_losses
+from sbp_spark.reading.data_loss import Loss, log_losses
 from sbp_spark.task_log import LOG
 
 STREAMING = {"sql.streaming.queryId": "q-1", "streaming.sql.batchId": "7"}

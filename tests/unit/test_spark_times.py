@@ -8,7 +8,8 @@ import pytest
 from fake_streams import ALL, nexts, read_up, reader, use_fake_cluster
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark import endings, lookups, micro_batch
+from sbp_spark.reading import lookups
+from sbp_spark.streaming import endings, micro_batch
 
 NOW_MS = 1_000_000
 

@@ -15,7 +15,6 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.lookups import find_offsets
 from sbp_spark.options import (
     AtCursor,
     OnDataLoss,
@@ -25,7 +24,8 @@ from sbp_spark.options import (
     StreamPattern,
     StreamRef,
 )
-from sbp_spark.positions import (
+from sbp_spark.reading.lookups import find_offsets
+from sbp_spark.reading.positions import (
     check_inside,
     check_positions,
     positions_of,

@@ -10,11 +10,11 @@ from functools import cached_property
 from sbp_core.client import AwayRange, BoundsView, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.data_loss import DOUBT_WAITS_S
-from sbp_spark.offsets import StreamPosition
 from sbp_spark.options import Selection, SourceOptions, StreamPattern
-from sbp_spark.source_streams import select_streams, wanted
-from sbp_spark.stalls import Stalls
+from sbp_spark.reading.data_loss import DOUBT_WAITS_S
+from sbp_spark.reading.offsets import StreamPosition
+from sbp_spark.reading.source_streams import select_streams, wanted
+from sbp_spark.streaming.stalls import Stalls
 
 
 @dataclass(frozen=True)

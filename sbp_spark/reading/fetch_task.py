@@ -26,8 +26,8 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.garbage import settle_once
 from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
-from sbp_spark.planning import StreamSpan
-from sbp_spark.prefetch import (
+from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.prefetch import (
     Chunk,
     Prefetcher,
     describe_span,

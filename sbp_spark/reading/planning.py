@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from sbp_spark.data_loss import Loss
-from sbp_spark.offsets import Interval
+from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.offsets import Interval
 
 
 class PlacedRange(Protocol):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from sbp_core.client import StreamInfo
-from sbp_spark.data_loss import DataLossError, Loss, log_losses
 from sbp_spark.log import LOG
-from sbp_spark.offsets import (
+from sbp_spark.options import OnDataLoss
+from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.reading.offsets import (
     NEW_CHECKPOINT,
     Interval,
     SourceOffset,
@@ -15,9 +16,8 @@ from sbp_spark.offsets import (
     StreamPosition,
     find_gone,
 )
-from sbp_spark.options import OnDataLoss
-from sbp_spark.positions import display_name
-from sbp_spark.stream_watch import Snapshot
+from sbp_spark.reading.positions import display_name
+from sbp_spark.streaming.stream_watch import Snapshot
 from sbp_spark.wording import listed
 
 

@@ -11,7 +11,7 @@ from sbp_core import limits
 from sbp_core.client import Reach, StreamInfo
 from sbp_core.errors import SbpError, StatusError
 from sbp_spark.log import LOG
-from sbp_spark.positions import display_name
+from sbp_spark.reading.positions import display_name
 from sbp_spark.wording import listed
 
 ANSWER_MS_MIN: Final = 1_000

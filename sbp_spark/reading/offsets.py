@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from sbp_core.errors import SbpError
-from sbp_spark.data_loss import Loss
+from sbp_spark.reading.data_loss import Loss
 
 FORMAT_VERSION: Final = 1
 CREATED_UNKNOWN: Final = -1

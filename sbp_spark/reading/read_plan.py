@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sbp_core.client import Client, StreamInfo
-from sbp_spark.data_loss import DOUBT_WAITS_S, DataLossError, Loss, log_losses
-from sbp_spark.fetch_task import SpanPartition
-from sbp_spark.offsets import Interval
 from sbp_spark.options import OnDataLoss, SourceOptions
-from sbp_spark.planning import Cover, cover, plan_partitions
-from sbp_spark.positions import display_name
-from sbp_spark.record_sizes import RecordSizes
+from sbp_spark.reading.data_loss import DOUBT_WAITS_S, DataLossError, Loss, log_losses
+from sbp_spark.reading.fetch_task import SpanPartition
+from sbp_spark.reading.offsets import Interval
+from sbp_spark.reading.planning import Cover, cover, plan_partitions
+from sbp_spark.reading.positions import display_name
+from sbp_spark.reading.record_sizes import RecordSizes
 
 SPANS_PER_PARTITION_MAX: Final = 1_000
 

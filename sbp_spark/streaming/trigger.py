@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from sbp_spark.admission import admit
-from sbp_spark.micro_batch import Way
 from sbp_spark.options import TriggerLimits
 from sbp_spark.options.reading import INT64_MAX
-from sbp_spark.pace import PaceMaker
-from sbp_spark.record_sizes import RecordSizes
+from sbp_spark.reading.record_sizes import RecordSizes
+from sbp_spark.streaming.admission import admit
+from sbp_spark.streaming.micro_batch import Way
+from sbp_spark.streaming.pace import PaceMaker
 
 
 class Trigger:

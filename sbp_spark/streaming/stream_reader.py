@@ -21,24 +21,24 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sbp_spark.commits import Commits
-from sbp_spark.fetch_task import read_partition
-from sbp_spark.loss_policy import LossPolicy
-from sbp_spark.micro_batch import Way, frozen_targets, way_ahead
-from sbp_spark.offsets import (
+from sbp_spark.options import SourceOptions, parse_source_options
+from sbp_spark.reading.fetch_task import read_partition
+from sbp_spark.reading.offsets import (
     INITIAL,
     SourceOffset,
     advance,
     intervals,
 )
-from sbp_spark.options import SourceOptions, parse_source_options
-from sbp_spark.quiet import NOTHING_AHEAD, Quiet, is_quiet
-from sbp_spark.read_plan import plan_read
-from sbp_spark.record_sizes import RecordSizes
+from sbp_spark.reading.read_plan import plan_read
+from sbp_spark.reading.record_sizes import RecordSizes
+from sbp_spark.reading.source_streams import plain_errors
 from sbp_spark.schema import check_source_schema, source_arrow_schema
-from sbp_spark.source_streams import plain_errors
-from sbp_spark.stream_watch import Snapshot, StreamWatch, is_plausible
-from sbp_spark.trigger import Trigger
+from sbp_spark.streaming.commits import Commits
+from sbp_spark.streaming.loss_policy import LossPolicy
+from sbp_spark.streaming.micro_batch import Way, frozen_targets, way_ahead
+from sbp_spark.streaming.quiet import NOTHING_AHEAD, Quiet, is_quiet
+from sbp_spark.streaming.stream_watch import Snapshot, StreamWatch, is_plausible
+from sbp_spark.streaming.trigger import Trigger
 
 
 class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -9,18 +9,18 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.fetch_task import SpanPartition, read_partition
-from sbp_spark.offsets import Interval
 from sbp_spark.options import SourceOptions
-from sbp_spark.positions import check_ends
-from sbp_spark.read_plan import plan_read
-from sbp_spark.schema import source_arrow_schema
-from sbp_spark.source_streams import (
+from sbp_spark.reading.fetch_task import SpanPartition, read_partition
+from sbp_spark.reading.offsets import Interval
+from sbp_spark.reading.positions import check_ends
+from sbp_spark.reading.read_plan import plan_read
+from sbp_spark.reading.source_streams import (
     ending_offsets,
     plain_errors,
     select_streams,
     starting_offsets,
 )
+from sbp_spark.schema import source_arrow_schema
 
 
 class SbpBatchReader(DataSourceReader):

@@ -10,15 +10,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from sbp_core.client import Client
-from sbp_spark.data_loss import Loss
-from sbp_spark.endings import NO_ENDING, Ending, find_endings
-from sbp_spark.lookups import wall_ms
-from sbp_spark.offsets import SourceOffset, StreamPosition
 from sbp_spark.options import Ago, AtTime, Positions, SourceOptions
-from sbp_spark.positions import check_ends, positions_of
-from sbp_spark.source_streams import starting_offsets
-from sbp_spark.stalls import answer_ms
-from sbp_spark.stream_watch import Snapshot
+from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.lookups import wall_ms
+from sbp_spark.reading.offsets import SourceOffset, StreamPosition
+from sbp_spark.reading.positions import check_ends, positions_of
+from sbp_spark.reading.source_streams import starting_offsets
+from sbp_spark.streaming.endings import NO_ENDING, Ending, find_endings
+from sbp_spark.streaming.stalls import answer_ms
+from sbp_spark.streaming.stream_watch import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from sbp_core import limits
 from sbp_core.client import FetchItem, FetchOutcome
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_spark.client_pool import Patience
-from sbp_spark.data_loss import DataLossError, Loss, log_losses
-from sbp_spark.planning import StreamSpan
+from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.reading.planning import StreamSpan
 
 SPANS_PER_FETCH: Final = 16
 FETCH_ROUND_BYTES_MAX: Final = 8 * limits.MIB

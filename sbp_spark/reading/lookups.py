@@ -12,7 +12,7 @@ from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_spark.log import LOG
 from sbp_spark.options import Ago, AtCursor, AtTime, Earliest, Position, Positions
-from sbp_spark.positions import display_name, locate, positions_of
+from sbp_spark.reading.positions import display_name, locate, positions_of
 from sbp_spark.wording import listed
 
 NOTHING_READ: Final[Mapping[int, int]] = MappingProxyType({})

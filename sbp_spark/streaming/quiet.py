@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from sbp_spark.micro_batch import Way
-from sbp_spark.offsets import SourceOffset
-from sbp_spark.stream_watch import Snapshot
+from sbp_spark.reading.offsets import SourceOffset
+from sbp_spark.streaming.micro_batch import Way
+from sbp_spark.streaming.stream_watch import Snapshot
 
 
 @dataclass(frozen=True)
