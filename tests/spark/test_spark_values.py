@@ -53,8 +53,8 @@ def avro_form(spark: SparkSession, folder: Path) -> Form:
 
 
 def protobuf_form(spark: SparkSession, folder: Path) -> Form:
-    add_jar(spark, PROTOBUF)
     described = compile_descriptors("reading.proto", folder)
+    add_jar(spark, PROTOBUF)
     return Form(
         lambda row: to_protobuf(row, "values.Reading", binaryDescriptorSet=described),
         lambda value: from_protobuf(value, "values.Reading", binaryDescriptorSet=described),
