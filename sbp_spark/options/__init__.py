@@ -9,6 +9,7 @@ from sbp_spark.options.catalog import (
     is_table_given,
     parse_catalog_options,
 )
+from sbp_spark.options.contents import Contents, SourceEncoding
 from sbp_spark.options.data_loss import OnDataLoss
 from sbp_spark.options.delivery import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch
 from sbp_spark.options.groups import CommitOptions
@@ -52,6 +53,7 @@ __all__ = [
     "BeforeTail",
     "CatalogOptions",
     "CommitOptions",
+    "Contents",
     "Creation",
     "Delivery",
     "DeliveryOptions",
@@ -70,6 +72,7 @@ __all__ = [
     "Selection",
     "Servers",
     "SinkOptions",
+    "SourceEncoding",
     "SourceOptions",
     "StreamList",
     "StreamPattern",
