@@ -126,7 +126,7 @@ def test_a_long_history_comes_in_several_frames(tmp_path):
         async with core_cluster(tmp_path) as cluster:
             client = cluster.client
             (stream, bare) = await client.create_streams([StreamSpec("a"), StreamSpec("b")])
-            columns = {f"{'x' * 3000}{at}": pa.int8() for at in range(50)}
+            columns = {f"{'x' * 1000}{at:03}": pa.int8() for at in range(150)}
             made = []
             for version in range(1, 21):
                 columns[f"new{version}"] = pa.int8()
