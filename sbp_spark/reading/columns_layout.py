@@ -19,7 +19,10 @@ from sbp_core.client import SchemaVersion
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
     COLUMNS_ENCODING,
+    Change,
     Envelope,
+    StreamSchema,
+    compare_schemas,
     decode_columns,
     map_columns,
 )
@@ -62,6 +65,7 @@ class ColumnsLayout(Layout):
         self._versions = versions
         self._data_schema = pa.schema(data)
         self._data_index = {field.name: index for index, field in enumerate(data)}
+        self._data_names = frozenset(self._data_index)
         self._metadata = metadata
         self._has_times = any(field.name == "timestamp" for field in metadata)
         self._rows_schema = (
@@ -71,9 +75,9 @@ class ColumnsLayout(Layout):
     def decode(self, envelope: Envelope, span: StreamSpan) -> pa.RecordBatch:
         """Return the columns of a batch. Raises SchemaError, RecordBatchError."""
         version = self._version(envelope, span)
-        names = set(self._data_index)
+        names = self._data_names
         if self._has_times and envelope.timestamp_column is not None:
-            names.add(envelope.timestamp_column)
+            names |= {envelope.timestamp_column}
         found = decode_columns(envelope, version.schema, names)
         try:
             rows = map_columns(found, self._data_schema)
@@ -129,15 +133,13 @@ class ColumnsLayout(Layout):
         since = next((each for each in known if not self._is_fitting(each)), found)
         return SchemaError(
             f"{_describe(envelope, span)}: {error}. It is so since version {since.version} of the"
-            " stream's schema: start the query again, it then reads in the newest schemas"
+            " stream's schema: load the stream and start the query again, to read in the newest one"
         )
 
     def _is_fitting(self, version: SchemaVersion) -> bool:
-        try:
-            map_columns(version.schema.arrow.empty_table().to_batches()[0], self._data_schema)
-        except SchemaError:
-            return False
-        return True
+        """Whether whatever may be in a version fits into the columns that are read."""
+        differences = compare_schemas(StreamSchema(self._data_schema), version.schema).differences
+        return all(each.change is Change.ADDED for each in differences)
 
 
 def _describe(envelope: Envelope, span: StreamSpan) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from sbp_core.client import SchemaVersion
 from sbp_spark.options import Servers
 
 _STREAMS_KEPT: Final = 1_000
-_known: Final[dict[tuple[Servers, int], tuple[SchemaVersion, ...]]] = {}
-"""The versions that a stream has, or had when it was asked for: a version never changes."""
+_known: Final[dict[tuple[Servers, int], dict[str, SchemaVersion]]] = {}
+"""The versions of streams by fingerprint, the oldest first. There may be more; none changes."""
 
 
 class _SchemaClient(Protocol):
@@ -30,24 +30,16 @@ class SchemaVersions:
 
     def maybe_find(self, stream_id: int, fingerprint: str) -> SchemaVersion | None:
         """Return the version that a record batch names, None if there is none. Raises SbpError."""
-        found = _maybe_of(self.known(stream_id), fingerprint)
+        key = self._servers, stream_id
+        found = _known.get(key, {}).get(fingerprint)
         if found is not None:
             return found
         versions = self._client.describe_schemas([stream_id])[stream_id]
-        _known.pop((self._servers, stream_id), None)
-        while len(_known) >= _STREAMS_KEPT:
+        if key not in _known and len(_known) >= _STREAMS_KEPT:
             del _known[next(iter(_known))]
-        _known[self._servers, stream_id] = versions
-        return _maybe_of(versions, fingerprint)
+        _known[key] = {version.schema.fingerprint: version for version in versions}
+        return _known[key].get(fingerprint)
 
-    def known(self, stream_id: int) -> tuple[SchemaVersion, ...]:
-        """Return the versions that are known without asking, the oldest first."""
-        return _known.get((self._servers, stream_id), ())
-
-
-def _maybe_of(versions: Sequence[SchemaVersion], fingerprint: str) -> SchemaVersion | None:
-    # The newest are named the most often.
-    for version in reversed(versions):
-        if version.schema.fingerprint == fingerprint:
-            return version
-    return None
+    def known(self, stream_id: int) -> Collection[SchemaVersion]:
+        """Return the versions that were found when the stream was asked for, the oldest first."""
+        return _known.get((self._servers, stream_id), {}).values()

@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from sbp_core.client import Client, SchemaVersion, StreamInfo
-from sbp_core.errors import ConfigurationError, SchemaError, UnsupportedError
+from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError, UnsupportedError
 from sbp_core.records import StreamSchema, union_schemas
 from sbp_spark.options import Contents, SourceEncoding, SourceOptions
 from sbp_spark.reading.columns_layout import METADATA, METADATA_FIELD
@@ -83,6 +83,9 @@ def _newest(
         if contents.encoding is SourceEncoding.COLUMNS:
             raise
         return {}  # a placement driver that knows no schemas has no typed stream
+    except NotFoundError:  # deleted since it was selected; whoever reads it says so
+        there = [each.stream_id for each in client.list_streams() if each.stream_id in streams]
+        found = client.describe_schemas(there, newest_only=True)
     return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}
 
 
