@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sbp_core.cli import main as command
-from sbp_core.cli import output
+from sbp_core.cli import output, streams
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
 
@@ -104,7 +104,7 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
     def fail(options):
         raise error
 
-    monkeypatch.setattr(command, "_run_ping", fail)
+    monkeypatch.setattr(streams, "ping", fail)
     assert command.main(["ping"]) == exit_code
     printed = capsys.readouterr().err
     assert (
