@@ -54,6 +54,7 @@ _WITHOUT: Final = {
     FeatureName.IDEMPOTENT_APPEND: "idempotent appends: append without a writer, if a batch may be"
     " there twice after a lost connection",
     FeatureName.TRANSACTIONS: "transactions: upgrade it, or append without one",
+    FeatureName.SCHEMAS: "schemas of streams: upgrade it, or write and read without one",
 }
 """Of the features that calls need: what a server lacks without, and what to do."""
 

@@ -90,6 +90,17 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaRecord:
+    """A version of a stream's schema, an Arrow IPC schema message; the first version is 1."""
+
+    stream_id: int
+    version: int
+    fingerprint: str
+    schema: bytes
+    registered_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamChange:
     """What to change of a stream. None leaves the name, or the limit in octets, that it has."""
 

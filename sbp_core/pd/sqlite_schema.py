@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is brought up to date."""
 
@@ -69,6 +69,18 @@ _ONE_SHOT: Final = (
 )
 """Of the decisions of producers that have one batch, when they were made."""
 
+_STREAM_SCHEMAS: Final = (
+    """CREATE TABLE schemas (
+        stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
+        version INTEGER NOT NULL,
+        fingerprint TEXT NOT NULL,
+        schema BLOB NOT NULL,
+        registered_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (stream_id, version)
+    )""",
+)
+"""Of each stream that has a schema: the versions of it, the first one is 1."""
+
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
     """CREATE TABLE cluster (
@@ -111,6 +123,7 @@ _SCHEMA: Final = (
     *_WRITERS,
     *_TRANSACTIONS,
     *_ONE_SHOT,
+    *_STREAM_SCHEMAS,
 )
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
@@ -124,6 +137,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
     ),
     4: _TRANSACTIONS,
     5: _ONE_SHOT,
+    6: _STREAM_SCHEMAS,
 }
 """What makes the next version of a version."""
 

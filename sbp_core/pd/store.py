@@ -13,6 +13,7 @@ from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
     RangeServerRecord,
+    SchemaRecord,
     SealedRange,
     StreamChange,
     StreamRecord,
@@ -46,6 +47,19 @@ class TransactionStore(Protocol):
         """Return up to `count_max` given up ones beyond an id, by id; of a producer, or all."""
 
 
+class SchemaStore(Protocol):
+    """The versions of the schemas of streams, as durable as the rest; gone with their stream."""
+
+    def register(self, news: Sequence[SchemaRecord]) -> None:
+        """Add versions, all or none; their streams are there, and do not have them yet."""
+
+    def maybe_newest(self, stream_id: int) -> SchemaRecord | None:
+        """Return the last version of a stream's schema; None where it has none."""
+
+    def maybe_next(self, stream_id: int, version: int) -> SchemaRecord | None:
+        """Return the version of a stream's schema that comes after one, 0: the first one."""
+
+
 class MetadataStore(Protocol):
     """Durable metadata. Each method is atomic; what changed is on disk when it returns.
 
@@ -63,6 +77,10 @@ class MetadataStore(Protocol):
     @property
     def transactions(self) -> TransactionStore:
         """What was decided of transactions. A deleted stream takes its parts along."""
+
+    @property
+    def schemas(self) -> SchemaStore:
+        """The schemas of streams."""
 
     def revision(self) -> int:
         """Return a number that grows with every change of streams, ranges or their addresses."""

@@ -14,6 +14,7 @@ first frame after that arrived.
     header-checksum   -                           -
     idempotent-append -                           -
     transactions      -                           -
+    schemas           -                           -
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class FeatureName(enum.StrEnum):
     HEADER_CHECKSUM = "header-checksum"
     IDEMPOTENT_APPEND = "idempotent-append"
     TRANSACTIONS = "transactions"
+    SCHEMAS = "schemas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Agreement:
     its log shows. `has_handler_duration`: answers tell how long the server took. `isolation`: the
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
-    `has_transactions`: batches may be staged, and are appended or dropped together.
+    `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
+    streams may have schemas.
     """
 
     has_compression: bool = False
@@ -69,6 +72,7 @@ class Agreement:
     has_header_checksum: bool = False
     has_idempotent_append: bool = False
     has_transactions: bool = False
+    has_schemas: bool = False
 
     def has(self, feature: FeatureName) -> bool:
         """Whether a feature that calls may need holds."""
@@ -77,6 +81,8 @@ class Agreement:
                 return self.has_idempotent_append
             case FeatureName.TRANSACTIONS:
                 return self.has_transactions
+            case FeatureName.SCHEMAS:
+                return self.has_schemas
         raise ValueError(f"no call needs {feature}")
 
 
@@ -113,6 +119,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.HEADER_CHECKSUM),
         Feature(FeatureName.IDEMPOTENT_APPEND),
         Feature(FeatureName.TRANSACTIONS),
+        Feature(FeatureName.SCHEMAS),
     ]
     if wishes.compression:
         offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
@@ -152,6 +159,7 @@ def _maybe_accept(feature: Feature, connection_id: int) -> Feature | None:
             | FeatureName.HEADER_CHECKSUM
             | FeatureName.IDEMPOTENT_APPEND
             | FeatureName.TRANSACTIONS
+            | FeatureName.SCHEMAS
         ):
             return Feature(feature.name)
         case FeatureName.CONNECTION_ID:
@@ -177,4 +185,5 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
         has_header_checksum=FeatureName.HEADER_CHECKSUM in data,
         has_idempotent_append=FeatureName.IDEMPOTENT_APPEND in data,
         has_transactions=FeatureName.TRANSACTIONS in data,
+        has_schemas=FeatureName.SCHEMAS in data,
     )

@@ -53,6 +53,8 @@ _ABSENT: Final = frozenset(
         Opcode.LOOKUP_OFFSETS,
         Opcode.COMMIT_CURSORS,
         Opcode.DESCRIBE_CURSORS,
+        Opcode.REGISTER_SCHEMAS,
+        Opcode.DESCRIBE_SCHEMAS,
         Opcode.COMMIT_TXN,
         Opcode.DESCRIBE_TXNS,
     }

@@ -2,15 +2,21 @@
 
 import sqlite3
 
-SINCE = {3: ("cursors",), 4: ("writers",), 5: ("txn_parts", "txns", "aborted_txns")}
-"""Tables by the version that they came with."""
+SINCE = {
+    3: ("TABLE cursors",),
+    4: ("TABLE writers",),
+    5: ("TABLE txn_parts", "TABLE txns", "TABLE aborted_txns"),
+    6: ("INDEX IF EXISTS txns_one_shot",),
+    7: ("TABLE schemas",),
+}
+"""What there is by the version that it came with."""
 
 
 def make_older(path, version):
     """Take away from the store in a directory what came after a version."""
     with sqlite3.connect(path / "metadata.sqlite") as connection:
-        for since, tables in SINCE.items():
-            for table in tables if since > version else ():
-                connection.execute(f"DROP TABLE {table}")
+        for since, parts in SINCE.items():
+            for part in parts if since > version else ():
+                connection.execute(f"DROP {part}")
         connection.execute("UPDATE schema_version SET version = ?", (version,))
     connection.close()

@@ -38,6 +38,7 @@ def test_everything_that_is_offered_is_agreed_on():
         has_header_checksum=True,
         has_idempotent_append=True,
         has_transactions=True,
+        has_schemas=True,
     )
 
 
@@ -49,6 +50,7 @@ def test_what_costs_something_is_offered_only_when_wished_for():
     assert agreement.has_header_checksum
     assert agreement.has_idempotent_append
     assert agreement.has_transactions
+    assert agreement.has_schemas
 
 
 def test_a_peer_that_knows_nothing_agrees_to_nothing():

@@ -8,6 +8,7 @@ from old_metadata import make_older
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.model import NO_CURSOR, CursorRecord, GroupRecord, NewStream
+from sbp_core.pd.sqlite_schema import SCHEMA_VERSION, SCHEMA_VERSION_MIN
 from sbp_core.pd.sqlite_store import SqliteStore
 
 
@@ -82,7 +83,7 @@ def test_cursors_are_there_after_a_crash(store, tmp_path):
     copy.close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", range(SCHEMA_VERSION_MIN, SCHEMA_VERSION))
 def test_a_store_of_a_version_before_is_brought_up_to_date(tmp_path, version):
     store = SqliteStore(tmp_path / "old")
     (a,) = create(store, "a")

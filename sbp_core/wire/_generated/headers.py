@@ -27,6 +27,15 @@ class DescribeCursorsRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeSchemasRequest:
+    """Table DescribeSchemasRequest."""
+
+    timeout_ms: int = 0
+    stream_ids: tuple[int, ...] = ()
+    newest_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DescribeStreamsRequest:
     """Results come in the order of `stream_ids`, then of `names`."""
 
@@ -387,6 +396,18 @@ class ReportMetricsResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaEntry:
+    """REGISTER_SCHEMAS / DESCRIBE_SCHEMAS: a version of a stream's schema, an Arrow IPC schema message. Version 0: the stream has none."""
+
+    stream_id: int = -1
+    version: int = -1
+    fingerprint: str | None = None
+    schema: bytes = b""
+    registered_at_ms: int = -1
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SealRangesRequest:
     """Table SealRangesRequest."""
 
@@ -494,6 +515,15 @@ class DescribePlacementDriverClusterResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeSchemasResponse:
+    """Table DescribeSchemasResponse."""
+
+    throttle_time_ms: int = 0
+    schemas: tuple[SchemaEntry, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DescribeStreamsResponse:
     """Table DescribeStreamsResponse."""
 
@@ -544,6 +574,23 @@ class LookupOffsetsResponse:
 
     throttle_time_ms: int = 0
     lookup_responses: tuple[LookupOffsetResult, ...] = ()
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterSchemasRequest:
+    """Table RegisterSchemasRequest."""
+
+    timeout_ms: int = 0
+    schemas: tuple[SchemaEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterSchemasResponse:
+    """Table RegisterSchemasResponse."""
+
+    throttle_time_ms: int = 0
+    schemas: tuple[SchemaEntry, ...] = ()
     status: Status | None = None
 
 
@@ -767,6 +814,11 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("group", 1, Text()),
         Field("stream_ids", 2, Vector(Scalar("q"))),
     ),
+    DescribeSchemasRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("stream_ids", 1, Vector(Scalar("q"))),
+        Field("newest_only", 2, Scalar("?"), False),
+    ),
     DescribeStreamsRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
         Field("stream_ids", 1, Vector(Scalar("q"))),
@@ -981,6 +1033,14 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("range_server", 0, Table("RangeServer")),
         Field("status", 1, Table("Status")),
     ),
+    SchemaEntry: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("version", 1, Scalar("i"), -1),
+        Field("fingerprint", 2, Text()),
+        Field("schema", 3, Octets()),
+        Field("registered_at_ms", 4, Scalar("q"), -1),
+        Field("status", 5, Table("Status")),
+    ),
     SealRangesRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
         Field("ranges", 1, Vector(Table("RangeId"))),
@@ -1038,6 +1098,11 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("cluster", 1, Table("PlacementDriverCluster")),
         Field("throttle_time_ms", 2, Scalar("i"), 0),
     ),
+    DescribeSchemasResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("schemas", 1, Vector(Table("SchemaEntry"))),
+        Field("status", 2, Table("Status")),
+    ),
     DescribeStreamsResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),
         Field("describe_responses", 1, Vector(Table("DescribeStreamResult"))),
@@ -1066,6 +1131,15 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
     LookupOffsetsResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),
         Field("lookup_responses", 1, Vector(Table("LookupOffsetResult"))),
+        Field("status", 2, Table("Status")),
+    ),
+    RegisterSchemasRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("schemas", 1, Vector(Table("SchemaEntry"))),
+    ),
+    RegisterSchemasResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("schemas", 1, Vector(Table("SchemaEntry"))),
         Field("status", 2, Table("Status")),
     ),
     StreamRange: (
@@ -1223,6 +1297,8 @@ __all__ = [
     "DescribeRangeResult",
     "DescribeRangesRequest",
     "DescribeRangesResponse",
+    "DescribeSchemasRequest",
+    "DescribeSchemasResponse",
     "DescribeStreamResult",
     "DescribeStreamsRequest",
     "DescribeStreamsResponse",
@@ -1253,9 +1329,12 @@ __all__ = [
     "RangeCriteria",
     "RangeId",
     "RangeServer",
+    "RegisterSchemasRequest",
+    "RegisterSchemasResponse",
     "ReplicaServer",
     "ReportMetricsRequest",
     "ReportMetricsResponse",
+    "SchemaEntry",
     "SealRangesRequest",
     "SealRangesResponse",
     "SealRangesResult",

@@ -1,0 +1,56 @@
+"""The schemas of streams in the metadata file, statement by statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+from sbp_core.pd.model import SchemaRecord
+
+_SCHEMA: Final = (
+    "SELECT stream_id, version, fingerprint, schema, registered_at_ms FROM schemas"
+    " WHERE stream_id = ?"
+)
+
+
+class Query(Protocol):
+    """What runs statements on the metadata file."""
+
+    def __call__(self, sql: str, *values: int | str | bytes | None) -> list[Any]:
+        """Run one statement; return its rows."""
+
+
+class SqliteSchemas:
+    """A SchemaStore in the metadata file."""
+
+    def __init__(
+        self, query: Query, transaction: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._query = query
+        self._transaction = transaction
+
+    def register(self, news: Sequence[SchemaRecord]) -> None:
+        """Add versions, all or none; their streams are there, and do not have them yet."""
+        with self._transaction():
+            for new in news:
+                self._query(
+                    "INSERT INTO schemas VALUES (?, ?, ?, ?, ?)",
+                    new.stream_id,
+                    new.version,
+                    new.fingerprint,
+                    new.schema,
+                    new.registered_at_ms,
+                )
+
+    def maybe_newest(self, stream_id: int) -> SchemaRecord | None:
+        """Return the last version of a stream's schema; None where it has none."""
+        rows = self._query(f"{_SCHEMA} ORDER BY version DESC LIMIT 1", stream_id)
+        return SchemaRecord(*rows[0]) if rows else None
+
+    def maybe_next(self, stream_id: int, version: int) -> SchemaRecord | None:
+        """Return the version of a stream's schema that comes after one, 0: the first one."""
+        rows = self._query(
+            f"{_SCHEMA} AND version > ? ORDER BY version LIMIT 1", stream_id, version
+        )
+        return SchemaRecord(*rows[0]) if rows else None
