@@ -27,6 +27,7 @@ from sbp_core.client.types import (
     StreamUpdate,
     TxnDecision,
     TxnInfo,
+    TxnLoss,
     TxnPart,
 )
 from sbp_core.client.watching import BoundsView
@@ -61,6 +62,7 @@ __all__ = [
     "Transaction",
     "TxnDecision",
     "TxnInfo",
+    "TxnLoss",
     "TxnPart",
     "Wishes",
     "Writer",

@@ -183,11 +183,23 @@ class TxnDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class TxnLoss:
+    """What of a decided batch is given up, and will never be visible.
+
+    The rest is visible if it `is_published`; else it waits for servers that are away.
+    """
+
+    parts: tuple[TxnPart, ...]
+    is_published: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TxnInfo:
     """What became of a transaction, or of a producer's batch of them.
 
     `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (a range
-    server has other records than were committed), or "aborted". Times in ms (UTC).
+    server has other records than were committed), "lost" (`parts` were, and are given up; the rest
+    is published), or "aborted". Times in ms (UTC).
     """
 
     state: str

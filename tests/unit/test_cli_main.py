@@ -117,6 +117,14 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
     )
 
 
+@pytest.mark.parametrize(
+    "words", [["p", "7"], ["give-up", "p"], ["give-up", "p", "x"], ["give-up", "p", "7", "8"]]
+)
+def test_what_txns_cannot_do(capsys, words):
+    assert command.main(["txns", *words]) == 2
+    assert "give-up with a producer" in capsys.readouterr().err
+
+
 def test_notes_of_an_error_stand_in_its_line(capsys):
     error = SbpError("broken")
     error.add_note("3 records were acknowledged before")
