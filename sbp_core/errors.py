@@ -123,6 +123,10 @@ class RecordBatchError(ProtocolError):
     """A record batch is damaged, or in an encoding that this version cannot read."""
 
 
+class SchemaError(SbpError):
+    """Columns that a stream cannot have, or that do not fit those it has; one line for each."""
+
+
 class TransportError(SbpError):
     """The network failed."""
 

@@ -95,6 +95,21 @@ RECORD_BYTES_MAX: Final = BATCH_BYTES_MAX - 128 * KIB
 DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
 """Sum of the sizes that a compressed Arrow body declares: guards against decompression bombs."""
 
+# Schemas of typed streams.
+SCHEMA_BYTES_MAX: Final = 256 * KIB
+SCHEMA_FIELDS_MAX: Final = 900
+"""Columns with all that are in them: Arrow's message has some 64 octets of metadata for each."""
+SCHEMA_DEPTH_MAX: Final = 16
+SCHEMA_NAME_LENGTH_MAX: Final = 1_024
+"""Characters of a column's name."""
+SCHEMA_VERSIONS_MAX: Final = 1_000
+SCHEMAS_PER_TURN: Final = 8
+"""Schemas that the placement driver registers at a time, before other work has its turn."""
+SCHEMA_RESULT_BYTES: Final = KIB
+"""So many octets of a schema count for a result, in RESULTS_PER_FRAME."""
+SCHEMA_FAULTS_LENGTH_MAX: Final = 8 * KIB
+"""Characters that tell a peer what is wrong with a schema; there may be a line for each column."""
+
 # Server memory.
 CONNECTIONS_MAX: Final = 1024
 CONNECTIONS_RESERVED: Final = 64
@@ -267,6 +282,10 @@ assert SEQUENCE_RECORDS_MAX <= BATCH_RECORDS_MAX
 assert BATCH_TARGET_BYTES <= BATCH_BYTES_MAX < FRAME_BYTES_MAX - HEADER_BYTES_MAX
 assert FETCH_FRAME_BYTES + BATCH_BYTES_MAX <= FRAME_BYTES_MAX - FRAME_BYTES_MIN - HEADER_BYTES_MAX
 assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
+assert 64 * SCHEMA_FIELDS_MAX + 4 * KIB < BATCH_METADATA_BYTES_MAX
+assert SCHEMAS_PER_TURN * (SCHEMA_BYTES_MAX + 4 * SCHEMA_FAULTS_LENGTH_MAX) < HEADER_BYTES_MAX
+assert RESULTS_PER_FRAME * SCHEMA_RESULT_BYTES + SCHEMA_BYTES_MAX < HEADER_BYTES_MAX // 2
+assert 4 * SCHEMA_FAULTS_LENGTH_MAX < STRING_BYTES_MAX
 assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <= SEGMENT_BYTES_MAX
 assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert 512 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX

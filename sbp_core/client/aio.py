@@ -10,7 +10,17 @@ from typing import TypeVar
 
 from sbp_core import limits
 from sbp_core.client import append as appending
-from sbp_core.client import calls, changes, cursors, lookup, metadata, placement, txns, watching
+from sbp_core.client import (
+    calls,
+    changes,
+    cursors,
+    lookup,
+    metadata,
+    placement,
+    schemas,
+    txns,
+    watching,
+)
 from sbp_core.client import fetch as fetching
 from sbp_core.client import reach as reaching
 from sbp_core.client.aio_runner import AsyncPool, AsyncRunner
@@ -32,6 +42,7 @@ from sbp_core.client.types import (
     PlacementDriverInfo,
     RangeInfo,
     Reach,
+    SchemaVersion,
     StreamBounds,
     StreamInfo,
     StreamSpec,
@@ -44,6 +55,7 @@ from sbp_core.client.types import (
 from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.errors import SbpError
+from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import RangeServer
@@ -251,6 +263,38 @@ class AsyncClient:
     async def list_groups(self) -> list[GroupInfo]:
         """Return the consumer groups that have cursors, by name."""
         return await self._run(cursors.list_groups(self._context))
+
+    async def describe_schemas(
+        self, stream_ids: Sequence[int], *, newest_only: bool = False
+    ) -> dict[int, tuple[SchemaVersion, ...]]:
+        """Return the versions of each stream's schema, the newest last; none if it has no schema.
+
+        Raises NotFoundError naming all missing streams.
+        """
+        return await self._run(
+            schemas.describe_schemas(self._context, stream_ids, newest_only=newest_only)
+        )
+
+    async def register_schema(
+        self, stream_id: int, schema: StreamSchema, *, version: int
+    ) -> SchemaVersion:
+        """Make a schema the next version of a stream's; return the version that is newest now.
+
+        That is another one if somebody else was faster. Raises SchemaError with what is wrong.
+        """
+        return await self._run(schemas.register_schema(self._context, stream_id, schema, version))
+
+    async def evolve_schema(
+        self, stream_id: int, schema: StreamSchema, *, may_change: bool
+    ) -> SchemaVersion:
+        """Return a version of a stream's schema that data of `schema` fit.
+
+        A stream without one gets this one, and if it `may_change`, a new version of it where that
+        is needed. Raises SchemaError with what does not fit.
+        """
+        return await self._run(
+            schemas.evolve_schema(self._context, stream_id, schema, may_change=may_change)
+        )
 
     async def commit_txn(
         self,

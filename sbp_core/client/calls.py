@@ -21,6 +21,7 @@ from sbp_core.errors import (
     StatusError,
     TransportError,
 )
+from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -179,17 +180,21 @@ def ask(
     table: type[T],
     *,
     is_repeatable: bool = True,
+    feature: FeatureName | None = None,
 ) -> Program[list[T]]:
     """Ask the placement driver, again where that may help; return the headers of the answer.
 
     One that does not lead names the one that does: that one is asked then, and from then on. The
-    outcome of the error that it raises speaks of all tries.
+    outcome of the error that it raises speaks of all tries. What needs a `feature` is sent only
+    where that was agreed on.
     """
     attempts = Attempts(context, (yield Now()))
     is_untouched = True
     while True:
         asked = context.drivers.endpoint
-        (reply,) = yield from gather([Call(asked, opcode, header, context.timeout_ms)])
+        (reply,) = yield from gather(
+            [Call(asked, opcode, header, context.timeout_ms, feature=feature)]
+        )
         try:
             return decode_reply(reply, table)
         except SbpError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import SbpError
+from sbp_core.records.stream_schema import StreamSchema
 
 EARLIEST: Final = -2
 """As a fetch offset: the first offset that the stream still has."""
@@ -131,6 +132,16 @@ class GroupInfo:
 
     group: str
     committed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A version of a stream's schema, and when it came to be, in ms (UTC); the first is 1."""
+
+    stream_id: int
+    version: int
+    schema: StreamSchema
+    registered_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)

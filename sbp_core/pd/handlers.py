@@ -14,6 +14,7 @@ from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.operations import check_item_count
 from sbp_core.pd.publishing import Publisher
+from sbp_core.pd.schema_handlers import SchemaHandlers
 from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
@@ -77,6 +78,7 @@ class PlacementDriverHandlers:
         self._sealer = Sealer(store, membership, self._announcer)
         self._trimmer = Trimmer(store)
         self._cursors = CursorHandlers(store, clock)
+        self._schemas = SchemaHandlers(store, clock)
         self._range_servers = RangeServers(store)
         self._publisher = Publisher(store, self._range_servers, self._sealer)
         self._txns = TxnHandlers(store, self._publisher, self._range_servers, clock)
@@ -98,6 +100,7 @@ class PlacementDriverHandlers:
             Opcode.REPORT_METRICS: self.report_metrics,
             Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
             **self._cursors.by_opcode(),
+            **self._schemas.by_opcode(),
             **self._txns.by_opcode(),
         }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sbp_core.records.builder import RowsBuilder, record_sizes
+from sbp_core.records.arrow_body import Compression
+from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder
+from sbp_core.records.columns import COLUMNS_ENCODING, decode_columns, encode_columns
 from sbp_core.records.decoding import decode_batch
 from sbp_core.records.envelope import (
     Envelope,
@@ -13,30 +15,63 @@ from sbp_core.records.envelope import (
     with_base_offset,
     write_base_offset,
 )
+from sbp_core.records.evolution import (
+    Change,
+    Comparison,
+    Difference,
+    check_evolution,
+    compare_schemas,
+    merge_schemas,
+    union_schemas,
+)
+from sbp_core.records.mapping import map_columns
+from sbp_core.records.row_sizes import record_sizes
 from sbp_core.records.rows import (
     ROWS_ENCODING,
     ROWS_SCHEMA,
-    Compression,
     decode_rows,
     encode_rows,
     offsets_array,
 )
+from sbp_core.records.stream_schema import (
+    StreamSchema,
+    decode_stream_schema,
+    field_text,
+    schema_text,
+)
 
 __all__ = [
+    "COLUMNS_ENCODING",
     "ROWS_ENCODING",
     "ROWS_SCHEMA",
+    "BatchBuilder",
+    "Change",
+    "ColumnsBuilder",
+    "Comparison",
     "Compression",
+    "Difference",
     "Envelope",
     "RowsBuilder",
+    "StreamSchema",
+    "check_evolution",
+    "compare_schemas",
     "decode_batch",
+    "decode_columns",
     "decode_envelope",
     "decode_rows",
+    "decode_stream_schema",
+    "encode_columns",
     "encode_envelope",
     "encode_rows",
+    "field_text",
+    "map_columns",
+    "merge_schemas",
     "offsets_array",
     "peek_batch",
     "record_sizes",
+    "schema_text",
     "split_envelopes",
+    "union_schemas",
     "with_base_offset",
     "write_base_offset",
 ]

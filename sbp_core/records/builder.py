@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final
 
 import numpy as np
@@ -10,19 +11,19 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.rows import ROWS_SCHEMA, Compression, check_rows_schema, encode_rows
+from sbp_core.records.arrow_body import Compression
+from sbp_core.records.columns import check_columns_schema, encode_columns
+from sbp_core.records.row_sizes import row_ends
+from sbp_core.records.rows import check_rows_schema, encode_rows
+from sbp_core.records.stream_schema import StreamSchema
 
-_ROW_BYTES: Final = 4 + 4 + 4 + 8 + 1
-"""Offsets of key, value and headers, the timestamp, and which of them are null."""
-_HEADER_BYTES: Final = 4 + 4 + 1
-"""Offsets of the key and the value of one header, and whether it is null."""
 _SLICES_MAX: Final = 256
 """Waiting slices after which they are joined: a slice of one row costs kilobytes around it."""
 _SPARE_BYTES_MAX: Final = 64 * limits.KIB
 """Octets beside its own that a waiting slice may keep alive, on top of its own size once more."""
 
 
-class RowsBuilder:
+class BatchBuilder(ABC):
     """Joins small batches of rows and splits large ones, in order, into encoded record batches.
 
     A record batch has about `target_bytes` of rows before compression: at least three quarters,
@@ -31,22 +32,13 @@ class RowsBuilder:
     calls a small multiple of `target_bytes` is held, whatever was added.
     """
 
-    def __init__(
-        self,
-        stream_id: int,
-        *,
-        target_bytes: int = limits.BATCH_TARGET_BYTES,
-        records_max: int = limits.BATCH_RECORDS_MAX,
-        compression: Compression = "none",
-    ) -> None:
+    def __init__(self, *, target_bytes: int, records_max: int) -> None:
         assert 0 < target_bytes <= limits.RECORD_BYTES_MAX
         assert 0 < records_max <= limits.BATCH_RECORDS_MAX
-        self._stream_id = stream_id
         self._target_bytes = target_bytes
         self._full_bytes = target_bytes - target_bytes // 4
         self._bytes_max = min(target_bytes + target_bytes // 2, limits.RECORD_BYTES_MAX)
         self._records_max = records_max
-        self._compression: Compression = compression
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._waiting_count = 0
@@ -67,18 +59,18 @@ class RowsBuilder:
         return self._waiting_bytes >= self._full_bytes or self._waiting_count >= self._records_max
 
     def add(self, rows: pa.RecordBatch, *, timestamp_ms: int) -> list[bytes]:
-        """Add rows of ROWS_SCHEMA and return the record batches that are full now.
+        """Add rows of the schema and return the record batches that are full now.
 
         A record batch gets the `timestamp_ms` (milliseconds since the epoch) that came with its
-        first record. Raises RecordBatchError, and adds nothing, when the rows have another schema,
-        are invalid, or hold a record larger than `limits.RECORD_BYTES_MAX`.
+        first record. Raises RecordBatchError or SchemaError, and adds nothing, when the rows have
+        another schema, are invalid, or hold a record larger than `limits.RECORD_BYTES_MAX`.
         """
-        check_rows_schema(rows)
+        self._check_schema(rows)
         try:
             rows.validate(full=True)
         except pa.ArrowException as error:
             raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
-        ends = _row_ends(rows)
+        ends = row_ends(rows)
         _check_record_sizes(ends)
         full: list[bytes] = []
         start = 0
@@ -97,16 +89,22 @@ class RowsBuilder:
         """Return what is waiting as a record batch: a list of one, or of none."""
         if not self._waiting:
             return []
-        encoded = encode_rows(
+        encoded = self._encode(
             self._waiting[0] if len(self._waiting) == 1 else _joined(self._waiting),
-            stream_id=self._stream_id,
-            timestamp_ms=self._timestamp_ms,
-            compression=self._compression,
+            self._timestamp_ms,
         )
         self._waiting = []
         self._waiting_bytes = 0
         self._waiting_count = 0
         return [encoded]
+
+    @abstractmethod
+    def _check_schema(self, rows: pa.RecordBatch) -> None:
+        """Raise RecordBatchError or SchemaError unless the rows have the schema."""
+
+    @abstractmethod
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
+        """Return a record batch."""
 
     def _fitting_stop(self, ends: npt.NDArray[np.int64], start: int) -> int:
         """Return the end of the rows from `start` that still fit beside the waiting ones.
@@ -131,9 +129,64 @@ class RowsBuilder:
             self._waiting = [_joined(self._waiting)]
 
 
-def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return how many octets each of some rows of ROWS_SCHEMA takes in a record batch."""
-    return np.diff(_row_ends(rows))
+class RowsBuilder(BatchBuilder):
+    """Builds record batches of rows of ROWS_SCHEMA."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        *,
+        target_bytes: int = limits.BATCH_TARGET_BYTES,
+        records_max: int = limits.BATCH_RECORDS_MAX,
+        compression: Compression = "none",
+    ) -> None:
+        super().__init__(target_bytes=target_bytes, records_max=records_max)
+        self._stream_id = stream_id
+        self._compression: Compression = compression
+
+    def _check_schema(self, rows: pa.RecordBatch) -> None:
+        check_rows_schema(rows)
+
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
+        return encode_rows(
+            rows,
+            stream_id=self._stream_id,
+            timestamp_ms=timestamp_ms,
+            compression=self._compression,
+        )
+
+
+class ColumnsBuilder(BatchBuilder):
+    """Builds record batches of a typed stream, whose `timestamp_column` has the records' times."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        schema: StreamSchema,
+        *,
+        timestamp_column: str | None = None,
+        target_bytes: int = limits.BATCH_TARGET_BYTES,
+        records_max: int = limits.BATCH_RECORDS_MAX,
+        compression: Compression = "none",
+    ) -> None:
+        super().__init__(target_bytes=target_bytes, records_max=records_max)
+        self._stream_id = stream_id
+        self._schema = schema
+        self._timestamp_column = timestamp_column
+        self._compression: Compression = compression
+
+    def _check_schema(self, rows: pa.RecordBatch) -> None:
+        check_columns_schema(rows, self._schema)
+
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
+        return encode_columns(
+            rows,
+            self._schema,
+            stream_id=self._stream_id,
+            timestamp_ms=timestamp_ms,
+            timestamp_column=self._timestamp_column,
+            compression=self._compression,
+        )
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -146,7 +199,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the batches as one that shares no memory with those they were sliced from."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
     return pa.RecordBatch.from_arrays(
-        [pa.concat_arrays(parts) for parts in columns], schema=ROWS_SCHEMA
+        [pa.concat_arrays(parts) for parts in columns], schema=batches[0].schema
     )
 
 
@@ -159,25 +212,3 @@ def _check_record_sizes(ends: npt.NDArray[np.int64]) -> None:
             f" {limits.RECORD_BYTES_MAX} are allowed. Split its value into several records, or"
             " store it elsewhere and write a reference to it"
         )
-
-
-def _row_ends(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return the octets before each row and after the last one, as Arrow will store them."""
-    key, value, headers, _ = rows.columns
-    header_ends = _value_offsets(headers)
-    header_sizes = _value_offsets(headers.keys) + _value_offsets(headers.items)
-    return (
-        np.arange(rows.num_rows + 1, dtype=np.int64) * _ROW_BYTES
-        + _value_offsets(key)
-        + _value_offsets(value)
-        + header_ends * _HEADER_BYTES
-        + header_sizes[header_ends]
-    )
-
-
-def _value_offsets(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the n + 1 offsets of an array with 32-bit offsets; an empty one may have no buffer."""
-    if len(array) == 0:
-        return np.zeros(1, dtype=np.int64)
-    offsets = np.frombuffer(array.buffers()[1], dtype=np.int32)
-    return offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)

@@ -9,7 +9,8 @@
     | ...    | body, in the encoding that the metadata names                      |
 
 Numbers are big-endian. Of the metadata's properties, `encoding` names the form of the body and
-`body_bytes` is its length in decimal, so that batches can stand back to back. The padding makes
+`body_bytes` is its length in decimal, so that batches can stand back to back; columns.py has two
+more. The padding makes
 fixed part and metadata a multiple of 8 octets together: in an aligned buffer bodies are aligned.
 Without an encoding the body is a record sequence (sequence.py).
 """
@@ -38,6 +39,8 @@ _BASE_OFFSET: Final = struct.Struct(">q")
 _BASE_OFFSET_POSITION: Final = 1
 _ENCODING: Final = "encoding"
 _BODY_BYTES: Final = "body_bytes"
+_SCHEMA_FINGERPRINT: Final = "schema"
+_TIMESTAMP_COLUMN: Final = "timestamp_column"
 _BODY_BYTES_DIGITS_MAX: Final = len(str(limits.BATCH_BYTES_MAX))
 
 _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
@@ -48,7 +51,9 @@ class Envelope:
     """One record batch whose body has not been read.
 
     `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch.
-    `body` is a view of the octets that were decoded. `encoding` is None for a record sequence.
+    `body` is a view of the octets that were decoded. `encoding` is None for a record sequence. Of
+    columns, `schema_fingerprint` names their schema, and `timestamp_column` the one with the times
+    of the records, if there is one.
     """
 
     stream_id: int
@@ -58,6 +63,8 @@ class Envelope:
     encoding: str | None
     body: memoryview
     length_bytes: int
+    schema_fingerprint: str | None = None
+    timestamp_column: str | None = None
 
 
 def encode_envelope(
@@ -68,6 +75,8 @@ def encode_envelope(
     base_timestamp_ms: int,
     encoding: str,
     base_offset: int = 0,
+    schema_fingerprint: str | None = None,
+    timestamp_column: str | None = None,
 ) -> bytes:
     """Return a whole record batch; `body` is a sequence of buffers, joined without padding.
 
@@ -76,11 +85,17 @@ def encode_envelope(
     _check_record_count(record_count)
     check_offsets(base_offset, record_count)
     body_bytes = sum(len(part) for part in body)
+    properties = {
+        _ENCODING: encoding,
+        _BODY_BYTES: str(body_bytes),
+        _SCHEMA_FINGERPRINT: schema_fingerprint,
+        _TIMESTAMP_COLUMN: timestamp_column,
+    }
     meta = RecordBatchMeta(
         stream_id=stream_id,
         last_offset_delta=record_count,
         base_timestamp=base_timestamp_ms,
-        properties=(KeyValue(_ENCODING, encoding), KeyValue(_BODY_BYTES, str(body_bytes))),
+        properties=tuple(KeyValue(*item) for item in properties.items() if item[1] is not None),
     )
     encoded_meta = _SCHEMA.encode(meta)
     encoded_meta += bytes(-(_FIXED.size + len(encoded_meta)) % BODY_ALIGNMENT_BYTES)
@@ -220,6 +235,8 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         encoding=properties.get(_ENCODING),
         body=view[body_start : body_start + body_bytes],
         length_bytes=length_bytes,
+        schema_fingerprint=properties.get(_SCHEMA_FINGERPRINT),
+        timestamp_column=properties.get(_TIMESTAMP_COLUMN),
     )
 
 

@@ -6,13 +6,13 @@ offset of the envelope (`offsets_array`).
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_message import BUFFER_ALIGNMENT_BYTES, check_record_batch_message
+from sbp_core.records.arrow_body import Compression, decode_body, encode_body
 from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
 
 ROWS_ENCODING: Final = "rows"
@@ -24,11 +24,6 @@ ROWS_SCHEMA: Final = pa.schema(
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
     ]
 )
-
-Compression = Literal["none", "lz4", "zstd"]
-
-_HEADERS_INDEX: Final = ROWS_SCHEMA.get_field_index("headers")
-_SCHEMA_MESSAGE_BYTES: Final = ROWS_SCHEMA.serialize().size
 
 
 def encode_rows(
@@ -46,14 +41,8 @@ def encode_rows(
     nothing is written that no reader would accept. Raises RecordBatchError.
     """
     check_rows_schema(batch)
-    try:
-        batch.validate(full=True)
-        body = _encode_message(batch, compression)
-    except (pa.ArrowException, OSError) as error:
-        raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
-    check_record_batch_message(body, record_count=batch.num_rows)
     return encode_envelope(
-        [body],
+        [encode_body(batch, compression)],
         stream_id=stream_id,
         record_count=batch.num_rows,
         base_timestamp_ms=timestamp_ms,
@@ -75,16 +64,7 @@ def decode_rows(envelope: Envelope) -> pa.RecordBatch:
             f' {named}; this version reads "{ROWS_ENCODING}". Read the stream with a version that'
             " knows it"
         )
-    check_record_batch_message(envelope.body, record_count=envelope.record_count)
-    try:
-        batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), ROWS_SCHEMA)
-        batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise RecordBatchError(
-            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
-            f" damaged: {error}"
-        ) from error
-    return batch
+    return decode_body(envelope, ROWS_SCHEMA)
 
 
 def offsets_array(base_offset: int, count: int) -> pa.Int64Array:
@@ -109,28 +89,3 @@ def _describe(schema: pa.Schema) -> str:
     return ", ".join(
         f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema
     )
-
-
-def _encode_message(batch: pa.RecordBatch, compression: Compression) -> memoryview:
-    """Return the batch as Arrow's message.
-
-    Of a slice whose rows have no headers Arrow would write all offsets of its parent's headers:
-    that column is copied to be whole.
-    """
-    headers = pa.concat_arrays([batch.column(_HEADERS_INDEX)])
-    whole = batch.set_column(_HEADERS_INDEX, ROWS_SCHEMA.field(_HEADERS_INDEX), headers)
-    options = pa.ipc.IpcWriteOptions(
-        compression=None if compression == "none" else compression, use_threads=False
-    )
-    sink = pa.BufferOutputStream()
-    pa.ipc.new_stream(sink, ROWS_SCHEMA, options=options).write_batch(whole)
-    return memoryview(sink.getvalue())[_SCHEMA_MESSAGE_BYTES:]
-
-
-def _aligned_buffer(body: memoryview) -> pa.Buffer:
-    buffer = pa.py_buffer(body)
-    if buffer.address % BUFFER_ALIGNMENT_BYTES == 0:
-        return buffer
-    copied = pa.allocate_buffer(len(body))
-    memoryview(copied).cast("B")[:] = body
-    return copied

@@ -12,11 +12,20 @@ from sbp_core.errors import (
     LogError,
     RecordBatchError,
     SbpError,
+    SchemaError,
     StatusCode,
     StatusError,
     error_for_code,
 )
 from sbp_core.wire.headers import Status
+
+_FAULTS_OF_REQUESTS: Final = (
+    FrameError,
+    HeaderError,
+    RecordBatchError,
+    SchemaError,
+    ConfigurationError,
+)
 
 SUCCESS: Final = Status(code=StatusCode.NONE)
 SUCCESS_CODES: Final = frozenset({int(StatusCode.NONE), int(StatusCode.OK)})
@@ -47,7 +56,9 @@ def status_for(error: SbpError) -> Status:
     """Return the status that tells a peer of `error`."""
     if isinstance(error, StatusError):
         return Status(code=error.code, message=error.message, detail=error.detail)
-    if isinstance(error, FrameError | HeaderError | RecordBatchError | ConfigurationError):
+    if isinstance(
+        error, FrameError | HeaderError | RecordBatchError | SchemaError | ConfigurationError
+    ):
         return Status(code=StatusCode.INVALID_REQUEST, message=str(error))
     if isinstance(error, LogCorruptionError):
         return Status(code=StatusCode.RS_DATA_CORRUPTED, message=str(error))

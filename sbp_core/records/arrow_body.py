@@ -1,0 +1,77 @@
+"""The body of a record batch in Arrow's form: one message, whose schema writer and reader know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import pyarrow as pa
+
+from sbp_core.errors import RecordBatchError
+from sbp_core.records.arrow_message import BUFFER_ALIGNMENT_BYTES, check_record_batch_message
+from sbp_core.records.envelope import Envelope
+
+Compression = Literal["none", "lz4", "zstd"]
+
+
+def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:
+    """Return the rows as a message, having passed the checks of `decode_body`.
+
+    A slice of a larger batch is written without the rest of it. Raises RecordBatchError.
+    """
+    options = pa.ipc.IpcWriteOptions(
+        compression=None if compression == "none" else compression,
+        use_threads=False,
+    )
+    try:
+        batch.validate(full=True)
+        sink = pa.BufferOutputStream()
+        pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(_whole(batch))
+    except (pa.ArrowException, OSError) as error:
+        raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+    body = memoryview(sink.getvalue())[batch.schema.serialize().size :]
+    check_record_batch_message(body, record_count=batch.num_rows)
+    return body
+
+
+def decode_body(
+    envelope: Envelope, schema: pa.Schema, names: Collection[str] | None = None
+) -> pa.RecordBatch:
+    """Return the rows of a record batch, those columns that are asked for, fully validated.
+
+    Uncompressed columns are views of the envelope's body, unless that is not aligned to 8 octets:
+    then it is copied once. Raises RecordBatchError.
+    """
+    check_record_batch_message(envelope.body, record_count=envelope.record_count)
+    try:
+        batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
+        if names is not None:
+            batch = batch.select([name for name in schema.names if name in names])
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise RecordBatchError(
+            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
+            f" damaged: {error}"
+        ) from error
+    return batch
+
+
+def _whole(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with columns that Arrow writes no more of than their rows.
+
+    Of a slice it would write all that is in its parent's lists and maps: those are copied.
+    """
+    columns = [
+        pa.concat_arrays([column]) if pa.types.is_nested(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _aligned_buffer(body: memoryview) -> pa.Buffer:
+    buffer = pa.py_buffer(body)
+    if buffer.address % BUFFER_ALIGNMENT_BYTES == 0:
+        return buffer
+    copied = pa.allocate_buffer(len(body))
+    memoryview(copied).cast("B")[:] = body
+    return copied

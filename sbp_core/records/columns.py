@@ -1,0 +1,75 @@
+"""The `columns` encoding: the body is one Arrow record batch message in the stream's own schema.
+
+The schema itself is not in the body: the envelope's property `schema` has its fingerprint, by which
+the placement driver knows it. The property `timestamp_column` may name the column with the times
+of the records; without it they have the time of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import pyarrow as pa
+
+from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.records.arrow_body import Compression, decode_body, encode_body
+from sbp_core.records.envelope import Envelope, encode_envelope
+from sbp_core.records.stream_schema import StreamSchema, schema_text
+
+COLUMNS_ENCODING: Final = "columns"
+
+
+def encode_columns(
+    batch: pa.RecordBatch,
+    schema: StreamSchema,
+    *,
+    stream_id: int,
+    timestamp_ms: int,
+    timestamp_column: str | None = None,
+    compression: Compression = "none",
+    base_offset: int = 0,
+) -> bytes:
+    """Return rows of a schema as a whole record batch, envelope included.
+
+    `timestamp_ms` is the base timestamp, milliseconds since the epoch. Raises SchemaError for rows
+    of another schema, RecordBatchError for rows that no reader would accept.
+    """
+    check_columns_schema(batch, schema)
+    return encode_envelope(
+        [encode_body(batch, compression)],
+        stream_id=stream_id,
+        record_count=batch.num_rows,
+        base_timestamp_ms=timestamp_ms,
+        encoding=COLUMNS_ENCODING,
+        base_offset=base_offset,
+        schema_fingerprint=schema.fingerprint,
+        timestamp_column=timestamp_column,
+    )
+
+
+def decode_columns(
+    envelope: Envelope, schema: StreamSchema, names: Collection[str] | None = None
+) -> pa.RecordBatch:
+    """Return the rows of a record batch, in the order of its schema, fully validated.
+
+    `schema` is the one that the batch names; with `names` only those columns of it are decoded.
+    Raises RecordBatchError when the batch is damaged or names another encoding or schema.
+    """
+    found = (envelope.encoding, envelope.schema_fingerprint)
+    if found != (COLUMNS_ENCODING, schema.fingerprint):
+        raise RecordBatchError(
+            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} has"
+            f" encoding {found[0]!r}, schema {found[1]!r}; expected {COLUMNS_ENCODING!r},"
+            f" {schema.fingerprint!r}"
+        )
+    return decode_body(envelope, schema.arrow, names)
+
+
+def check_columns_schema(batch: pa.RecordBatch, schema: StreamSchema) -> None:
+    """Raise SchemaError unless the rows have exactly the columns of the schema."""
+    if not batch.schema.equals(schema.arrow):
+        raise SchemaError(
+            f"rows of schema ({schema_text(batch.schema)}); expected"
+            f" ({schema_text(schema.arrow)}): map them first"
+        )

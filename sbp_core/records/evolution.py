@@ -1,0 +1,205 @@
+"""How the schema of a stream may change, and what a change is in words.
+
+Columns are told by their names. A schema only ever grows: columns are added, which are null in what
+was written before, types widen, and required columns become nullable. So whatever was written can
+be read in the newest schema, and whoever wrote before can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import pyarrow as pa
+
+from sbp_core.records.stream_schema import (
+    StreamSchema,
+    faults_error,
+    field_text,
+    name_text,
+    type_text,
+)
+
+_DECIMAL_PRECISION_MAX: Final = 38
+_WIDENING: Final = (
+    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    (pa.float32(), pa.float64()),
+)
+"""Types whose values all those after them have, too."""
+
+
+class Change(Enum):
+    """What becomes of a column; the value is the sign of it in a diff.
+
+    RELAXED: it has to have a value no more. Of what is in a column that is a part of its type.
+    """
+
+    ADDED = "+"
+    WIDENED = "~"
+    RELAXED = "?"
+    FAULTY = "!"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A column that a schema has otherwise; `text` names it."""
+
+    change: Change
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.change.value} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A schema extended by what another one has more, and how that differs from it."""
+
+    merged: StreamSchema
+    differences: tuple[Difference, ...]
+
+    @property
+    def faults(self) -> tuple[Difference, ...]:
+        """Return what no change of the stream's schema could make fit."""
+        return tuple(each for each in self.differences if each.change is Change.FAULTY)
+
+
+def compare_schemas(newest: StreamSchema, given: StreamSchema) -> Comparison:
+    """Return `newest` extended by what `given` has more, and the differences.
+
+    What `given` lacks, or has narrower, is no difference if its data fits nevertheless.
+    """
+    merger = _Merger(is_absence_allowed=False)
+    return Comparison(merger.merge(newest, given), tuple(merger.differences))
+
+
+def merge_schemas(newest: StreamSchema, given: StreamSchema) -> StreamSchema:
+    """Return `newest` extended by what `given` has more. Raises SchemaError if they contradict."""
+    compared = compare_schemas(newest, given)
+    if compared.faults:
+        raise faults_error(
+            "this does not fit the stream's schema", (each.text for each in compared.faults)
+        )
+    return compared.merged
+
+
+def check_evolution(old: StreamSchema, new: StreamSchema) -> None:
+    """Raise SchemaError unless `new` is `old` with columns added, widened or made nullable."""
+    merged = merge_schemas(old, new)
+    if merged != new:
+        lines = [
+            f"expected {field_text(wanted)}, found {field_text(found)}"
+            for wanted, found in zip(merged.arrow, new.arrow, strict=False)
+            if wanted != found
+        ]
+        lacking = [f"column {field_text(each)} is missing" for each in merged.arrow]
+        raise faults_error("this schema does not go on from the one before", lines or lacking)
+
+
+def union_schemas(schemas: Sequence[StreamSchema]) -> StreamSchema:
+    """Return the columns of all, of which there is one at least: nullable where one has them not.
+
+    Raises SchemaError if they contradict.
+    """
+    first, *others = schemas
+    for other in others:
+        merger = _Merger(is_absence_allowed=True)
+        merged = merger.merge(first, other)
+        faults = [each.text for each in merger.differences if each.change is Change.FAULTY]
+        if faults:
+            raise faults_error("these schemas do not go together", faults)
+        first = merged
+    return first
+
+
+class _Merger:
+    """Merges schemas field by field, and keeps what it comes upon."""
+
+    def __init__(self, *, is_absence_allowed: bool) -> None:
+        self.differences: list[Difference] = []
+        self._is_absence_allowed = is_absence_allowed
+
+    def merge(self, old: StreamSchema, new: StreamSchema) -> StreamSchema:
+        fields = self._fields(list(old.arrow), list(new.arrow), "")
+        return StreamSchema(pa.schema(fields)) if fields != list(old.arrow) else old
+
+    def _note(self, change: Change, text: str) -> None:
+        self.differences.append(Difference(change, text))
+
+    def _fields(
+        self, old: Sequence[pa.Field], new: Sequence[pa.Field], path: str
+    ) -> list[pa.Field]:
+        given = {field.name: field for field in new}
+        names = {field.name.lower(): field.name for field in old}
+        merged = []
+        for field in old:
+            same = given.get(field.name)
+            merged.append(
+                self._absent(field, path) if same is None else self._both(field, same, path)
+            )
+        for field in new:
+            known = names.get(field.name.lower())
+            place = f"{path}{name_text(field.name)}"
+            if known is None:
+                added = field.with_nullable(True)
+                self._note(Change.ADDED, f"column {path}{field_text(added)} is new")
+                merged.append(added)
+            elif known != field.name:
+                told = f"column {place} differs from {name_text(known)} by case only: rename it"
+                self._note(Change.FAULTY, told)
+        return merged
+
+    def _absent(self, field: pa.Field, path: str) -> pa.Field:
+        if field.nullable:
+            return field
+        if not self._is_absence_allowed:
+            told = f"column {path}{field_text(field)} is missing; it is required"
+            self._note(Change.FAULTY, told)
+        return field.with_nullable(True)
+
+    def _both(self, old: pa.Field, new: pa.Field, path: str) -> pa.Field:
+        place = f"{path}{name_text(old.name)}"
+        kind = self._types(old.type, new.type, place)
+        if new.nullable and not old.nullable:
+            told = f"column {place} may have nulls; the stream requires a value"
+            self._note(Change.WIDENED if path else Change.RELAXED, told)
+        return pa.field(old.name, kind, nullable=old.nullable or new.nullable)
+
+    def _types(self, old: pa.DataType, new: pa.DataType, place: str) -> pa.DataType:
+        if old == new:
+            return old
+        if pa.types.is_struct(old) and pa.types.is_struct(new):
+            return pa.struct(self._fields(list(old), list(new), f"{place}."))
+        if pa.types.is_list(old) and pa.types.is_list(new):
+            return pa.list_(self._both(old.value_field, new.value_field, f"{place}."))
+        if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
+            return pa.map_(old.key_field, self._both(old.item_field, new.item_field, f"{place}."))
+        common = _maybe_common(old, new)
+        if common is None:
+            told = f"column {place} is {type_text(new)}; the stream has {type_text(old)}: cast it"
+            self._note(Change.FAULTY, told)
+            return old
+        if common != old:
+            told = f"column {place} widens from {type_text(old)} to {type_text(common)}"
+            self._note(Change.WIDENED, told)
+        return common
+
+
+def _maybe_common(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the narrowest type that has all values of both; None if neither widens to it."""
+    for kinds in _WIDENING:
+        if first in kinds and second in kinds:
+            return kinds[max(kinds.index(first), kinds.index(second))]
+    if pa.types.is_decimal128(first) and pa.types.is_decimal128(second):
+        scale = max(first.scale, second.scale)
+        digits = max(first.precision - first.scale, second.precision - second.scale)
+        if digits + scale <= _DECIMAL_PRECISION_MAX:
+            return pa.decimal128(digits + scale, scale)
+    return None
+
+
+def is_widening(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether every value of a type without parts is one of the other, too."""
+    return bool(_maybe_common(old, new) == new)

@@ -1,0 +1,244 @@
+"""Schemas of typed streams: which columns there may be, in one canonical form.
+
+The types are those that Spark and Arrow have in common. Two schemas are the same if their columns
+are, whatever metadata came with them and whatever Arrow's writers call the children of lists and
+maps; so a schema has one fingerprint, which does not depend on the version of Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Final
+
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.errors import SchemaError
+
+_FINGERPRINT_BYTES: Final = 16
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+_NAMES: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "bool",
+    pa.int8(): "int8",
+    pa.int16(): "int16",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.duration("us"): "duration",
+    pa.time64("ns"): "time",
+}
+"""The types without parts, as messages and fingerprints name them."""
+
+
+@dataclass(frozen=True)
+class StreamSchema:
+    """The columns of a typed stream, as `of` or `decode_stream_schema` made them.
+
+    `arrow` has no metadata, and its lists and maps have children of Spark's names.
+    """
+
+    arrow: pa.Schema
+
+    @staticmethod
+    def of(schema: pa.Schema) -> StreamSchema:
+        """Return the schema in its canonical form.
+
+        Raises SchemaError naming every column that a stream cannot have.
+        """
+        _check_extent(schema)
+        faults: list[str] = []
+        fields = _canonical_fields(schema, "", 1, faults)
+        if not fields and not faults:
+            faults.append("there is no column")
+        if not faults:
+            made = StreamSchema(pa.schema(fields))
+            if len(made.encode()) <= limits.SCHEMA_BYTES_MAX:
+                return made
+            faults.append(
+                f"{len(made.encode())} octets to describe it; at most"
+                f" {limits.SCHEMA_BYTES_MAX} are allowed: shorten the names"
+            )
+        raise faults_error("a stream cannot have this schema", faults)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What record batches name the schema by: 32 hexadecimal digits."""
+        text = "\n".join(map(field_text, self.arrow))
+        return blake2b(text.encode(), digest_size=_FINGERPRINT_BYTES).hexdigest()
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        return bytes(self.arrow.serialize())
+
+    def encode(self) -> bytes:
+        """Return it as an encapsulated schema message of Arrow's IPC format."""
+        return self._encoded
+
+
+def decode_stream_schema(data: bytes) -> StreamSchema:
+    """Return the schema that `encode` made octets of. Raises SchemaError for any others."""
+    if len(data) > limits.SCHEMA_BYTES_MAX:
+        raise SchemaError(
+            f"a schema of {len(data)} octets; at most {limits.SCHEMA_BYTES_MAX} are allowed"
+        )
+    try:
+        found = pa.ipc.read_schema(pa.py_buffer(data))
+        schema = StreamSchema.of(found)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise SchemaError(f"octets that are no schema message of Arrow: {error}") from error
+    if not schema.arrow.equals(found, check_metadata=True):
+        raise SchemaError(
+            f"a schema ({schema_text(found)}) that is not in the form of a stream's; expected no"
+            " metadata, and element, key and value in lists and maps"
+        )
+    return schema
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Return the columns as a message shows them."""
+    return ", ".join(map(field_text, schema))
+
+
+def field_text(field: pa.Field) -> str:
+    """Return a column as a message shows it: its name, its type, and whether it is required."""
+    return f"{name_text(field.name)} {_full_type_text(field)}"
+
+
+def type_text(kind: pa.DataType) -> str:
+    """Return a type as a message shows it; of one that no stream has, what Arrow calls it."""
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    if pa.types.is_list(kind):
+        return f"list<{_full_type_text(kind.value_field)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_text(kind.key_type)}, {_full_type_text(kind.item_field)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(map(field_text, kind))}>"
+    return str(kind)
+
+
+def name_text(name: str) -> str:
+    """Return a column's name as a message shows it, in quotes unless it is a plain word."""
+    return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
+
+
+def faults_error(what: str, faults: Iterable[str]) -> SchemaError:
+    """Return the error that names all faults, one on a line."""
+    lines = "\n".join(f"  - {fault}" for fault in faults)
+    return SchemaError(f"{what}:\n{lines}")
+
+
+def _full_type_text(field: pa.Field) -> str:
+    return f"{type_text(field.type)}{'' if field.nullable else ' not null'}"
+
+
+def _canonical_fields(
+    given: Iterable[pa.Field], path: str, depth: int, faults: list[str]
+) -> list[pa.Field]:
+    """Return the fields without what is beside name, type and nullability; add to `faults`."""
+    fields = []
+    seen: dict[str, str] = {}
+    for field in given:
+        name = field.name
+        place = f"{path}{name_text(name)}"
+        if not name:
+            faults.append(f"a column of {path.rstrip('.') or 'the schema'} has no name")
+        if name.lower() in seen:
+            other = seen[name.lower()]
+            how = "stands there twice" if other == name else f"differs from {other} by case only"
+            faults.append(f"column {place} {how}; rename one of them")
+        seen.setdefault(name.lower(), name)
+        kind = _maybe_canonical(field.type, place, depth, faults)
+        if kind is not None:
+            fields.append(pa.field(name, kind, nullable=field.nullable))
+    return fields
+
+
+def _maybe_canonical(
+    kind: pa.DataType, place: str, depth: int, faults: list[str]
+) -> pa.DataType | None:
+    """Return the type with canonical children; None if there is a fault, which is added."""
+    if kind in _NAMES or pa.types.is_decimal128(kind):
+        return kind
+    if not _has_parts(kind):
+        faults.append(f"column {place} has type {kind}, {_remedy(kind)}")
+        return None
+    if depth > limits.SCHEMA_DEPTH_MAX:
+        faults.append(f"column {place} is nested too deep: {limits.SCHEMA_DEPTH_MAX} are allowed")
+        return None
+    children = [kind.field(index) for index in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        children = [kind.key_field, kind.item_field]
+    count = len(faults)
+    if pa.types.is_struct(kind):
+        fields = _canonical_fields(children, f"{place}.", depth + 1, faults)
+        if not children:
+            faults.append(f"column {place} is a struct without fields; leave it out")
+    else:
+        names = ("key", "value") if pa.types.is_map(kind) else ("element",)
+        fields = []
+        for child, name in zip(children, names, strict=True):
+            canonical = _maybe_canonical(child.type, f"{place}.{name}", depth + 1, faults)
+            if canonical is not None:
+                fields.append(pa.field(name, canonical, nullable=child.nullable))
+    if len(faults) > count:
+        return None
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    return pa.map_(*fields) if pa.types.is_map(kind) else pa.list_(fields[0])
+
+
+def _has_parts(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_map(kind))
+
+
+def _remedy(kind: pa.DataType) -> str:
+    if pa.types.is_null(kind):
+        return "which says nothing about values; cast it to the type that it is to have"
+    if pa.types.is_timestamp(kind):
+        return "but streams keep microseconds, in UTC or without a zone; cast it"
+    return (
+        "which a stream cannot have; cast it to one of"
+        f" {', '.join(_NAMES.values())}, decimal(p, s), list, map, struct"
+    )
+
+
+def _check_extent(schema: pa.Schema) -> None:
+    """Raise SchemaError for too many columns, or too long names, before more is made of them.
+
+    A few octets may describe very many: those of a part that is referred to again and again.
+    """
+    groups: list[pa.Schema | pa.DataType] = [schema]
+    count = 0
+    while groups:
+        group = groups.pop()
+        size = len(group) if isinstance(group, pa.Schema) else group.num_fields
+        count += size
+        if count > limits.SCHEMA_FIELDS_MAX:
+            raise SchemaError(
+                "a stream cannot have this schema: it has more than"
+                f" {limits.SCHEMA_FIELDS_MAX} columns with all that are in them"
+            )
+        for field in map(group.field, range(size)):
+            if len(field.name) > limits.SCHEMA_NAME_LENGTH_MAX:
+                raise SchemaError(
+                    f"a stream cannot have this schema: the name of a column has"
+                    f" {len(field.name)} characters; at most {limits.SCHEMA_NAME_LENGTH_MAX} are"
+                    " allowed"
+                )
+            if _has_parts(field.type):
+                groups.append(field.type)

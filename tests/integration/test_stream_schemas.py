@@ -1,0 +1,190 @@
+"""Schemas of streams at a real placement driver: versions that grow, races, restarts, hostility."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pyarrow as pa
+import pytest
+from core_cluster import core_cluster
+from raw_client import RawClient
+
+from sbp_core import limits
+from sbp_core.client import Client, SchemaVersion, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.errors import AlreadyExistsError, NotFoundError, SchemaError
+from sbp_core.records import StreamSchema, check_evolution
+from sbp_core.wire.headers import RegisterSchemasRequest, SchemaEntry
+from sbp_core.wire.opcodes import Opcode
+
+NO_STREAM = 2**40
+
+
+def schema_of(**columns: pa.DataType) -> StreamSchema:
+    return StreamSchema.of(pa.schema([pa.field(name, kind) for name, kind in columns.items()]))
+
+
+def check_chain(versions: tuple[SchemaVersion, ...]) -> None:
+    """The versions are numbered from 1, and each is what may come after the one before."""
+    assert [each.version for each in versions] == list(range(1, len(versions) + 1))
+    for older, newer in itertools.pairwise(versions):
+        check_evolution(older.schema, newer.schema)
+        assert newer.schema != older.schema
+
+
+def test_a_schema_grows_and_outlives_the_placement_driver(tmp_path):
+    first = schema_of(id=pa.int32(), name=pa.string())
+    wider = schema_of(id=pa.int64(), city=pa.string())
+    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+        one, two = (
+            each.stream_id for each in client.create_streams([StreamSpec("a"), StreamSpec("b")])
+        )
+        assert client.describe_schemas([two, one]) == {one: (), two: ()}
+        assert client.evolve_schema(one, first, may_change=False).version == 1
+        assert client.evolve_schema(one, schema_of(id=pa.int16()), may_change=False).version == 1
+        with pytest.raises(SchemaError, match=r"(?s)stream 1 .*id widens .*\+ column city string"):
+            client.evolve_schema(one, wider, may_change=False)
+        newest = client.evolve_schema(one, wider, may_change=True)
+        assert newest.version == 2
+        assert newest.schema == schema_of(id=pa.int64(), name=pa.string(), city=pa.string())
+        with pytest.raises(SchemaError, match=r"cast it"):
+            client.evolve_schema(one, schema_of(id=pa.string()), may_change=True)
+        before = client.describe_schemas([one, two])
+        assert before[two] == ()
+        check_chain(before[one])
+    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+        assert client.describe_schemas([one, two]) == before
+        assert client.describe_schemas([one, two], newest_only=True) == {one: (newest,), two: ()}
+        client.delete_streams([one])
+        with pytest.raises(NotFoundError, match=f"stream {one}"):
+            client.describe_schemas([one, two])
+        with pytest.raises(NotFoundError, match=f"stream {one}"):
+            client.evolve_schema(one, first, may_change=True)
+        (again,) = client.create_streams([StreamSpec("a")])
+        assert client.describe_schemas([again.stream_id]) == {again.stream_id: ()}
+
+
+def test_a_version_is_registered_once_however_often_it_is_asked_for(tmp_path):
+    async def main():
+        async with core_cluster(tmp_path) as cluster:
+            client = cluster.client
+            (stream,) = await client.create_streams([StreamSpec("a")])
+            first, other = schema_of(a=pa.int32()), schema_of(b=pa.int32())
+            made = await client.register_schema(stream.stream_id, first, version=1)
+            for version in (1, 2, 7):
+                again = await client.register_schema(stream.stream_id, first, version=version)
+                assert again == made
+            overtaken = await client.register_schema(stream.stream_id, other, version=1)
+            assert overtaken == made
+            with pytest.raises(AlreadyExistsError, match=r"next version .* is 2, not 3"):
+                await client.register_schema(stream.stream_id, other, version=3)
+            with pytest.raises(SchemaError, match="expected a int32, found b int32"):
+                await client.register_schema(stream.stream_id, other, version=2)
+            with pytest.raises(NotFoundError, match=f"stream {NO_STREAM}"):
+                await client.register_schema(NO_STREAM, first, version=1)
+            assert await client.describe_schemas([stream.stream_id]) == {stream.stream_id: (made,)}
+
+    asyncio.run(main())
+
+
+def test_whoever_races_to_change_a_schema_gets_one_that_has_all_columns(tmp_path):
+    count = 6
+    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+        (stream,) = client.create_streams([StreamSpec("raced")])
+        start = Barrier(count)
+
+        def race(number: int) -> list[tuple[StreamSchema, SchemaVersion]]:
+            with Client(cluster.endpoint) as own:
+                own.ping()
+                start.wait()
+                wanted = [
+                    schema_of(**{"common": pa.int8(), f"c{number}_{at}": pa.string()})
+                    for at in range(3)
+                ]
+                return [
+                    (each, own.evolve_schema(stream.stream_id, each, may_change=True))
+                    for each in wanted
+                ]
+
+        with ThreadPoolExecutor(count) as threads:
+            outcomes = [each for some in threads.map(race, range(count)) for each in some]
+        versions = client.describe_schemas([stream.stream_id])[stream.stream_id]
+        check_chain(versions)
+        for wanted, got in outcomes:
+            assert got == versions[got.version - 1]
+            assert set(wanted.arrow.names) <= set(got.schema.arrow.names)
+        assert len(versions) == 3 * count
+        assert len(versions[-1].schema.arrow) == 1 + 3 * count
+
+
+def test_a_long_history_comes_in_several_frames(tmp_path):
+    async def main():
+        async with core_cluster(tmp_path) as cluster:
+            client = cluster.client
+            (stream, bare) = await client.create_streams([StreamSpec("a"), StreamSpec("b")])
+            columns = {f"{'x' * 1000}{at:03}": pa.int8() for at in range(150)}
+            made = []
+            for version in range(1, 21):
+                columns[f"new{version}"] = pa.int8()
+                schema = schema_of(**columns)
+                made.append(await client.register_schema(stream.stream_id, schema, version=version))
+            octets = sum(len(each.schema.encode()) for each in made)
+            assert octets > 2 * limits.RESULTS_PER_FRAME * limits.SCHEMA_RESULT_BYTES
+            found = await client.describe_schemas([bare.stream_id, stream.stream_id])
+            assert found == {bare.stream_id: (), stream.stream_id: tuple(made)}
+            newest = await client.describe_schemas([stream.stream_id], newest_only=True)
+            assert newest == {stream.stream_id: (made[-1],)}
+
+    asyncio.run(main())
+
+
+def test_whatever_octets_are_called_a_schema_the_placement_driver_goes_on(tmp_path):
+    chance = random.Random(20)
+    rich = schema_of(
+        a=pa.int32(), b=pa.list_(pa.struct([("x", pa.map_(pa.string(), pa.int8()))])), c=pa.string()
+    )
+    whole = rich.encode()
+
+    def spoiled() -> bytes:
+        octets = bytearray(whole)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(len(octets))
+            match chance.randrange(4):
+                case 0:
+                    octets[at] = chance.randrange(256)
+                case 1:
+                    octets[at : at + 4] = chance.choice([0, 1, 2**31 - 1, 2**32 - 1]).to_bytes(
+                        4, "little"
+                    )
+                case 2:
+                    del octets[at:]
+                    octets += b"\0"
+                case _:
+                    octets[at:at] = chance.randbytes(8)
+        return bytes(octets)
+
+    async def main():
+        async with core_cluster(tmp_path) as cluster, RawClient.at(cluster.pd.endpoint) as raw:
+            (stream,) = await cluster.client.create_streams([StreamSpec("a")])
+            for _ in range(60):
+                items = tuple(
+                    SchemaEntry(
+                        stream.stream_id, 1, chance.choice([rich.fingerprint, "", None]), spoiled()
+                    )
+                    for _ in range(20)
+                )
+                answers = await raw.ask(Opcode.REGISTER_SCHEMAS, RegisterSchemasRequest(0, items))
+                assert sum(len(answer.schemas) for answer in answers) == len(items)
+            (versions,) = (await cluster.client.describe_schemas([stream.stream_id])).values()
+            for each in versions:
+                assert each.schema == rich, "only octets that still mean the same are taken"
+            made = await cluster.client.evolve_schema(
+                stream.stream_id, schema_of(a=pa.int32()), may_change=True
+            )
+            assert made.version == 1
+
+    asyncio.run(main())

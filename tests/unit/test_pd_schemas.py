@@ -1,0 +1,270 @@
+"""Schemas in the metadata store, and what becomes of versions that are asked for."""
+
+import re
+import shutil
+
+import pyarrow as pa
+import pytest
+from pd_cluster import codes
+from schema_messages import shared_parts_message
+
+from sbp_core import limits
+from sbp_core.errors import StatusCode, StatusError
+from sbp_core.pd.model import NewStream, SchemaRecord
+from sbp_core.pd.schemas import Place, describe_schemas, register_schemas
+from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.records import StreamSchema
+from sbp_core.wire.headers import (
+    DescribeSchemasResponse,
+    RegisterSchemasResponse,
+    SchemaEntry,
+    decode_header,
+    encode_header,
+)
+
+NO_STREAM = 2**40
+
+
+def schema_of(**columns):
+    return StreamSchema.of(pa.schema(list(columns.items())))
+
+
+FIRST = schema_of(a=pa.int32())
+SECOND = schema_of(a=pa.int64(), b=pa.string())
+THIRD = schema_of(a=pa.int64(), b=pa.string(), c=pa.string())
+OTHER = schema_of(a=pa.string())
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = SqliteStore(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def stream_id(store):
+    return create(store, "typed")
+
+
+def create(store, name):
+    ((stream, _),) = store.create_streams([NewStream(name, 1, 1, 0, (1,))], 5)
+    return stream.stream_id
+
+
+def asked(stream_id, version, given, **changes):
+    fields = {"fingerprint": given.fingerprint, "schema": given.encode(), **changes}
+    return SchemaEntry(stream_id, version, **fields)
+
+
+def record(stream_id, version, schema, time_ms=1):
+    return SchemaRecord(stream_id, version, schema.fingerprint, schema.encode(), time_ms)
+
+
+def register(store, *entries, time_ms=1):
+    return register_schemas(store, entries, time_ms)
+
+
+def history(store, *stream_ids, newest_only=False):
+    """Everything that is described, and in how many frames."""
+    entries, place, count = [], Place(), 0
+    while place is not None:
+        some, place = describe_schemas(store, stream_ids, place, newest_only=newest_only)
+        assert decode_header(
+            DescribeSchemasResponse, encode_header(DescribeSchemasResponse(schemas=tuple(some)))
+        ).schemas == tuple(some)
+        entries += some
+        count += 1
+    return entries, count
+
+
+def versions(store, *stream_ids, **options):
+    return [(each.stream_id, each.version) for each in history(store, *stream_ids, **options)[0]]
+
+
+def test_the_store_keeps_versions_in_their_order(store, stream_id):
+    other = create(store, "other")
+    news = [record(stream_id, 1, FIRST), record(other, 1, OTHER), record(stream_id, 2, SECOND, 9)]
+    assert store.schemas.maybe_newest(stream_id) is None
+    store.schemas.register(news)
+    assert store.schemas.maybe_newest(stream_id) == news[2]
+    assert store.schemas.maybe_newest(other) == news[1]
+    following = [store.schemas.maybe_next(stream_id, version) for version in range(3)]
+    assert following == [news[0], news[2], None]
+
+
+def test_the_store_takes_all_or_none(store, stream_id):
+    store.schemas.register([record(stream_id, 1, FIRST)])
+    for broken in (record(stream_id, 1, SECOND), record(NO_STREAM, 1, SECOND)):
+        with pytest.raises(StatusError, match="constraint failed"):
+            store.schemas.register([record(stream_id, 2, SECOND), broken])
+        assert store.schemas.maybe_newest(stream_id).version == 1
+    assert store.maybe_failure is None
+
+
+def test_a_stream_takes_its_schema_along(store, stream_id):
+    store.schemas.register([record(stream_id, 1, FIRST)])
+    store.delete_streams([stream_id])
+    again = create(store, "typed")
+    assert store.schemas.maybe_newest(stream_id) is store.schemas.maybe_newest(again) is None
+    assert store.schemas.maybe_next(stream_id, 0) is None
+
+
+def test_schemas_are_there_after_a_crash_and_leave_the_revision_alone(store, stream_id, tmp_path):
+    before = store.revision()
+    register(store, asked(stream_id, 1, FIRST), time_ms=7)
+    assert store.revision() == before
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    copy = SqliteStore(tmp_path / "copy")
+    assert copy.schemas.maybe_newest(stream_id) == record(stream_id, 1, FIRST, 7)
+    copy.close()
+
+
+def test_versions_are_added_one_by_one(store, stream_id):
+    answers = register(store, asked(stream_id, 1, FIRST), asked(stream_id, 2, SECOND))
+    assert codes(answers) == [0, 0]
+    assert [each.version for each in answers] == [1, 2]
+    assert codes(register(store, asked(stream_id, 3, THIRD), time_ms=5)) == [0]
+    found, _ = history(store, stream_id)
+    assert [each.version for each in found] == [1, 2, 3]
+    assert [each.schema for each in found] == [each.encode() for each in (FIRST, SECOND, THIRD)]
+    assert [each.registered_at_ms for each in found] == [1, 1, 5]
+
+
+@pytest.mark.parametrize("version", [-1, 0, 1, 2, 3, 2**31 - 1])
+def test_what_is_the_newest_already_is_not_added_again(store, stream_id, version):
+    (made,) = register(store, asked(stream_id, 1, FIRST))
+    assert register(store, asked(stream_id, version, FIRST), time_ms=9) == [made]
+    assert versions(store, stream_id) == [(stream_id, 1)]
+
+
+@pytest.mark.parametrize("version", [-1, 0, 1, 3, 2**31 - 1])
+def test_whoever_was_overtaken_is_told_by_what(store, stream_id, version):
+    (made,) = register(store, asked(stream_id, 1, FIRST))
+    (answer,) = register(store, asked(stream_id, version, SECOND))
+    assert answer.status.code == StatusCode.CONFLICT
+    assert (answer.version, answer.schema) == (1, made.schema)
+    assert versions(store, stream_id) == [(stream_id, 1)]
+
+
+@pytest.mark.parametrize("version", [-1, 0, 2])
+def test_the_first_version_is_1(store, stream_id, version):
+    (answer,) = register(store, asked(stream_id, version, FIRST))
+    assert (answer.status.code, answer.version, answer.schema) == (StatusCode.CONFLICT, 0, b"")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": b""}, "no schema message"),
+        ({"schema": b"\0" * 64}, "no schema message"),
+        ({"schema": bytes(limits.SCHEMA_BYTES_MAX + 1)}, "octets; at most"),
+        ({"schema": shared_parts_message(8, 3, byte_count=200_000)}, "more than .* columns"),
+        ({"schema": bytes(pa.schema({"a": "int32"}, {"k": "v"}).serialize())}, "no metadata"),
+        ({"schema": bytes(pa.schema({"a": "uint8"}).serialize())}, "column a has type uint8"),
+        ({"fingerprint": None}, "not the fingerprint"),
+        ({"fingerprint": "0" * 32}, "not the fingerprint"),
+        ({"fingerprint": "x" * 60_000}, "not the fingerprint"),
+    ],
+)
+def test_what_is_no_schema_is_refused_with_a_reason(store, stream_id, changes, message):
+    (answer,) = register(store, asked(stream_id, 1, SECOND, **changes))
+    assert (answer.status.code, answer.version) == (StatusCode.INVALID_REQUEST, 0)
+    assert re.search(message, answer.status.message)
+    assert versions(store, stream_id) == [(stream_id, 0)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (OTHER, "column a is string; the stream has int64"),
+        (schema_of(b=pa.string(), a=pa.int64()), "expected a int64, found b string"),
+        (schema_of(a=pa.int64()), "b string is missing"),
+        (schema_of(a=pa.int32(), b=pa.string(), c=pa.string()), "expected a int64, found a int32"),
+    ],
+)
+def test_what_does_not_go_on_from_the_newest_is_refused(store, stream_id, wrong, message):
+    register(store, asked(stream_id, 1, FIRST), asked(stream_id, 2, SECOND))
+    (answer,) = register(store, asked(stream_id, 3, wrong))
+    assert (answer.status.code, answer.version) == (StatusCode.INVALID_REQUEST, 2)
+    assert message in answer.status.message
+    assert versions(store, stream_id) == [(stream_id, 1), (stream_id, 2)]
+
+
+def test_an_item_that_fails_fails_alone(store, stream_id):
+    answers = register(
+        store,
+        asked(NO_STREAM, 1, FIRST),
+        asked(stream_id, 2, FIRST),
+        asked(stream_id, 1, FIRST),
+        asked(-1, 1, FIRST),
+        asked(stream_id, 2, OTHER),
+        asked(stream_id, 2, SECOND),
+        asked(stream_id, 2, SECOND),
+    )
+    assert codes(answers) == [
+        StatusCode.NOT_FOUND,
+        StatusCode.CONFLICT,
+        0,
+        StatusCode.NOT_FOUND,
+        StatusCode.INVALID_REQUEST,
+        0,
+        0,
+    ]
+    assert versions(store, stream_id) == [(stream_id, 1), (stream_id, 2)]
+
+
+def test_a_stream_has_so_many_versions_and_no_more(store, stream_id, monkeypatch):
+    monkeypatch.setattr(limits, "SCHEMA_VERSIONS_MAX", 2)
+    answers = register(
+        store,
+        asked(stream_id, 1, FIRST),
+        asked(stream_id, 2, SECOND),
+        asked(stream_id, 3, THIRD),
+    )
+    assert codes(answers) == [0, 0, StatusCode.INVALID_REQUEST]
+    assert "2 versions" in answers[2].status.message
+    assert codes(register(store, asked(stream_id, 3, SECOND))) == [0]
+
+
+def test_a_reason_is_never_too_long_to_be_told(store, stream_id):
+    names = [f"{'ü' * 500}{at:03}" for at in range(200)]
+    register(store, asked(stream_id, 1, schema_of(**dict.fromkeys(names, pa.int8()))))
+    narrow = schema_of(**dict.fromkeys(names, pa.string()))
+    answers = register(store, *[asked(stream_id, 2, narrow)] * limits.SCHEMAS_PER_TURN)
+    header = RegisterSchemasResponse(schemas=tuple(answers))
+    assert decode_header(RegisterSchemasResponse, encode_header(header)) == header
+    assert all(each.status.message.endswith(" ...") for each in answers)
+
+
+def test_streams_are_described_in_the_order_asked_for(store, stream_id):
+    bare = create(store, "bare")
+    register(store, asked(stream_id, 1, FIRST), asked(stream_id, 2, SECOND))
+    entries, _ = history(store, bare, NO_STREAM, stream_id, bare)
+    assert [(each.stream_id, each.version) for each in entries] == [
+        (bare, 0),
+        (NO_STREAM, -1),
+        (stream_id, 1),
+        (stream_id, 2),
+        (bare, 0),
+    ]
+    assert codes(entries) == [0, StatusCode.NOT_FOUND, 0, 0, 0]
+    newest, _ = history(store, bare, NO_STREAM, stream_id, newest_only=True)
+    assert newest == [entries[0], entries[1], entries[3]]
+    assert history(store) == ([], 1)
+
+
+@pytest.mark.parametrize("per_frame", [1, 2, 3, 4, 5, 100])
+def test_frames_are_cut_anywhere_and_lose_nothing(store, stream_id, monkeypatch, per_frame):
+    bare, other = create(store, "bare"), create(store, "other")
+    for each in (stream_id, other):
+        register(store, asked(each, 1, FIRST), asked(each, 2, SECOND), asked(each, 3, THIRD))
+    asked_for = (stream_id, bare, NO_STREAM, other)
+    whole, _ = history(store, *asked_for)
+    assert len(whole) == 8
+    monkeypatch.setattr(limits, "RESULTS_PER_FRAME", per_frame)
+    cut, count = history(store, *asked_for)
+    assert cut == whole
+    assert count >= 8 // per_frame
+    newest, _ = history(store, *asked_for, newest_only=True)
+    assert [each.version for each in newest] == [3, 0, -1, 3]
