@@ -14,6 +14,7 @@ from sbp_core.cli.parsers.base import EXIT_USAGE, AddParser, Parser, client_opti
 from sbp_core.cli.parsers.lag import add_lag
 from sbp_core.cli.parsers.log import add_log
 from sbp_core.cli.parsers.records import add_consume, add_produce
+from sbp_core.cli.parsers.schema import add_schema
 from sbp_core.cli.parsers.serve import add_serve
 from sbp_core.cli.parsers.streams import add_cluster, add_ping, add_streams
 from sbp_core.cli.parsers.txns import add_txns
@@ -58,6 +59,7 @@ def _parser(more: Sequence[Callable[[AddParser], None]] = ()) -> argparse.Argume
     client = client_options()
     add_serve(add_parser)
     add_streams(add_parser, client)
+    add_schema(add_parser, client)
     add_produce(add_parser, client)
     add_consume(add_parser, client)
     add_lag(add_parser, client)

@@ -21,6 +21,8 @@ COMMANDS = [
     ["consume"],
     ["lag"],
     ["txns"],
+    ["schema"],
+    ["schema", "check"],
     ["cluster"],
     ["ping"],
 ]
