@@ -184,7 +184,8 @@ class TxnDecision:
     """What was decided of a producer's batch, by this call or, in a replay, by an earlier one.
 
     `record_count` and `digest` are those of the decision that counts; None and empty if it is
-    older than what is kept. All of it is visible if it `is_published`, and will be if not.
+    older than what is kept. All of it is visible if it `is_published`, and will be if not; except
+    for what somebody gives up, since it is lost.
     """
 
     is_replay: bool
