@@ -13,6 +13,7 @@ from typing import Final
 
 from sbp_core.errors import DeadlineExceededError
 
+_UNANSWERED: Final = DeadlineExceededError("its range server has not answered yet")
 _STOPPED: Final = DeadlineExceededError("the placement driver is about to stop")
 
 PublicationKey = tuple[int, int]
@@ -27,15 +28,21 @@ class GiveUpWishes:
         self._pauses: dict[PublicationKey, asyncio.Event] = {}
 
     async def wish(self, key: PublicationKey, timeout_ms: float) -> Exception | None:
-        """Return why a publication is not given up; None if it is, or is published."""
+        """Return why a publication is not given up; None if it is, or is published.
+
+        Who waits no longer wants nothing any more.
+        """
         answer = self._wishes.setdefault(key, asyncio.get_running_loop().create_future())
         if key in self._pauses:
             self._pauses[key].set()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await asyncio.shield(answer)
-        except TimeoutError:
-            self.answer(key, DeadlineExceededError("its range server has not answered yet"))
+        except (TimeoutError, asyncio.CancelledError) as end:
+            if self._wishes.get(key) is answer:
+                self.answer(key, _UNANSWERED)
+            if isinstance(end, asyncio.CancelledError):
+                raise
             return await answer
 
     @contextmanager

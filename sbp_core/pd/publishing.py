@@ -155,7 +155,7 @@ class Publisher:
         queue = self._queues.get(stream_id, ())
         waiting = [each.txn_number for each in queue]
         if self._is_stopped or txn_number not in waiting:
-            return None
+            return "it is not tried now"
         if txn_number != waiting[0]:
             return "an earlier batch has to be published there first, or given up"
         return await self._wishes.wish((txn_number, stream_id), timeout_ms)
@@ -224,11 +224,11 @@ class Publisher:
                 txn = await self._store.run(lambda store: store.transactions.give_up(*key))
                 queue[0] = stuck.after(PublicationInput.GIVEN_UP)
                 _LOG.error(
-                    "%d records of stream %d are lost: they are given up, of batch %d of %s",
-                    stuck.record_count,
-                    stuck.stream_id,
+                    "batch %d of %s: %d records of stream %d are lost; the stream goes on without",
                     txn.batch_number,
                     txn.producer,
+                    stuck.record_count,
+                    stuck.stream_id,
                 )
                 self._note_visible(stuck)
                 self._servers.drop(stuck.remains)

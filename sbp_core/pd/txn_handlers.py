@@ -120,7 +120,7 @@ class TxnHandlers:
         if txn is not None and txn.parts:
             reasons = await self._publisher.give_up(txn, _wait_ms(request))
             txn = await self._decided(producer, batch_number, batch)
-            if reasons and txn is not None and txn.parts and not txn.given_up:
+            if txn is not None and txn.parts and not txn.given_up:
                 raise _invalid(
                     f"{batch} waits, and is not given up: no range server says that some of it is"
                     " lost. It is published when the servers that it waits for are back. "

@@ -68,7 +68,7 @@ def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, capl
 
     asyncio.run(main())
     assert "7 records of stream" in caplog.text
-    assert "of batch 1 of p" in caplog.text
+    assert "batch 1 of p" in caplog.text
 
 
 def test_what_waits_is_not_given_up(tmp_path, peer):
@@ -211,6 +211,24 @@ def test_a_wish_ends_a_pause():
         with wishes.granting(KEY) as is_wished:
             assert not is_wished
         await wishes.pause(KEY, 0.001)
+
+    asyncio.run(main())
+
+
+def test_who_has_gone_wants_nothing_any_more():
+    async def main():
+        wishes = GiveUpWishes()
+        gone, slow = (asyncio.create_task(wishes.wish(key, 3_600_000)) for key in (KEY, (8, 1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        with wishes.granting(KEY) as is_wished:
+            assert not is_wished
+        with wishes.granting((8, 1)):
+            slow.cancel()
+            await asyncio.sleep(0)
+        assert slow.cancelled()
 
     asyncio.run(main())
 
