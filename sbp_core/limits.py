@@ -100,8 +100,6 @@ SCHEMA_BYTES_MAX: Final = 256 * KIB
 SCHEMA_FIELDS_MAX: Final = 900
 """Columns with all that are in them: Arrow's message has some 64 octets of metadata for each."""
 SCHEMA_DEPTH_MAX: Final = 16
-SCHEMA_NAME_LENGTH_MAX: Final = 1_024
-"""Characters of a column's name."""
 SCHEMA_VERSIONS_MAX: Final = 1_000
 SCHEMAS_PER_TURN: Final = 8
 """Schemas that the placement driver registers at a time, before other work has its turn."""

@@ -6,8 +6,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from sbp_core.errors import ConfigurationError
+from sbp_core.records import StreamSchema
 from sbp_spark.catalog import SCHEMAS, CatalogReader
 from sbp_spark.client_pool import Patience, check_once, client_for
+from sbp_spark.column_schema import written_columns
 from sbp_spark.options import (
     SinkOptions,
     is_table_given,
@@ -70,7 +72,7 @@ class SbpDataSource(DataSource):
         Raises SbpError.
         """
         with plain_errors():
-            options = self._sink_options(schema, streaming=False)
+            options, maybe_schema = self._sink(schema, streaming=False)
             is_truncating = options.delivery.is_truncating
             if overwrite and not is_truncating:
                 raise ConfigurationError(
@@ -82,8 +84,8 @@ class SbpDataSource(DataSource):
                     "option truncate: nothing is trimmed in mode append; use .mode('overwrite'), or"
                     " remove the option"
                 )
-            check_targets(options)
-        return SbpBatchWriter(options)
+            check_targets(options, maybe_schema)
+        return SbpBatchWriter(options, maybe_schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
         """Return what writes a stream. Asked for in every micro-batch.
@@ -91,16 +93,25 @@ class SbpDataSource(DataSource):
         The streams' placement driver is asked the first time only. Raises SbpError.
         """
         with plain_errors():
-            options = self._sink_options(schema, streaming=True)
+            options, maybe_schema = self._sink(schema, streaming=True)
             if overwrite:
                 raise ConfigurationError(
                     "output mode complete: a stream is only ever appended to, never replaced; use"
                     " .outputMode('append') or .outputMode('update')"
                 )
-            check_once(options.servers, purpose_of(options), lambda: check_targets(options))
-        return SbpStreamWriter(options)
+            check_once(
+                options.servers,
+                purpose_of(options, maybe_schema),
+                lambda: check_targets(options, maybe_schema),
+            )
+        return SbpStreamWriter(options, maybe_schema)
 
-    def _sink_options(self, schema: StructType, *, streaming: bool) -> SinkOptions:
+    def _sink(
+        self, schema: StructType, *, streaming: bool
+    ) -> tuple[SinkOptions, StreamSchema | None]:
+        """Return the options and, if columns are to be written, which. Raises SbpError."""
         options = parse_sink_options(self.options, streaming=streaming)
+        if options.maybe_columns is not None:
+            return options, written_columns(schema, options.maybe_columns)
         check_sink_schema(schema, is_stream_given=bool(options.targets.refs))
-        return options
+        return options, None

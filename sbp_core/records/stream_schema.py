@@ -57,11 +57,16 @@ class StreamSchema:
 
         Raises SchemaError naming every column that a stream cannot have.
         """
-        _check_extent(schema)
         faults: list[str] = []
         fields = _canonical_fields(schema, "", 1, faults)
+        count = sum(map(_field_count, fields))
         if not fields and not faults:
             faults.append("there is no column")
+        if count > limits.SCHEMA_FIELDS_MAX:
+            faults.append(
+                f"{count} columns with all that are in them; at most"
+                f" {limits.SCHEMA_FIELDS_MAX} are allowed"
+            )
         if not faults:
             made = StreamSchema(pa.schema(fields))
             if len(made.encode()) <= limits.SCHEMA_BYTES_MAX:
@@ -217,28 +222,6 @@ def _remedy(kind: pa.DataType) -> str:
     )
 
 
-def _check_extent(schema: pa.Schema) -> None:
-    """Raise SchemaError for too many columns, or too long names, before more is made of them.
-
-    A few octets may describe very many: those of a part that is referred to again and again.
-    """
-    groups: list[pa.Schema | pa.DataType] = [schema]
-    count = 0
-    while groups:
-        group = groups.pop()
-        size = len(group) if isinstance(group, pa.Schema) else group.num_fields
-        count += size
-        if count > limits.SCHEMA_FIELDS_MAX:
-            raise SchemaError(
-                "a stream cannot have this schema: it has more than"
-                f" {limits.SCHEMA_FIELDS_MAX} columns with all that are in them"
-            )
-        for field in map(group.field, range(size)):
-            if len(field.name) > limits.SCHEMA_NAME_LENGTH_MAX:
-                raise SchemaError(
-                    f"a stream cannot have this schema: the name of a column has"
-                    f" {len(field.name)} characters; at most {limits.SCHEMA_NAME_LENGTH_MAX} are"
-                    " allowed"
-                )
-            if _has_parts(field.type):
-                groups.append(field.type)
+def _field_count(field: pa.Field) -> int:
+    kind = field.type
+    return 1 + sum(_field_count(kind.field(index)) for index in range(kind.num_fields))

@@ -9,6 +9,7 @@ from sbp_spark.options.catalog import (
     is_table_given,
     parse_catalog_options,
 )
+from sbp_spark.options.columns import ColumnOptions
 from sbp_spark.options.contents import Contents, SourceEncoding
 from sbp_spark.options.data_loss import OnDataLoss
 from sbp_spark.options.delivery import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch
@@ -52,6 +53,7 @@ __all__ = [
     "Batching",
     "BeforeTail",
     "CatalogOptions",
+    "ColumnOptions",
     "CommitOptions",
     "Contents",
     "Creation",

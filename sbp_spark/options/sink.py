@@ -8,6 +8,7 @@ from typing import Final
 
 from sbp_spark.options.batching import Batching, read_batching
 from sbp_spark.options.catalog import is_table_given
+from sbp_spark.options.columns import ColumnOptions, read_columns
 from sbp_spark.options.delivery import DeliveryOptions, read_delivery
 from sbp_spark.options.reading import OptionReader
 from sbp_spark.options.servers import Servers, read_compression, read_endpoint
@@ -26,7 +27,10 @@ _KEYS_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Options of a sink; with a `maybe_creation` missing streams are created."""
+    """Options of a sink; with a `maybe_creation` missing streams are created.
+
+    With `maybe_columns` columns are written, without them plain records.
+    """
 
     servers: Servers
     targets: Targets = field(default_factory=Targets)
@@ -34,6 +38,12 @@ class SinkOptions:
     batching: Batching = field(default_factory=Batching)
     bad_records: BadRecordPolicy = field(default_factory=BadRecordPolicy)
     maybe_creation: Creation | None = None
+    maybe_columns: ColumnOptions | None = None
+
+    @property
+    def key_column(self) -> str | None:
+        """The column that may tell which of several streams a row goes to."""
+        return "key" if self.maybe_columns is None else self.maybe_columns.routing_column
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool | None = None) -> SinkOptions:
@@ -48,6 +58,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool | None = N
         reader.add_fault("table", "is for reading only", "records to be written", remedy)
     endpoint = read_endpoint(reader)
     targets = read_targets(reader)
+    columns = read_columns(reader)
     delivery = read_delivery(reader, is_streaming=streaming)
     batching = read_batching(reader)
     bad_records = read_bad_record_policy(reader)
@@ -56,4 +67,4 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool | None = N
     reader.check_faults("sink")
     assert endpoint is not None
     servers = Servers(endpoint, is_compressed)
-    return SinkOptions(servers, targets, delivery, batching, bad_records, creation)
+    return SinkOptions(servers, targets, delivery, batching, bad_records, creation, columns)

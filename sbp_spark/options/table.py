@@ -264,7 +264,39 @@ SINK_OPTIONS: Final = (
         "How a row gets one of `streams`. `key`: the stream at place crc32(key) mod their number,"
         " counted from 0, as Spark's function crc32 computes it, so one key always gets the same"
         " stream while the list stays as it is; rows without a key go round robin. `round-robin`:"
-        " each task goes from stream to stream, row by row.",
+        " each task goes from stream to stream, row by row. Columns have a key if `routingColumn`"
+        " names one, and go round robin otherwise.",
+    ),
+    OptionSpec(
+        "encoding",
+        "rows",
+        "What is written. `rows`: plain records, from the columns key, value, headers and"
+        " timestamp. `columns`: every column of the DataFrame, with its type, to typed streams,"
+        " which `stream` or `streams` name; only the column `_metadata`, as a source adds it, is"
+        " left out. The first write gives a stream its schema; later ones have to fit, by the names"
+        " of columns: columns that may be null may be missing, types may be narrower, the order is"
+        " any. Streams with plain records take no columns, and the other way round.",
+    ),
+    OptionSpec(
+        "mergeSchema",
+        "false",
+        "With encoding=columns: whether the schemas of streams may grow, so that new columns are"
+        " added, which are null in what was written before, types widen (integers, floats, decimals"
+        " to larger ones), and required columns may be null. Nothing is ever taken away. Without it"
+        " such a DataFrame is refused, with what differs; but a column that may be null where the"
+        " stream requires it is accepted, and a null in it is a bad record.",
+    ),
+    OptionSpec(
+        "routingColumn",
+        "none",
+        "With encoding=columns and `streams`: the column whose value is the key of `routing`, as"
+        " text (cast to string) or octets. A string, binary, integer, boolean or date.",
+    ),
+    OptionSpec(
+        "timestampColumn",
+        "none",
+        "With encoding=columns: the column, a timestamp, that tells when a row's event was; readers"
+        " get it as the record's timestamp. Without it that is the time of writing.",
     ),
     OptionSpec(
         "createStreams",
@@ -322,10 +354,11 @@ SINK_OPTIONS: Final = (
         "onBadRecord",
         "fail",
         "What happens to rows that cannot be written: too large, without a stream or of one that"
-        " does not exist, with headers that are no UTF-8. `fail` fails the task; `skip` leaves them"
+        " does not exist, with headers that are no UTF-8; of columns, with a null that the stream"
+        " does not take, or a text that is no UTF-8. `fail` fails the task; `skip` leaves them"
         " out, with their number in the log; `deadletter:STREAM` writes them to that stream in the"
         " same transaction, with the headers `sbp.error` and `sbp.stream`, and without a value that"
-        " is too large.",
+        " is too large. Of columns the value is the row as JSON; the stream has no schema.",
     ),
     OptionSpec(
         "batchBytes",

@@ -20,7 +20,7 @@ ERROR_HEADER: Final = "sbp.error"
 STREAM_HEADER: Final = "sbp.stream"
 """Header of a dead letter with the stream that the row named, its beginning if that is long."""
 _HEADER_BYTES_MAX: Final = 4 * limits.KIB
-_KEPT_BYTES_MAX: Final = limits.RECORD_BYTES_MAX - 64 * limits.KIB
+KEPT_BYTES_MAX: Final = limits.RECORD_BYTES_MAX - 64 * limits.KIB
 """What a dead letter keeps of a row, so that there is room for its headers."""
 
 
@@ -39,21 +39,25 @@ class BadRecordError(SbpError):
 
 def find_bad_rows(rows: pa.RecordBatch) -> list[BadRows]:
     """Return which of some rows of ROWS_SCHEMA no server takes, whatever their stream is."""
-    found = []
-    sizes = record_sizes(rows) if rows.nbytes > limits.RECORD_BYTES_MAX // 2 else np.zeros(0)
-    too_large = np.flatnonzero(sizes > limits.RECORD_BYTES_MAX)
-    if too_large.size:
-        largest = int(sizes.max())
-        error = RecordBatchError(
-            f"a record of {largest} octets; at most {limits.RECORD_BYTES_MAX} are allowed. Split"
-            " its value into several records, or store it elsewhere and write a reference to it"
-        )
-        found.append(BadRows(too_large, error))
+    is_large = rows.nbytes > limits.RECORD_BYTES_MAX // 2
+    found = too_large(record_sizes(rows)) if is_large else []
     wrong = _wrong_headers(rows.column("headers"))
     if wrong.size:
         error = RecordBatchError("a header whose name is no UTF-8; correct it")
         found.append(BadRows(wrong, error))
     return found
+
+
+def too_large(sizes: npt.NDArray[np.int64]) -> list[BadRows]:
+    """Return which rows have more octets than a record may."""
+    indexes = np.flatnonzero(sizes > limits.RECORD_BYTES_MAX)
+    if not indexes.size:
+        return []
+    error = RecordBatchError(
+        f"a record of {sizes.max()} octets; at most {limits.RECORD_BYTES_MAX} are allowed. Split"
+        " its value into several records, or store it elsewhere and write a reference to it"
+    )
+    return [BadRows(indexes, error)]
 
 
 def distinct(bad: Sequence[BadRows]) -> list[BadRows]:
@@ -98,7 +102,7 @@ def to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBa
     for index, each in sorted(described.items()):
         row = rows.slice(index, 1)
         size = int(record_sizes(row)[0])
-        is_kept = size <= _KEPT_BYTES_MAX
+        is_kept = size <= KEPT_BYTES_MAX
         letters.append(
             {
                 "key": row.column("key")[0].as_py() if is_kept else None,
@@ -111,6 +115,14 @@ def to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBa
         pa.array([letter[field.name] for letter in letters], field.type) for field in ROWS_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+
+
+def fault_headers(bad: BadRows) -> list[tuple[str, bytes | None]]:
+    """Return the headers that say what is wrong with a row."""
+    headers: list[tuple[str, bytes | None]] = [(ERROR_HEADER, _cut(str(bad.error)))]
+    if bad.stream is not None:
+        headers.append((STREAM_HEADER, _cut(bad.stream)))
+    return headers
 
 
 def log_bad_rows(bad: Sequence[BadRows], action: str) -> None:
@@ -126,10 +138,7 @@ def _headers_of(
     column = row.column("headers")
     if is_kept and not _wrong_headers(column).size:
         headers += column[0].as_py() or []
-    headers.append((ERROR_HEADER, _cut(str(bad.error))))
-    if bad.stream is not None:
-        headers.append((STREAM_HEADER, _cut(bad.stream)))
-    return headers
+    return [*headers, *fault_headers(bad)]
 
 
 def _cut(text: str) -> bytes:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sbp_core.client import one_shot_producer
+from sbp_core.records import StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.reading.source_streams import plain_errors
@@ -19,11 +20,13 @@ from sbp_spark.writing.task import StagedFor, write_rows
 class SbpBatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame as a whole, unless the options ask for less.
 
-    Spark pickles it for the tasks and for the commit: what is decided here holds for all of them.
+    With a schema columns are written, without one plain records. Spark pickles it for the tasks and
+    for the commit: what is decided here holds for all of them.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, maybe_schema: StreamSchema | None = None) -> None:
         self._options = options
+        self._maybe_schema = maybe_schema
         self._maybe_staged_for: StagedFor | None = None
         if options.delivery.delivery is Delivery.EXACTLY_ONCE:
             key = options.delivery.maybe_key
@@ -34,7 +37,7 @@ class SbpBatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; return when all of them are acknowledged."""
         with plain_errors():
-            return write_rows(iterator, self._options, self._maybe_staged_for)
+            return write_rows(iterator, self._options, self._maybe_staged_for, self._maybe_schema)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Let the rows be read, and then trim what was there before, if that is to go."""

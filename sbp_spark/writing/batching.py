@@ -11,8 +11,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.client import AppendItem
 from sbp_core.errors import RecordBatchError
-from sbp_core.records import RowsBuilder
-from sbp_spark.options import Batching
+from sbp_core.records import BatchBuilder
 
 WAITING_BYTES_MAX: Final = 32 * limits.MIB
 """Octets of all streams that wait for a full record batch; beyond them all are sent."""
@@ -23,10 +22,13 @@ APPEND_BYTES: Final = 4 * limits.MIB
 class Builders:
     """The record batches being built, one per stream; what waits is bounded over all of them."""
 
-    def __init__(self, batching: Batching) -> None:
+    def __init__(
+        self, make_builder: Callable[[int], BatchBuilder], linger_ms: int | None = None
+    ) -> None:
         self.record_count = 0
-        self._batching = batching
-        self._builders: dict[int, RowsBuilder] = {}
+        self._make_builder = make_builder
+        self._linger_ms = linger_ms
+        self._builders: dict[int, BatchBuilder] = {}
         self._waiting_bytes = 0
         self._waiting_since_ms: int | None = None
 
@@ -39,12 +41,7 @@ class Builders:
         """Add rows of one stream; return the batches that are full, or all when too much waits."""
         builder = self._builders.get(stream_id)
         if builder is None:
-            builder = self._builders[stream_id] = RowsBuilder(
-                stream_id,
-                target_bytes=self._batching.target_bytes,
-                records_max=self._batching.records_max,
-                compression=self._batching.compression,
-            )
+            builder = self._builders[stream_id] = self._make_builder(stream_id)
         before_bytes = builder.waiting_bytes
         try:
             full = builder.add(rows, timestamp_ms=timestamp_ms)
@@ -58,11 +55,11 @@ class Builders:
 
     def flush_late(self, now_ms: int) -> list[AppendItem]:
         """Return everything that waits once rows have waited for long enough, by any clock."""
-        if self._batching.linger_ms is None:
+        if self._linger_ms is None:
             return []
         if self._waiting_since_ms is None:
             self._waiting_since_ms = now_ms
-        return self.flush() if now_ms - self._waiting_since_ms >= self._batching.linger_ms else []
+        return self.flush() if now_ms - self._waiting_since_ms >= self._linger_ms else []
 
     def flush(self) -> list[AppendItem]:
         """Return everything that waits."""

@@ -34,12 +34,21 @@ class Routed:
 
 
 class Router:
-    """Finds the streams of rows, task by task; `partition_id` is where round robin begins."""
+    """Finds the streams of rows, task by task; `partition_id` is where round robin begins.
+
+    Without a `key_column` no row has a key.
+    """
 
     def __init__(
-        self, targets: Targets, directory: StreamDirectory, *, partition_id: int = 0
+        self,
+        targets: Targets,
+        directory: StreamDirectory,
+        *,
+        key_column: str | None = "key",
+        partition_id: int = 0,
     ) -> None:
         self._targets = targets
+        self._key_column = key_column
         self._directory = directory
         self._turn = partition_id
         self._option_ids: npt.NDArray[np.int64] | None = None
@@ -65,9 +74,9 @@ class Router:
         stream_ids = self.option_ids()
         if len(stream_ids) == 1:
             return Routed(int(stream_ids[0]))
-        if self._targets.routing is Routing.ROUND_ROBIN:
+        if self._targets.routing is Routing.ROUND_ROBIN or self._key_column is None:
             return Routed(stream_ids[self._take_turns(rows.num_rows)])
-        return Routed(stream_ids[self._by_key(rows.column("key"))])
+        return Routed(stream_ids[self._by_key(rows.column(self._key_column))])
 
     def option_ids(self) -> npt.NDArray[np.int64]:
         """Return the streams that options name, in their order.
@@ -78,6 +87,11 @@ class Router:
             found = self._directory.ids_of([ref.text for ref in self._targets.refs])
             self._option_ids = np.array(found, dtype=np.int64)
         return self._option_ids
+
+    def option_streams(self) -> dict[int, str]:
+        """Return what options call the streams that they name, by id. Raises SbpError."""
+        names = [ref.text for ref in self._targets.refs]
+        return dict(zip(self.option_ids().tolist(), names, strict=True))
 
     def _take_turns(self, count: int) -> npt.NDArray[np.int64]:
         """Return the places of the next so many streams in turn."""
@@ -119,8 +133,12 @@ class Router:
 
 
 def place_of_keys(key: pa.Array, count: int) -> npt.NDArray[np.int64]:
-    """Return for each key its place among `count` streams: crc32 mod count; for null any."""
-    values = key.fill_null(b"") if key.null_count else key
+    """Return for each key its place among `count` streams: crc32 mod count; for null any.
+
+    Of what is no octets, the text counts.
+    """
+    octets = key if pa.types.is_binary(key.type) else key.cast(pa.string()).cast(pa.binary())
+    values = octets.fill_null(b"") if octets.null_count else octets
     hashes = np.fromiter(map(crc32, values.to_pylist()), dtype=np.int64, count=len(values))
     return hashes % count
 

@@ -1,11 +1,60 @@
-"""Spark's columns as rows of record batches."""
+"""Spark's columns as plain records: each has a key, a value, headers and a timestamp."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbp_core.records import ROWS_SCHEMA
+from sbp_core.records import ROWS_SCHEMA, RowsBuilder
+from sbp_spark.options import Batching
+from sbp_spark.writing.bad_records import BadRows, find_bad_rows, to_dead_letters
+from sbp_spark.writing.digest import digest_of
+from sbp_spark.writing.routing import StreamIds, split_rows
+
+
+class RowsPayload:
+    """Plain records, as a Payload."""
+
+    def __init__(self, batching: Batching) -> None:
+        self._batching = batching
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the record columns in ROWS_SCHEMA."""
+        return to_rows(batch)
+
+    def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
+        """Return which rows no server takes, whatever their stream is."""
+        return find_bad_rows(rows)
+
+    def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
+        """Return bad rows with headers that say what was wrong."""
+        return to_dead_letters(rows, bad)
+
+    def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
+        """Return the digest of rows."""
+        return digest_of(rows, stream_ids)
+
+    def split(
+        self, rows: pa.RecordBatch, stream_ids: StreamIds, now_us: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield (stream id, its rows); those without a timestamp get `now_us`."""
+        yield from split_rows(fill_times(rows, now_us), stream_ids)
+
+    def make_builder(self, stream_id: int) -> RowsBuilder:
+        """Return what makes record batches for a stream."""
+        return rows_builder(stream_id, self._batching)
+
+
+def rows_builder(stream_id: int, batching: Batching) -> RowsBuilder:
+    """Return what makes record batches of plain records for a stream."""
+    return RowsBuilder(
+        stream_id,
+        target_bytes=batching.target_bytes,
+        records_max=batching.records_max,
+        compression=batching.compression,
+    )
 
 
 def to_rows(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from sbp_core.errors import ConfigurationError
+from sbp_core.records import StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.reading.source_streams import plain_errors
@@ -19,11 +20,13 @@ from sbp_spark.writing.task import StagedFor, write_rows
 class SbpStreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches: exactly once each, unless the options ask for less.
 
-    Spark makes another one for each task and each commit: only messages go from one to the other.
+    With a schema columns are written, without one plain records. Spark makes another one for each
+    task and each commit: only messages go from one to the other.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, maybe_schema: StreamSchema | None = None) -> None:
         self._options = options
+        self._maybe_schema = maybe_schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; return when all of them are acknowledged."""
@@ -31,7 +34,7 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
             staged_for = None
             if self._is_exactly_once:
                 staged_for = StagedFor(running_batch(), is_repeatable=True)
-            return write_rows(iterator, self._options, staged_for)
+            return write_rows(iterator, self._options, staged_for, self._maybe_schema)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Let the rows be read. May be called again for the same micro-batch."""

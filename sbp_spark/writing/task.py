@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
-from sbp_core.client import AppendItem, AppendOutcome, Transaction, Writer, txn_id_of
-from sbp_core.errors import TxnEndedError, UnsupportedError
+from sbp_core.client import Transaction, txn_id_of
+from sbp_core.errors import UnsupportedError
 from sbp_core.failpoints import failpoint
+from sbp_core.records import StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.garbage import settle_once
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
 from sbp_spark.task_log import LOG, task_ids
+from sbp_spark.writing.appending import AppendingClient, PlainAppend, StagedAppend
 from sbp_spark.writing.bad_records import (
     BadRows,
     bad_record_error,
     distinct,
-    find_bad_rows,
     log_bad_rows,
-    to_dead_letters,
     without,
 )
 from sbp_spark.writing.batching import Builders, Sender
 from sbp_spark.writing.committing import no_transactions
-from sbp_spark.writing.digest import digest_of, join_digests
+from sbp_spark.writing.digest import join_digests
 from sbp_spark.writing.directory import DirectoryClient, StreamDirectory
 from sbp_spark.writing.messages import StagedMessage, WrittenMessage
-from sbp_spark.writing.overwriting import BoundsClient, tails_of
-from sbp_spark.writing.routing import Router, StreamIds, split_rows
-from sbp_spark.writing.rows import fill_times, to_rows
+from sbp_spark.writing.overwriting import tails_of
+from sbp_spark.writing.payload import make_payload
+from sbp_spark.writing.routing import Router, StreamIds
+from sbp_spark.writing.rows import fill_times
+from sbp_spark.writing.typed_streams import SchemasClient
 
 
-class WritingClient(DirectoryClient, BoundsClient, Protocol):
+class WritingClient(AppendingClient, DirectoryClient, SchemasClient, Protocol):
     """What is needed of a client."""
-
-    def append(
-        self,
-        items: Sequence[AppendItem],
-        *,
-        retry_unknown: bool = False,
-        writer: Writer | None = None,
-        transaction: Transaction | None = None,
-    ) -> list[AppendOutcome]:
-        """Append or stage the batches, those of one stream in order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +51,32 @@ class StagedFor:
 
 
 def write_rows(
-    batches: Iterable[pa.RecordBatch], options: SinkOptions, staged_for: StagedFor | None
+    batches: Iterable[pa.RecordBatch],
+    options: SinkOptions,
+    staged_for: StagedFor | None,
+    maybe_schema: StreamSchema | None = None,
 ) -> WrittenMessage:
     """Write all rows of a task; return when all of them are acknowledged. Raises SbpError.
 
-    Without `staged_for` they are readable at once.
+    Without `staged_for` they are readable at once. With a schema they are columns of it, without
+    one plain records.
     """
     settle_once()
     client = client_for(options.servers, Patience.RUNNING)
     partition_id = int(task_ids().get("partition_id", 0))
     if staged_for is None:
-        written = append_rows(batches, client, options, partition_id=partition_id)
+        written = append_rows(
+            batches, client, options, maybe_schema=maybe_schema, partition_id=partition_id
+        )
     else:
-        written = stage_rows(batches, client, options, staged_for, partition_id=partition_id)
+        written = stage_rows(
+            batches,
+            client,
+            options,
+            staged_for,
+            maybe_schema=maybe_schema,
+            partition_id=partition_id,
+        )
     LOG.debug("wrote %s", written)
     return written
 
@@ -82,11 +86,12 @@ def append_rows(
     client: WritingClient,
     options: SinkOptions,
     *,
+    maybe_schema: StreamSchema | None = None,
     partition_id: int = 0,
 ) -> WrittenMessage:
     """Append rows of a checked schema, those of one stream in their order."""
-    with Sender(_PlainAppend(client)) as sender:
-        work = _Work(client, options, sender, partition_id)
+    with Sender(PlainAppend(client)) as sender:
+        work = _Work(client, options, sender, partition_id, maybe_schema)
         work.write(batches)
     failpoint("sink.appended")
     return WrittenMessage(partition_id, *work.counts())
@@ -98,6 +103,7 @@ def stage_rows(
     options: SinkOptions,
     staged_for: StagedFor,
     *,
+    maybe_schema: StreamSchema | None = None,
     partition_id: int = 0,
 ) -> StagedMessage:
     """Stage rows of a checked schema in a transaction of their own.
@@ -107,9 +113,16 @@ def stage_rows(
     """
     key = staged_for.key
     transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
-    staging = _StagedAppend(client, transaction, may_end=staged_for.is_repeatable)
+    staging = StagedAppend(client, transaction, may_end=staged_for.is_repeatable)
     with Sender(staging) as sender:
-        work = _Work(client, options, sender, partition_id, is_digested=staged_for.is_repeatable)
+        work = _Work(
+            client,
+            options,
+            sender,
+            partition_id,
+            maybe_schema,
+            is_digested=staged_for.is_repeatable,
+        )
         try:
             work.write(batches)
         except UnsupportedError as error:
@@ -125,53 +138,6 @@ def stage_rows(
     )
 
 
-class _StagedAppend:
-    """Stages in a transaction, until it is dropped, if it `may_end`.
-
-    A staging is dropped when its batch is decided, or the placement driver has given it up. Both
-    are recorded there first: so a commit that names it is a replay or is refused, and publishes
-    nothing.
-    """
-
-    def __init__(self, client: WritingClient, transaction: Transaction, *, may_end: bool) -> None:
-        self._client = client
-        self._transaction = transaction
-        self._may_end = may_end
-        self._has_ended = False
-
-    def __call__(self, items: Sequence[AppendItem]) -> object:
-        if self._has_ended:
-            return None
-        failpoint("sink.before_stage")
-        try:
-            return self._client.append(items, transaction=self._transaction)
-        except TxnEndedError as error:
-            if not self._may_end:
-                raise
-            LOG.info("the commit will tell what became of the batch: %s", error)
-            self._has_ended = True
-            return None
-
-
-class _PlainAppend:
-    """Appends as a writer of its own, so that what is sent again is there once.
-
-    At a server that knows no writers it may be there twice.
-    """
-
-    def __init__(self, client: WritingClient) -> None:
-        self._client = client
-        self._maybe_writer: Writer | None = Writer()
-
-    def __call__(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
-        if self._maybe_writer is not None:
-            try:
-                return self._client.append(items, writer=self._maybe_writer)
-            except UnsupportedError:
-                self._maybe_writer = None
-        return self._client.append(items, retry_unknown=True)
-
-
 class _Work:
     """The rows of a task on their way, with the counts of what became of them."""
 
@@ -181,16 +147,20 @@ class _Work:
         options: SinkOptions,
         sender: Sender,
         partition_id: int,
+        maybe_schema: StreamSchema | None,
         *,
         is_digested: bool = False,
     ) -> None:
         directory = StreamDirectory(client, options.maybe_creation, _where(options.targets))
         self.digest = 0
         self._is_digested = is_digested
-        self._router = Router(options.targets, directory, partition_id=partition_id)
+        self._router = Router(
+            options.targets, directory, key_column=options.key_column, partition_id=partition_id
+        )
+        self._payload = make_payload(client, options, self._router, maybe_schema)
         self._policy = options.bad_records
         self._dead_letters = StreamDirectory(client, options.maybe_creation, "option onBadRecord")
-        self._builders = Builders(options.batching)
+        self._builders = Builders(self._payload.make_builder, options.batching.linger_ms)
         self._sender = sender
         self._skipped_count = 0
         self._dead_letter_count = 0
@@ -200,11 +170,7 @@ class _Work:
         """Route and send all rows; return when they are acknowledged."""
         for batch in batches:
             if batch.num_rows:
-                rows = to_rows(batch)
-                routed = self._router.route(batch, rows)
-                bad = distinct([*routed.bad, *find_bad_rows(rows)])
-                taken = self._take(*self._without_bad(rows, routed.stream_ids, bad))
-                self._target_ids.update(taken)
+                self._write_batch(batch)
                 late = self._builders.flush_late(_now_ms())
                 if late:
                     self._sender.send(late)
@@ -227,22 +193,16 @@ class _Work:
         """Return the streams that options name or rows were for, not that of dead letters."""
         return sorted(self._target_ids.union(self._router.option_ids().tolist()))
 
-    def _take(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[int]:
-        """Digest rows and send them; return the streams that they go to."""
+    def _write_batch(self, batch: pa.RecordBatch) -> None:
+        rows = self._payload.convert(batch)
+        routed = self._router.route(batch, rows)
+        bad = distinct([*routed.bad, *self._payload.find_bad(rows, routed.stream_ids)])
+        rows, stream_ids = self._without_bad(rows, routed.stream_ids, bad)
         self._digest(rows, self._router.maybe_set_id() or stream_ids)
-        return self._send(rows, stream_ids)
-
-    def _digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> None:
-        if self._is_digested:
-            self.digest = join_digests(self.digest, digest_of(rows, stream_ids))
-
-    def _send(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[int]:
-        now_us = time.time_ns() // 1_000
-        taken = []
-        for stream_id, part in split_rows(fill_times(rows, now_us), stream_ids):
-            self._sender.send(self._builders.add(stream_id, part, timestamp_ms=now_us // 1_000))
-            taken.append(stream_id)
-        return taken
+        now_us = _now_us()
+        for stream_id, part in self._payload.split(rows, stream_ids, now_us):
+            self._send(stream_id, part, now_us)
+            self._target_ids.add(stream_id)
 
     def _without_bad(
         self, rows: pa.RecordBatch, stream_ids: StreamIds, bad: list[BadRows]
@@ -260,17 +220,30 @@ class _Work:
             (stream_id,) = self._dead_letters.ids_of([self._policy.dead_letters.text])
             # What a letter says of its fault depends on the rows beside it, the row does not.
             self._digest(rows.filter(pa.array(~is_good)), stream_id)
-            self._send(to_dead_letters(rows, bad), stream_id)
+            now_us = _now_us()
+            letters = self._payload.to_dead_letters(rows, bad)
+            self._send(stream_id, fill_times(letters, now_us), now_us)
         else:
             log_bad_rows(bad, "left out")
             self._skipped_count += bad_count
         return good, stream_ids if isinstance(stream_ids, int) else stream_ids[is_good]
+
+    def _digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> None:
+        if self._is_digested:
+            self.digest = join_digests(self.digest, self._payload.digest(rows, stream_ids))
+
+    def _send(self, stream_id: int, rows: pa.RecordBatch, now_us: int) -> None:
+        self._sender.send(self._builders.add(stream_id, rows, timestamp_ms=now_us // 1_000))
 
 
 def _where(targets: Targets) -> str:
     if not targets.refs:
         return "column stream"
     return "option stream" if len(targets.refs) == 1 else "option streams"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
 
 
 def _now_ms() -> int:

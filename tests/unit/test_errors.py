@@ -32,6 +32,7 @@ from sbp_core.errors import (
     RecordBatchError,
     RequestTimeoutError,
     SbpError,
+    SchemaError,
     SealUnansweredError,
     ShuttingDownError,
     StatusCode,
@@ -95,6 +96,7 @@ PLAIN = {
     FrameError: (False, False, NO),
     HeaderError: (False, False, NO),
     RecordBatchError: (False, False, NO),
+    SchemaError: (False, False, NO),
     TransportError: (AGAIN, LOOK_UP, NO),
     ConnectError: (AGAIN, LOOK_UP, NO),
     ConnectionLostError: (AGAIN, LOOK_UP, MAYBE),
@@ -147,6 +149,7 @@ def test_a_code_that_nobody_knows_keeps_its_number_and_may_have_been_applied() -
     [
         (HeaderError("x"), StatusCode.INVALID_REQUEST),
         (RecordBatchError("x"), StatusCode.INVALID_REQUEST),
+        (SchemaError("x"), StatusCode.INVALID_REQUEST),
         (ConfigurationError("x"), StatusCode.INVALID_REQUEST),
         (LogError("x"), StatusCode.RS_INTERNAL),
         (SbpError("x"), StatusCode.UNKNOWN),

@@ -10,7 +10,7 @@ VALUES = StructType([StructField("value", BinaryType())])
 
 def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind(monkeypatch):
     checked = []
-    monkeypatch.setattr(datasource, "check_targets", checked.append)
+    monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
     monkeypatch.setattr(client_pool, "_reached", set())
     kinds = [
         {},

@@ -10,6 +10,7 @@ from sbp_spark.options import (
     BadRecordPolicy,
     Batching,
     BatchKey,
+    ColumnOptions,
     Creation,
     Delivery,
     DeliveryOptions,
@@ -43,6 +44,8 @@ def test_defaults():
     assert options.batching == Batching()
     assert options.bad_records == BadRecordPolicy()
     assert options.maybe_creation is None
+    assert options.maybe_columns is None
+    assert options.key_column == "key"
 
 
 def test_every_option_of_the_table_is_known():
@@ -74,7 +77,16 @@ def test_every_option_of_the_table_is_known():
     spread = sink(False, **others)
     assert spread.targets == Targets((StreamRef("a"), StreamRef("7")), Routing.ROUND_ROBIN)
     assert spread.delivery.is_truncating
-    assert {"endpoint", *given, *others} == {spec.name for spec in SINK_OPTIONS}
+    columns = {
+        "encoding": "Columns",
+        "mergeSchema": "true",
+        "routingColumn": "Account",
+        "timestampColumn": "at",
+    }
+    assert sink(False, streams="a,b", **columns).maybe_columns == ColumnOptions(
+        is_merging=True, routing_column="Account", timestamp_column="at"
+    )
+    assert {"endpoint", *given, *others, *columns} == {spec.name for spec in SINK_OPTIONS}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +137,56 @@ def test_contradictions_and_what_cannot_be(streaming, given, told):
     assert len(lines) == len(told)
     for line, words in zip(lines, told, strict=True):
         assert words in line
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"encoding": "json"}, ["encoding is 'json'; expected rows or columns"]),
+        (
+            {"mergeSchema": "false", "routingColumn": "a", "timestampColumn": "b"},
+            [
+                "mergeSchema is given without encoding=columns",
+                "routingColumn is given without encoding=columns",
+                "timestampColumn is given without encoding=columns",
+            ],
+        ),
+        ({"encoding": "columns"}, ["encoding is columns without stream or streams"]),
+        (
+            {"encoding": "columns", "stream": "a", "routingColumn": "b"},
+            ["routingColumn is given without streams"],
+        ),
+        (
+            {"encoding": "columns", "streams": "a,b", "routing": "key"},
+            ["routing is key without routingColumn"],
+        ),
+        (
+            {
+                "encoding": "columns",
+                "streams": "a,b",
+                "routing": "round-robin",
+                "routingColumn": "b",
+            },
+            ["routingColumn is given beside routing=round-robin"],
+        ),
+        (
+            {"encoding": "columns", "stream": "a", "routingColumn": "", "mergeSchema": "yes"},
+            ["mergeSchema is 'yes'", "routingColumn is empty", "routingColumn is given without"],
+        ),
+    ],
+)
+def test_contradictions_about_columns(given, told):
+    lines = faults(**given)
+    assert len(lines) == len(told)
+    for line, words in zip(lines, told, strict=True):
+        assert words in line
+
+
+def test_columns_have_a_key_if_one_is_named():
+    columns = {"encoding": "columns", "streams": "a,b"}
+    assert sink(**columns).key_column is None
+    assert sink(**columns, routing="round-robin").key_column is None
+    assert sink(**columns, routingColumn="c", routing="key").key_column == "c"
 
 
 def test_all_faults_at_once():

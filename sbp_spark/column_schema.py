@@ -1,0 +1,139 @@
+"""Columns of a DataFrame as those of typed streams."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    CalendarIntervalType,
+    DataType,
+    DateType,
+    GeographyType,
+    GeometryType,
+    IntegralType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    UserDefinedType,
+    VariantType,
+    YearMonthIntervalType,
+)
+
+from sbp_core.errors import ConfigurationError, SchemaError
+from sbp_core.records import StreamSchema
+from sbp_spark.options import ColumnOptions
+
+METADATA_COLUMN: Final = "_metadata"
+"""What a source tells of a record beside its columns; it is not written."""
+
+_REMEDIES: Final[dict[type[DataType], str]] = {
+    VariantType: "make a text of it, for example with to_json",
+    GeometryType: "make octets of it, for example with st_asbinary",
+    GeographyType: "make octets of it, for example with st_asbinary",
+    CalendarIntervalType: "take it apart into months, days and a time",
+    YearMonthIntervalType: "make a number of months of it",
+    NullType: "which says nothing about values: cast it to the type that it is to have",
+}
+_ROUTING_TYPES: Final = (StringType, BinaryType, IntegralType, BooleanType, DateType)
+
+
+def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
+    """Return what a DataFrame needs of a stream's schema.
+
+    Raises ConfigurationError naming all columns that cannot be written, or that options name and
+    that cannot be what they say.
+    """
+    fields = [field for field in schema if field.name != METADATA_COLUMN]
+    given, faults = _converted(fields)
+    faults += _option_faults(
+        fields,
+        "routingColumn",
+        columns.routing_column,
+        "a string, binary, integer, boolean or date",
+        lambda kind: isinstance(kind, _ROUTING_TYPES),
+    )
+    faults += _option_faults(
+        fields,
+        "timestampColumn",
+        columns.timestamp_column,
+        "a timestamp with a time zone",
+        lambda kind: isinstance(kind, TimestampType),
+    )
+    if faults or given is None:
+        lines = "\n".join(f"  - {fault}" for fault in faults)
+        raise ConfigurationError(f"the sbp sink cannot write these columns:\n{lines}")
+    return given
+
+
+def _converted(fields: list[StructField]) -> tuple[StreamSchema | None, list[str]]:
+    """Return the columns, and what is wrong with those that are not among them."""
+    faults = []
+    possible = []
+    for field in fields:
+        found = _type_faults(field.dataType, field.name)
+        faults += found
+        if not found:
+            possible.append(field)
+    if not possible and faults:
+        return None, faults
+    try:
+        return StreamSchema.of(to_arrow_schema(StructType(possible), timezone="UTC")), faults
+    except SchemaError as error:
+        _, *lines = str(error).splitlines()
+        return None, [*faults, *(line.removeprefix("  - ") for line in lines)]
+
+
+def _type_faults(kind: DataType, place: str) -> list[str]:
+    """Return what of a column's type a stream cannot have."""
+    if isinstance(kind, UserDefinedType):
+        return _type_faults(kind.sqlType(), place)
+    if isinstance(kind, ArrayType):
+        return _type_faults(kind.elementType, f"{place}.element")
+    if isinstance(kind, MapType):
+        keys = _type_faults(kind.keyType, f"{place}.key")
+        return keys + _type_faults(kind.valueType, f"{place}.value")
+    if isinstance(kind, StructType):
+        found = (_type_faults(each.dataType, f"{place}.{each.name}") for each in kind)
+        return [fault for faults in found for fault in faults]
+    remedy = _REMEDIES.get(type(kind))
+    if remedy is None:
+        try:
+            to_arrow_schema(StructType([StructField(place, kind)]), timezone="UTC")
+        except PySparkException:
+            remedy = "cast it, for example to a string"
+    if remedy is None:
+        return []
+    return [f"column {place} has type {kind.simpleString()}, which no stream has; {remedy}"]
+
+
+def _option_faults(
+    fields: list[StructField],
+    option: str,
+    name: str | None,
+    expected: str,
+    is_possible: Callable[[DataType], bool],
+) -> list[str]:
+    """Return what is wrong with a column that an option names."""
+    if name is None:
+        return []
+    kinds = {field.name: field.dataType for field in fields}
+    if name not in kinds:
+        folded = {each.lower(): each for each in kinds}
+        near = difflib.get_close_matches(name.lower(), folded, n=1)
+        hint = f"did you mean {folded[near[0]]}?" if near else f"there are {', '.join(kinds)}"
+        return [f"option {option} names {name}, which is no column; {hint}"]
+    if is_possible(kinds[name]):
+        return []
+    found = kinds[name].simpleString()
+    told = f"which has type {found}; expected {expected}: cast it, or name another column"
+    return [f"option {option} names {name}, {told}"]

@@ -1,0 +1,119 @@
+"""Typed rows that cannot be written: which they are, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import ROWS_SCHEMA, map_columns, record_sizes
+from sbp_spark.wording import listed
+from sbp_spark.writing.bad_records import KEPT_BYTES_MAX, BadRows, fault_headers, too_large
+from sbp_spark.writing.routing import StreamIds
+from sbp_spark.writing.row_json import row_json
+from sbp_spark.writing.typed_streams import TypedStream
+
+_GROWTH_MAX: Final = 32
+"""A row of the smallest values may become so many times larger in the types of its stream."""
+
+
+def find_bad_columns(
+    rows: pa.RecordBatch, stream_ids: StreamIds, streams: Mapping[int, TypedStream]
+) -> list[BadRows]:
+    """Return which rows their streams do not take."""
+    ids = np.full(rows.num_rows, stream_ids)
+    return [
+        *_missing(rows, ids, streams),
+        *_wrong_texts(rows),
+        *_too_large(rows, ids, streams),
+    ]
+
+
+def columns_to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
+    """Return bad rows as plain records of ROWS_SCHEMA, in their order: the value is JSON.
+
+    Of one that is too large only the headers are kept.
+    """
+    described = {int(index): each for each in bad for index in each.indexes}
+    values, headers = [], []
+    for index, each in sorted(described.items()):
+        row = rows.slice(index, 1)
+        is_kept = int(record_sizes(row)[0]) <= KEPT_BYTES_MAX
+        text = row_json(row) if is_kept else b""
+        values.append(text if is_kept and len(text) <= KEPT_BYTES_MAX else None)
+        headers.append(fault_headers(each))
+    columns = {"value": values, "headers": headers}
+    arrays = [
+        pa.array(columns.get(field.name, [None] * len(values)), field.type) for field in ROWS_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROWS_SCHEMA)
+
+
+def _missing(
+    rows: pa.RecordBatch, ids: npt.NDArray[np.int64], streams: Mapping[int, TypedStream]
+) -> list[BadRows]:
+    """Return the rows without a value that their stream requires."""
+    found = []
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if not column.null_count:
+            continue
+        requiring = {
+            stream_id: stream.name
+            for stream_id, stream in streams.items()
+            if name in stream.schema.arrow.names and not stream.schema.arrow.field(name).nullable
+        }
+        is_bad = np.asarray(column.is_null()) & np.isin(ids, list(requiring))
+        if is_bad.any():
+            error = RecordBatchError(
+                f"column {name} is null, and {listed(list(map(repr, requiring.values())))} requires"
+                " a value: fill it, filter these rows out, or let it be null with mergeSchema=true"
+            )
+            found.append(BadRows(np.flatnonzero(is_bad), error))
+    return found
+
+
+def _wrong_texts(rows: pa.RecordBatch) -> list[BadRows]:
+    """Return the rows with a text that is no UTF-8."""
+    found = []
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if _is_valid(column):
+            continue
+        wrong = [
+            index
+            for index in range(len(column))
+            if not _is_valid(pa.concat_arrays([column.slice(index, 1)]))
+        ]
+        error = RecordBatchError(
+            f"column {name} has a text that is no UTF-8; correct it, or make it binary"
+        )
+        found.append(BadRows(np.array(wrong, dtype=np.int64), error))
+    return found
+
+
+def _is_valid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _too_large(
+    rows: pa.RecordBatch, ids: npt.NDArray[np.int64], streams: Mapping[int, TypedStream]
+) -> list[BadRows]:
+    if rows.nbytes <= limits.RECORD_BYTES_MAX // _GROWTH_MAX:
+        return []
+    ids_by_schema: dict[pa.Schema, list[int]] = {}
+    for stream_id in np.unique(ids).tolist():
+        ids_by_schema.setdefault(streams[stream_id].schema.arrow, []).append(stream_id)
+    sizes = np.zeros(rows.num_rows, dtype=np.int64)
+    for schema, stream_ids in ids_by_schema.items():
+        nullable = pa.schema([field.with_nullable(True) for field in schema])
+        mapped = map_columns(rows, nullable)
+        sizes = np.where(np.isin(ids, stream_ids), record_sizes(mapped), sizes)
+    return too_large(sizes)

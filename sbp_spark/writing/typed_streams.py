@@ -1,0 +1,149 @@
+"""The schemas of the streams that columns are written to: looked at, made, let grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sbp_core.client import SchemaVersion, StreamBounds
+from sbp_core.errors import ConfigurationError, SchemaError, UnsupportedError
+from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
+from sbp_spark.wording import listed
+
+
+class SchemasClient(Protocol):
+    """What is needed of a client."""
+
+    def describe_schemas(
+        self, stream_ids: Sequence[int], *, newest_only: bool = False
+    ) -> dict[int, tuple[SchemaVersion, ...]]:
+        """Return the versions of each stream's schema, or raise NotFoundError."""
+        ...
+
+    def register_schema(
+        self, stream_id: int, schema: StreamSchema, *, version: int
+    ) -> SchemaVersion:
+        """Make a version of a stream's schema; return the one that is newest now."""
+        ...
+
+    def evolve_schema(
+        self, stream_id: int, schema: StreamSchema, *, may_change: bool
+    ) -> SchemaVersion:
+        """Let a stream's schema grow until data of `schema` fit; return its newest version."""
+        ...
+
+    def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
+        """Return where each stream begins and ends now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TypedStream:
+    """A stream as options name it, and the schema that it is written in."""
+
+    name: str
+    schema: StreamSchema
+
+
+def check_plain(client: SchemasClient, streams: Mapping[int, str], option: str) -> None:
+    """Raise ConfigurationError if any of the streams, names by id, has a schema."""
+    try:
+        described = client.describe_schemas(list(streams), newest_only=True) if streams else {}
+    except UnsupportedError:
+        return  # where nobody knows schemas, no stream has one
+    typed = [repr(streams[stream_id]) for stream_id, versions in described.items() if versions]
+    if typed and option == "onBadRecord":
+        raise ConfigurationError(
+            f"option onBadRecord: stream {listed(typed)} has a schema, but dead letters are plain"
+            " records; name a stream without one"
+        )
+    if typed:
+        raise ConfigurationError(
+            f"option {option}: stream {listed(typed)} has a schema, so columns are written to it,"
+            " not plain records; set encoding=columns, or name a stream without a schema"
+        )
+
+
+def evolve_streams(
+    client: SchemasClient,
+    streams: Mapping[int, str],
+    given: StreamSchema,
+    *,
+    may_change: bool,
+) -> None:
+    """Let columns of `given` fit into streams, names by id: those without a schema get this one.
+
+    A schema that lacks some of it grows if it `may_change`. Where columns may be null that a stream
+    requires, and that is all, it need not: rows are looked at one by one. Raises SchemaError, and
+    has changed nothing if that was to be foreseen.
+    """
+    described = _newest(client, streams)
+    untyped = [stream_id for stream_id in streams if stream_id not in described]
+    _check_empty(client, untyped, streams)
+    for stream_id, version in described.items():
+        _compare(streams[stream_id], version, given, may_change=may_change)
+    for stream_id, name in streams.items():
+        newest = described.get(stream_id) or client.register_schema(stream_id, given, version=1)
+        compared = _compare(name, newest, given, may_change=may_change)
+        if may_change and compared.differences:
+            client.evolve_schema(stream_id, given, may_change=True)
+
+
+def newest_schemas(
+    client: SchemasClient, streams: Mapping[int, str], given: StreamSchema, *, may_change: bool
+) -> dict[int, TypedStream]:
+    """Return streams, by id, with their newest schemas.
+
+    One that was created anew meanwhile gets a schema again. Raises SchemaError.
+    """
+    described = _newest(client, streams)
+    if len(described) < len(streams):
+        evolve_streams(client, streams, given, may_change=may_change)
+        described = _newest(client, streams)
+    return {
+        stream_id: TypedStream(streams[stream_id], version.schema)
+        for stream_id, version in described.items()
+    }
+
+
+def _newest(client: SchemasClient, stream_ids: Iterable[int]) -> dict[int, SchemaVersion]:
+    """Return the newest version of each stream that has any. Raises ConfigurationError."""
+    try:
+        described = client.describe_schemas(list(stream_ids), newest_only=True)
+    except UnsupportedError as error:
+        raise ConfigurationError(
+            f"option encoding: the placement driver knows no schemas ({error}); bring it up to"
+            " date, or write plain records with encoding=rows"
+        ) from error
+    return {stream_id: versions[-1] for stream_id, versions in described.items() if versions}
+
+
+def _check_empty(
+    client: SchemasClient, stream_ids: Sequence[int], names: Mapping[int, str]
+) -> None:
+    """Raise SchemaError if any of the streams, which have no schema, has records."""
+    bounds = client.stream_bounds(stream_ids) if stream_ids else []
+    full = [repr(names[each.stream_id]) for each in bounds if each.next_offset > each.start_offset]
+    if full:
+        raise SchemaError(
+            f"stream {listed(full)} has plain records and no schema, and the two do not mix; create"
+            " another stream for columns"
+        )
+
+
+def _compare(
+    name: str, newest: SchemaVersion, given: StreamSchema, *, may_change: bool
+) -> Comparison:
+    compared = compare_schemas(newest.schema, given)
+    if compared.faults:
+        remedy = "Lines with ! say what no change of its schema could make fit"
+    elif may_change or all(each.change is Change.RELAXED for each in compared.differences):
+        return compared
+    else:
+        remedy = "To let its schema change so, set mergeSchema=true"
+    lines = "\n".join(f"  {each}" for each in compared.differences)
+    raise SchemaError(
+        f"stream {name!r} does not take these columns as they are; its schema, version"
+        f" {newest.version}, differs:\n{lines}\n{remedy}"
+    )
