@@ -26,14 +26,14 @@ from sbp_core.records import (
     decode_columns,
     map_columns,
 )
+from sbp_spark.column_schema import METADATA_COLUMN
 from sbp_spark.reading.layout import Layout, Piece, joined
 from sbp_spark.reading.place_columns import place_column
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 
-METADATA: Final = "_metadata"
 METADATA_FIELD: Final = StructField(
-    METADATA,
+    METADATA_COLUMN,
     StructType(
         [
             StructField("stream", StringType()),
@@ -59,8 +59,8 @@ class ColumnsLayout(Layout):
     def __init__(
         self, schema: pa.Schema, versions: SchemaVersions, *, has_metadata: bool = False
     ) -> None:
-        data = [each for each in schema if not (has_metadata and each.name == METADATA)]
-        metadata = list(schema.field(METADATA).type) if has_metadata else []
+        data = [each for each in schema if not (has_metadata and each.name == METADATA_COLUMN)]
+        metadata = list(schema.field(METADATA_COLUMN).type) if has_metadata else []
         self._schema = schema
         self._versions = versions
         self._data_schema = pa.schema(data)

@@ -11,8 +11,9 @@ from pyspark.sql.types import StructType
 from sbp_core.client import Client, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError, UnsupportedError
 from sbp_core.records import StreamSchema, union_schemas
+from sbp_spark.column_schema import METADATA_COLUMN
 from sbp_spark.options import Contents, SourceEncoding, SourceOptions
-from sbp_spark.reading.columns_layout import METADATA, METADATA_FIELD
+from sbp_spark.reading.columns_layout import METADATA_FIELD
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.positions import display_name
 from sbp_spark.schema import check_source_schema, source_schema
@@ -36,8 +37,8 @@ class SourceColumns:
             check_source_schema(given, include_headers="headers" in self.schema.names)
             return
         faults = []
-        if self.form is Form.COLUMNS_WITH_METADATA and METADATA not in given.names:
-            faults.append(f"column {METADATA} is left out, but includeMetadata asks for it")
+        if self.form is Form.COLUMNS_WITH_METADATA and METADATA_COLUMN not in given.names:
+            faults.append(f"column {METADATA_COLUMN} is left out, but includeMetadata asks for it")
         check_selection(
             given,
             self.schema,
@@ -101,9 +102,9 @@ def _typed(
     schema = from_arrow_schema(_union(named).arrow, prefer_timestamp_ntz=True)
     if not contents.include_metadata:
         return SourceColumns(schema, Form.COLUMNS)
-    if METADATA in map(str.lower, schema.names):
+    if METADATA_COLUMN in map(str.lower, schema.names):
         raise ConfigurationError(
-            f"option includeMetadata: the streams have a column {METADATA} of their own; remove"
+            f"option includeMetadata: the streams have a column {METADATA_COLUMN} of their own; remove"
             " the option, or write to other streams without that column"
         )
     return SourceColumns(StructType([*schema.fields, METADATA_FIELD]), Form.COLUMNS_WITH_METADATA)
