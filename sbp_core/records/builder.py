@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_body import Compression
+from sbp_core.records.arrow_body import Compression, check_values
 from sbp_core.records.columns import check_columns_schema, encode_columns
 from sbp_core.records.row_sizes import row_ends
 from sbp_core.records.rows import check_rows_schema, encode_rows
@@ -66,10 +66,7 @@ class BatchBuilder(ABC):
         another schema, are invalid, or hold a record larger than `limits.RECORD_BYTES_MAX`.
         """
         self._check_schema(rows)
-        try:
-            rows.validate(full=True)
-        except pa.ArrowException as error:
-            raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+        check_values(rows)
         ends = row_ends(rows)
         _check_record_sizes(ends)
         full: list[bytes] = []

@@ -33,7 +33,8 @@ def encode_columns(
     """Return rows of a schema as a whole record batch, envelope included.
 
     `timestamp_ms` is the base timestamp, milliseconds since the epoch. Raises SchemaError for rows
-    of another schema, RecordBatchError for rows that no reader would accept.
+    of another schema or with a null in a required column, RecordBatchError for others that no
+    reader would accept.
     """
     check_columns_schema(batch, schema)
     return encode_envelope(
