@@ -7,14 +7,13 @@ from typing import Literal
 
 import pyarrow as pa
 
-from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
     check_record_batch_message,
     find_buffers,
 )
 from sbp_core.records.envelope import Envelope
-from sbp_core.records.required import check_required
 
 Compression = Literal["none", "lz4", "zstd"]
 
@@ -22,8 +21,7 @@ Compression = Literal["none", "lz4", "zstd"]
 def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:
     """Return the rows as a message, having passed the checks of `decode_body`.
 
-    A slice of a larger batch is written without the rest of it. Raises RecordBatchError, and
-    SchemaError for a null in a required column.
+    A slice of a larger batch is written without the rest of it. Raises RecordBatchError.
     """
     options = pa.ipc.IpcWriteOptions(
         compression=None if compression == "none" else compression,
@@ -54,8 +52,8 @@ def decode_body(
         batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
         if names is not None:
             batch = batch.select([name for name in schema.names if name in names])
-        _validate(batch)
-    except (pa.ArrowException, OSError, SchemaError) as error:
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
         raise RecordBatchError(
             f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
             f" damaged: {error}"
@@ -64,16 +62,11 @@ def decode_body(
 
 
 def check_values(batch: pa.RecordBatch) -> None:
-    """Raise RecordBatchError for rows that are no valid Arrow data, SchemaError as required.py."""
+    """Raise RecordBatchError for rows that are no valid data of Arrow's."""
     try:
-        _validate(batch)
+        batch.validate(full=True)
     except pa.ArrowException as error:
         raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
-
-
-def _validate(batch: pa.RecordBatch) -> None:
-    batch.validate(full=True)
-    check_required(batch)
 
 
 def _whole(batch: pa.RecordBatch) -> pa.RecordBatch:

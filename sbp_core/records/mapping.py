@@ -17,6 +17,9 @@ def map_columns(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     are widened. Raises SchemaError for a column that cannot be had so, or that is required and has
     a null.
     """
+    if batch.schema.equals(target):
+        check_required(batch)
+        return batch
     columns = []
     for field in target:
         place = name_text(field.name)

@@ -13,8 +13,9 @@ def check_required(batch: pa.RecordBatch) -> None:
 
     The parts of something that is null itself do not count.
     """
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        _check(column, field, name_text(field.name))
+    for index, field in enumerate(batch.schema):
+        if not field.nullable or _has_required_parts(field.type):
+            _check(batch.column(index), field, name_text(field.name))
 
 
 def _check(array: pa.Array, field: pa.Field, place: str) -> None:
@@ -46,14 +47,14 @@ def _check_parts(array: pa.StructArray, parts: list[tuple[str, pa.Field]], place
 
 def _has_required_parts(kind: pa.DataType) -> bool:
     """Whether there is something inside that must have a value; map keys always have one."""
+    if not kind.num_fields:
+        return False
     if pa.types.is_struct(kind):
         return any(not each.nullable or _has_required_parts(each.type) for each in kind)
     if pa.types.is_map(kind):
         is_item_required = not kind.item_field.nullable or _has_required_parts(kind.item_type)
         return is_item_required or _has_required_parts(kind.key_type)
-    if pa.types.is_list(kind):
-        return not kind.value_field.nullable or _has_required_parts(kind.value_type)
-    return False
+    return not kind.value_field.nullable or _has_required_parts(kind.value_type)
 
 
 def _map_entries(array: pa.MapArray) -> pa.ListArray:
