@@ -6,6 +6,7 @@ SbpError
 |   +-- FrameError              the framing itself: the connection cannot go on
 |   +-- HeaderError             a header that is no valid FlatBuffers table
 |   +-- RecordBatchError        a record batch that cannot be used
++-- SchemaError                 columns that a stream cannot have, or that do not fit it
 +-- TransportError
 |   +-- ConnectError            no connection: nothing was sent
 |   +-- ConnectionLostError     the connection broke while a call was open
