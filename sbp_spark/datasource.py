@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import StreamSchema
 from sbp_spark.catalog import SCHEMAS, CatalogReader
-from sbp_spark.client_pool import check_once
+from sbp_spark.client_pool import Patience, check_once, client_for
 from sbp_spark.column_schema import written_columns
 from sbp_spark.options import (
     SinkOptions,
@@ -18,13 +18,10 @@ from sbp_spark.options import (
     parse_source_options,
 )
 from sbp_spark.reading.batch_reader import SbpBatchReader
+from sbp_spark.reading.source_columns import find_columns
 from sbp_spark.reading.source_streams import describe_refs, plain_errors, select_streams
-from sbp_spark.schema import (
-    check_selection,
-    check_sink_schema,
-    check_source_schema,
-    source_schema,
-)
+from sbp_spark.schema import check_sink_schema
+from sbp_spark.selection import check_selection
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.writing.batch_writer import SbpBatchWriter
 from sbp_spark.writing.stream_writer import SbpStreamWriter
@@ -51,8 +48,9 @@ class SbpDataSource(DataSource):
                 describe_refs(catalog.servers, [], "table")
                 return SCHEMAS[catalog.table]
             options = parse_source_options(self.options, streaming=None)
-            select_streams(options)
-        return source_schema(include_headers=options.include_headers)
+            streams = select_streams(options)
+            client = client_for(options.servers, Patience.RUNNING)
+            return find_columns(client, options, streams).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads a batch. Raises ConfigurationError."""
@@ -62,7 +60,6 @@ class SbpDataSource(DataSource):
                 check_selection(schema, SCHEMAS[catalog.table])
                 return CatalogReader(catalog, schema)
             options = parse_source_options(self.options, streaming=False)
-            check_source_schema(schema, include_headers=options.include_headers)
         return SbpBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> SbpStreamReader:  # noqa: N802 - Spark's name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from sbp_core.errors import ConfigurationError
+from sbp_spark.selection import check_selection, ddl
 
 _HEADERS: Final = StructField("headers", MapType(StringType(), BinaryType()))
 _SOURCE_FIELDS: Final = (
@@ -62,45 +62,10 @@ def check_source_schema(given: StructType, *, include_headers: bool) -> None:
 
     They may be any of its columns, in any order; `include_headers` demands that headers are there.
     """
-    faults = _selection_faults(given, source_schema(include_headers=True))
+    faults = []
     if include_headers and "headers" not in given.names:
         faults.append("column headers is left out, but the option includeHeaders asks for it")
-    _raise_selection_faults(faults, source_schema(include_headers=True))
-
-
-def check_selection(given: StructType, there: StructType) -> None:
-    """Raise ConfigurationError, naming all faults, unless `given` are some columns of `there`."""
-    _raise_selection_faults(_selection_faults(given, there), there)
-
-
-def _selection_faults(given: StructType, there: StructType) -> list[str]:
-    columns = {field.name: field for field in there}
-    faults = []
-    seen: set[str] = set()
-    for field in given.fields:
-        known = columns.get(field.name)
-        if field.name in seen:
-            faults.append(f"column {field.name} stands there twice")
-        elif known is None:
-            near = difflib.get_close_matches(field.name.lower(), columns, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            faults.append(f"column {field.name} does not exist{hint}")
-        elif field.dataType != known.dataType or not field.nullable:
-            of_given, of_known = (_ddl(StructType([each])) for each in (field, known))
-            faults.append(f"column {of_given}; expected {of_known}: cast it afterwards")
-        seen.add(field.name)
-    if not given.fields:
-        faults.append("there is no column; name one, such as offset")
-    return faults
-
-
-def _raise_selection_faults(faults: list[str], there: StructType) -> None:
-    if faults:
-        lines = "\n".join(f"  - {fault}" for fault in faults)
-        raise ConfigurationError(
-            f"the sbp source cannot give what .schema(...) asks for:\n{lines}\nIt has"
-            f" ({_ddl(there)}), to be named in any order and number"
-        )
+    check_selection(given, source_schema(include_headers=True), more_faults=faults)
 
 
 def check_sink_schema(schema: StructType, *, is_stream_given: bool) -> None:
@@ -143,12 +108,12 @@ def _missing_columns(schema: StructType, *, is_stream_given: bool) -> list[str]:
     faults = []
     if "value" not in names:
         faults.append(
-            f"column value is missing among ({_ddl(schema)}); expected string or binary: name or"
+            f"column value is missing among ({ddl(schema)}); expected string or binary: name or"
             " build one, for example with to_json(struct(...))"
         )
     if names.isdisjoint(_STREAM_COLUMNS) and not is_stream_given:
         faults.append(
-            f"column stream is missing among ({_ddl(schema)}), and so is the option stream;"
+            f"column stream is missing among ({ddl(schema)}), and so is the option stream;"
             ' expected one of them: add .option("stream", "name"), or a column that names the'
             " stream of each row"
         )
@@ -174,10 +139,3 @@ def _remedy(name: str) -> str:
         of_cast = _SINK_COLUMNS[name].partition(" or ")[0]
         return f"cast it, for example .cast('{of_cast}'), or drop it"
     return "cast it to one of them, or encode it, for example with to_json"
-
-
-def _ddl(schema: StructType) -> str:
-    return ", ".join(
-        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
-        for field in schema.fields
-    )

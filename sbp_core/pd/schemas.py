@@ -70,8 +70,8 @@ def _successor(
         )
     if version > limits.SCHEMA_VERSIONS_MAX:
         raise _invalid(
-            f"stream {asked.stream_id} has had {newest.version if newest else 0} versions of its"
-            " schema, which is the limit; create another stream"
+            f"stream {asked.stream_id} has had {version - 1} versions of its schema, which is the"
+            " limit; create another stream"
         )
     try:
         schema = decode_stream_schema(asked.schema)

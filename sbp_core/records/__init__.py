@@ -21,6 +21,7 @@ from sbp_core.records.evolution import (
     Difference,
     check_evolution,
     compare_schemas,
+    is_widening,
     merge_schemas,
     union_schemas,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "encode_envelope",
     "encode_rows",
     "field_text",
+    "is_widening",
     "map_columns",
     "merge_schemas",
     "offsets_array",

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, decode_body, encode_body
+from sbp_core.records.columns import COLUMNS_ENCODING
 from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
 
 ROWS_ENCODING: Final = "rows"
@@ -58,6 +59,11 @@ def decode_rows(envelope: Envelope) -> pa.RecordBatch:
     then it is copied once. Raises RecordBatchError.
     """
     if envelope.encoding != ROWS_ENCODING:
+        if envelope.encoding == COLUMNS_ENCODING:
+            raise RecordBatchError(
+                f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
+                " typed, it has columns and not rows: read it with encoding=columns"
+            )
         named = "no encoding" if envelope.encoding is None else f"encoding {envelope.encoding!r}"
         raise RecordBatchError(
             f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} names"

@@ -10,6 +10,7 @@ from sbp_spark.options.catalog import (
     parse_catalog_options,
 )
 from sbp_spark.options.columns import ColumnOptions
+from sbp_spark.options.contents import Contents, SourceEncoding
 from sbp_spark.options.data_loss import OnDataLoss
 from sbp_spark.options.delivery import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch
 from sbp_spark.options.groups import CommitOptions
@@ -54,6 +55,7 @@ __all__ = [
     "CatalogOptions",
     "ColumnOptions",
     "CommitOptions",
+    "Contents",
     "Creation",
     "Delivery",
     "DeliveryOptions",
@@ -72,6 +74,7 @@ __all__ = [
     "Selection",
     "Servers",
     "SinkOptions",
+    "SourceEncoding",
     "SourceOptions",
     "StreamList",
     "StreamPattern",

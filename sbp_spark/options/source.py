@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sbp_spark.options.bounds import check_order, read_ending, read_starting
+from sbp_spark.options.contents import Contents, read_contents
 from sbp_spark.options.data_loss import OnDataLoss, read_on_data_loss
 from sbp_spark.options.groups import CommitOptions, read_commit_options
 from sbp_spark.options.partitions import PartitionLimits, read_partition_limits
@@ -35,7 +36,7 @@ class SourceOptions:
     ending: Positions | None
     limits: TriggerLimits
     partitions: PartitionLimits
-    include_headers: bool
+    contents: Contents = field(default_factory=Contents)
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     commits: CommitOptions = field(default_factory=CommitOptions)
 
@@ -60,7 +61,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
         check_order(reader, starting, ending)
     limits = read_limits(reader, is_batch=is_batch)
     partitions = read_partition_limits(reader)
-    include_headers = reader.flag("includeHeaders", default=False)
+    contents = read_contents(reader)
     on_data_loss = read_on_data_loss(reader)
     commits = read_commit_options(reader, is_batch=is_batch)
     is_compressed = read_compression(reader)
@@ -75,7 +76,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
         ending,
         limits,
         partitions,
-        include_headers,
+        contents,
         on_data_loss,
         commits,
     )

@@ -217,10 +217,28 @@ SOURCE_OPTIONS: Final = (
         " range servers are far away.",
     ),
     OptionSpec(
+        "encoding",
+        "auto",
+        "What records are read as: `rows` (key, value, headers, timestamp), `columns` (those of the"
+        " schemas that typed streams have), or `auto`: columns if any of the streams has a schema"
+        " when the query starts, else rows. Of several streams the columns of all are read; what a"
+        " stream lacks is null. A query keeps the columns it started with: columns that are new are"
+        " seen by the next query, or after a restart, and where a type was widened meanwhile the"
+        " query fails, and goes on when it is loaded and started again.",
+    ),
+    OptionSpec(
         "includeHeaders",
         "false",
         "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"
-        " names it itself.",
+        " names it itself. Not with columns.",
+    ),
+    OptionSpec(
+        "includeMetadata",
+        "false",
+        "Whether there is the column `_metadata` behind those of typed streams: true, false. It is"
+        " a struct of stream, stream_id, range_index, offset and timestamp; the time is that of the"
+        " column that the writer named in timestampColumn, else that of the record batch. Not with"
+        " rows, which have these columns of themselves.",
     ),
     _NETWORK_COMPRESSION,
     _ISOLATION_CLASS,

@@ -14,6 +14,7 @@ from sbp_spark.reading.fetch_task import SpanPartition, read_partition
 from sbp_spark.reading.offsets import Interval
 from sbp_spark.reading.positions import check_ends
 from sbp_spark.reading.read_plan import plan_read
+from sbp_spark.reading.source_columns import find_columns
 from sbp_spark.reading.source_streams import (
     ending_offsets,
     plain_errors,
@@ -36,13 +37,15 @@ class SbpBatchReader(DataSourceReader):
         with plain_errors():
             streams = select_streams(options)
             client = client_for(options.servers, Patience.RUNNING)
+            columns = find_columns(client, options, streams)
+            columns.check(self._schema)
             bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
             starts = starting_offsets(client, options, bounds, streams)
             ends = ending_offsets(client, options, bounds, streams)
             if options.ending is not None:
                 check_ends(options.ending.option, starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
-            planned = plan_read(client, options, intervals, streams).partitions
+            planned = plan_read(client, options, intervals, streams, columns.form).partitions
         # Spark makes a partition of its own where there is none.
         return planned or [SpanPartition(options.servers, ())]
 

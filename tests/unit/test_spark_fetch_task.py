@@ -21,14 +21,16 @@ from sbp_core.errors import (
 )
 from sbp_core.records import encode_rows
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.reading import fetch_task, prefetch
+from sbp_spark.reading import fetch_task, place_columns, prefetch
 from sbp_spark.reading.data_loss import DataLossError, Loss
 from sbp_spark.reading.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
+from sbp_spark.reading.rows_layout import RowsLayout
 from sbp_spark.schema import source_arrow_schema, source_schema
 
 ARROW = source_arrow_schema(source_schema(include_headers=False))
+ROWS = RowsLayout(ARROW)
 SERVERS = Servers(Endpoint("nowhere", 1))
 
 
@@ -78,7 +80,7 @@ class FailingServer:
 
 def read(server, spans, **options):
     chunks = fetch_chunks(server, spans, sleep=lambda _: None, **options)
-    return list(decode_chunks(chunks, spans, ARROW))
+    return list(decode_chunks(chunks, spans, ROWS))
 
 
 def rows(batches):
@@ -118,22 +120,24 @@ def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined)
     spans = [span(5, 9), span(0, 3, stream_id=8)] if is_joined else [span(5, 9)]
     chunks = [Chunk(i, memoryview(batch(0, 9, each.stream_id))) for i, each in enumerate(spans)]
     arrow = source_arrow_schema(schema)
-    (found,) = decode_chunks(chunks, spans, arrow)
+    (found,) = decode_chunks(chunks, spans, RowsLayout(arrow))
     found.validate(full=True)
     assert found.schema.equals(arrow)
     assert found.num_rows == sum(each.record_count for each in spans)
     everything = source_arrow_schema(StructType(COLUMNS))
-    (whole,) = decode_chunks(chunks, spans, everything)
+    (whole,) = decode_chunks(chunks, spans, RowsLayout(everything))
     assert found.equals(whole.select(schema.names))
 
 
 def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
     built = []
     monkeypatch.setattr(
-        fetch_task, "_repeated", lambda value, *_: built.append(value) or pa.nulls(16, pa.int64())
+        place_columns,
+        "_repeated",
+        lambda value, *_: built.append(value) or pa.nulls(16, pa.int64()),
     )
     schema = source_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
-    (found,) = decode_chunks([Chunk(0, memoryview(batch(0, 9)))], [span(0, 9)], schema)
+    (found,) = decode_chunks([Chunk(0, memoryview(batch(0, 9)))], [span(0, 9)], RowsLayout(schema))
     assert (found.schema.names, built) == (["stream_id", "value"], [7])
 
 
@@ -147,7 +151,7 @@ def test_small_batches_are_joined():
 
 def test_a_large_batch_is_passed_without_a_copy():
     payload = memoryview(batch(0, 20_000))
-    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], ARROW)
+    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], ROWS)
     assert found.num_rows == 15_000
     start = pa.py_buffer(payload).address
     address = found.column("value").buffers()[2].address
@@ -167,14 +171,14 @@ def test_a_large_batch_is_passed_without_a_copy():
 def test_gaps_and_overlaps_fail_the_task(stored, told):
     payload = memoryview(b"".join(batch(*bounds) for bounds in stored))
     with pytest.raises(BrokenSequenceError, match=rf"stream s7 \(id 7\), range 0, .*{told}"):
-        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], ARROW))
+        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], ROWS))
 
 
 def test_damaged_octets_fail_the_task():
     damaged = bytearray(batch(0, 10))
     damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
     with pytest.raises(RecordBatchError):
-        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], ARROW))
+        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], ROWS))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,7 @@ def test_silence_is_counted_from_the_last_records_on():
 
     spans = [span(0, 100)]
     chunks = fetch_chunks(server, spans, clock=clock, sleep=pass_50_seconds_and_store_more)
-    found = decode_chunks(chunks, spans, ARROW)
+    found = decode_chunks(chunks, spans, ROWS)
     assert sum(each.num_rows for each in found) == 100
 
 

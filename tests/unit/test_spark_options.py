@@ -34,7 +34,7 @@ def test_defaults_of_a_streaming_source():
     assert options.starting == Positions(Latest())
     assert options.ending is None
     assert options.limits == TriggerLimits()
-    assert options.include_headers is False
+    assert options.contents.include_headers is False
 
 
 def test_a_batch_source_starts_at_the_earliest_offset_by_default():
@@ -56,7 +56,7 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
     assert [str(stream) for stream in options.selection.refs] == ["a", "b"]
     assert options.starting == Positions(Earliest())
     assert options.limits == TriggerLimits(records_max=7)
-    assert options.include_headers is True
+    assert options.contents.include_headers is True
 
 
 def test_one_key_spelled_in_two_ways_is_refused():
@@ -346,6 +346,8 @@ def test_every_option_of_the_source_table_is_known():
         "group": "nightly",
         "trimOnCommit": "true",
         "includeHeaders": "false",
+        "encoding": "columns",
+        "includeMetadata": "true",
         "networkCompression": "none",
         "isolationClass": "backfill",
     }

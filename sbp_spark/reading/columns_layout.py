@@ -1,0 +1,167 @@
+"""Records as columns: those of the streams' own schemas, whichever version they were written in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sbp_core.client import SchemaVersion
+from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.records import (
+    COLUMNS_ENCODING,
+    Change,
+    Envelope,
+    StreamSchema,
+    compare_schemas,
+    decode_columns,
+    map_columns,
+)
+from sbp_spark.column_schema import METADATA_COLUMN
+from sbp_spark.reading.layout import Layout, Piece, joined
+from sbp_spark.reading.place_columns import place_column
+from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.schema_versions import SchemaVersions
+
+METADATA_FIELD: Final = StructField(
+    METADATA_COLUMN,
+    StructType(
+        [
+            StructField("stream", StringType()),
+            StructField("stream_id", LongType()),
+            StructField("range_index", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("timestamp", TimestampType()),
+        ]
+    ),
+)
+"""The column that says where a record was, and its time."""
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_MS_MAX: Final = (2**63 - 1) // 1000
+
+
+class ColumnsLayout(Layout):
+    """Makes the columns of `schema` of record batches of any versions.
+
+    With `has_metadata` the column `_metadata` in it is not one of the streams'. Behind the columns
+    of the streams decoded rows have the times of the records, if these are asked for.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, versions: SchemaVersions, *, has_metadata: bool = False
+    ) -> None:
+        data = [each for each in schema if not (has_metadata and each.name == METADATA_COLUMN)]
+        metadata = list(schema.field(METADATA_COLUMN).type) if has_metadata else []
+        self._schema = schema
+        self._versions = versions
+        self._data_schema = pa.schema(data)
+        self._data_index = {field.name: index for index, field in enumerate(data)}
+        self._data_names = frozenset(self._data_index)
+        self._metadata = metadata
+        self._has_times = any(field.name == "timestamp" for field in metadata)
+        self._rows_schema = (
+            pa.schema([*data, pa.field("", _TIMESTAMP)]) if self._has_times else self._data_schema
+        )
+
+    def decode(self, envelope: Envelope, span: StreamSpan) -> pa.RecordBatch:
+        """Return the columns of a batch. Raises SchemaError, RecordBatchError."""
+        version = self._version(envelope, span)
+        names = self._data_names
+        if self._has_times and envelope.timestamp_column is not None:
+            names |= {envelope.timestamp_column}
+        found = decode_columns(envelope, version.schema, names)
+        try:
+            rows = map_columns(found, self._data_schema)
+        except SchemaError as error:
+            raise self._misfit(envelope, span, version, error) from None
+        if not self._has_times:
+            return rows
+        columns = [*rows.columns, _times(envelope, found)]
+        return pa.RecordBatch.from_arrays(columns, schema=self._rows_schema)
+
+    def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
+        """Return the records of some pieces."""
+        columns = [
+            joined(self._data_index[name], pieces)
+            if name in self._data_index
+            else self._metadata_column(pieces)
+            for name in self._schema.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _metadata_column(self, pieces: Sequence[Piece]) -> pa.Array:
+        parts = [
+            joined(len(self._data_index), pieces)
+            if field.name == "timestamp"
+            else place_column(field.name, pieces).cast(field.type)
+            for field in self._metadata
+        ]
+        return pa.StructArray.from_arrays(parts, fields=self._metadata)
+
+    def _version(self, envelope: Envelope, span: StreamSpan) -> SchemaVersion:
+        """Return the version of the stream's schema in which a batch was written."""
+        where = _describe(envelope, span)
+        fingerprint = envelope.schema_fingerprint
+        if envelope.encoding != COLUMNS_ENCODING or fingerprint is None:
+            raise SchemaError(
+                f"{where} is not typed, but the query reads columns: read what is there with"
+                " encoding=rows, and start this query behind it"
+            )
+        version = self._versions.maybe_find(span.stream_id, fingerprint)
+        if version is None:
+            raise SchemaError(
+                f"{where} is of a schema {fingerprint} that the placement driver does not know;"
+                " was it copied from another cluster, or the placement driver's file restored from"
+                " an old copy?"
+            )
+        return version
+
+    def _misfit(
+        self, envelope: Envelope, span: StreamSpan, found: SchemaVersion, error: SchemaError
+    ) -> SchemaError:
+        """Return the error of a batch that the query cannot take, and since which version."""
+        known = self._versions.known(span.stream_id)
+        since = next((each for each in known if not self._is_fitting(each)), found)
+        return SchemaError(
+            f"{_describe(envelope, span)}: {error}. It is so since version {since.version} of the"
+            " stream's schema: load the stream and start the query again, to read in the newest one"
+        )
+
+    def _is_fitting(self, version: SchemaVersion) -> bool:
+        """Whether whatever may be in a version fits into the columns that are read."""
+        differences = compare_schemas(StreamSchema(self._data_schema), version.schema).differences
+        return all(each.change is Change.ADDED for each in differences)
+
+
+def _describe(envelope: Envelope, span: StreamSpan) -> str:
+    return (
+        f"record batch at offset {envelope.base_offset} of stream {span.stream_name} (id"
+        f" {span.stream_id})"
+    )
+
+
+def _times(envelope: Envelope, rows: pa.RecordBatch) -> pa.Array:
+    """Return the times of the records: of their own column, else of the batch."""
+    # One that no timestamp can be is not known.
+    base_ms = envelope.base_timestamp_ms
+    base = pa.scalar(base_ms * 1000 if abs(base_ms) <= _MS_MAX else None, _TIMESTAMP)
+    name = envelope.timestamp_column
+    if name is None:
+        return pa.repeat(base, envelope.record_count)
+    index = rows.schema.get_field_index(name)
+    if index < 0 or not pa.types.is_timestamp(rows.schema.field(index).type):
+        raise RecordBatchError(
+            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} has its"
+            f" times in column {name}, which is no timestamp: read it without _metadata.timestamp"
+        )
+    times = rows.column(index).cast(_TIMESTAMP)
+    return times.fill_null(base) if times.null_count and base.is_valid else times

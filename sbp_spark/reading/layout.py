@@ -1,0 +1,55 @@
+"""What a task makes of record batches: the seam between reading offsets and reading columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import pyarrow as pa
+
+from sbp_core.records import Envelope
+from sbp_spark.reading.planning import StreamSpan
+
+
+class Form(Enum):
+    """How a query sees records; decided once, when it starts."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+    COLUMNS_WITH_METADATA = "columns with metadata"
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the columns are those of the streams' schemas."""
+        return self is not Form.ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Records of a span whose offsets begin at `start_offset`; their columns take `size_bytes`."""
+
+    span: StreamSpan
+    start_offset: int
+    count: int
+    size_bytes: int
+    rows: pa.RecordBatch
+
+
+class Layout(Protocol):
+    """Makes of record batches, one by one, the columns that Spark demands of all of them."""
+
+    def decode(self, envelope: Envelope, span: StreamSpan) -> pa.RecordBatch:
+        """Return what `join` needs of all records of a batch, validated. Raises SbpError."""
+        ...
+
+    def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
+        """Return the records of some pieces, in their order, as Spark demands them."""
+        ...
+
+
+def joined(index: int, pieces: Sequence[Piece]) -> pa.Array:
+    """Return the column at `index` of the rows of all pieces; of a single one without a copy."""
+    parts = [piece.rows.column(index) for piece in pieces]
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)

@@ -1,0 +1,136 @@
+"""Which columns a source has: those of rows, or those that the schemas of its streams have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from sbp_core.client import Client, SchemaVersion, StreamInfo
+from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError, UnsupportedError
+from sbp_core.records import StreamSchema, union_schemas
+from sbp_spark.column_schema import METADATA_COLUMN
+from sbp_spark.options import Contents, SourceEncoding, SourceOptions
+from sbp_spark.reading.columns_layout import METADATA_FIELD
+from sbp_spark.reading.layout import Form
+from sbp_spark.reading.positions import display_name
+from sbp_spark.schema import check_source_schema, source_schema
+from sbp_spark.selection import as_wide, check_selection
+from sbp_spark.wording import listed
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumns:
+    """The columns of a source, for Spark, and in which form records have them."""
+
+    schema: StructType
+    form: Form
+
+    def check(self, given: StructType) -> None:
+        """Raise ConfigurationError, naming all faults, unless `given` can be read.
+
+        Of typed streams they may be wider than they are there, and have nulls where there are none.
+        """
+        if not self.form.is_typed:
+            check_source_schema(given, include_headers="headers" in self.schema.names)
+            return
+        faults = []
+        if self.form is Form.COLUMNS_WITH_METADATA and METADATA_COLUMN not in given.names:
+            faults.append(f"column {METADATA_COLUMN} is left out, but includeMetadata asks for it")
+        check_selection(
+            given,
+            self.schema,
+            compare=as_wide,
+            more_faults=faults,
+            remark="; as the schemas of the streams are now: if they have changed, load again",
+        )
+
+
+def find_columns(
+    client: Client, options: SourceOptions, streams: Mapping[int, StreamInfo]
+) -> SourceColumns:
+    """Return the columns of the streams, which are those that the options select, as they are now.
+
+    Raises ConfigurationError where options ask for what the streams have not, SchemaError naming
+    the streams whose schemas do not go together.
+    """
+    contents = options.contents
+    newest = {} if contents.encoding is SourceEncoding.ROWS else _newest(client, contents, streams)
+    if newest:
+        return _typed(contents, newest, streams)
+    if contents.encoding is SourceEncoding.COLUMNS:
+        names = listed([display_name(each) for each in streams.values()]) or "there are none"
+        raise ConfigurationError(
+            f"option encoding: none of the streams ({names}) has a schema, so there are no columns;"
+            " write to one with encoding=columns first, or read rows"
+        )
+    if contents.include_metadata:
+        raise ConfigurationError(
+            "option includeMetadata: no stream has a schema, and rows have these columns of"
+            " themselves; remove it"
+        )
+    return SourceColumns(source_schema(include_headers=contents.include_headers), Form.ROWS)
+
+
+def _newest(
+    client: Client, contents: Contents, streams: Mapping[int, StreamInfo]
+) -> dict[int, SchemaVersion]:
+    """Return the newest schema of each stream that has one, by id."""
+    try:
+        found = client.describe_schemas(list(streams), newest_only=True)
+    except UnsupportedError:
+        if contents.encoding is SourceEncoding.COLUMNS:
+            raise
+        return {}  # a placement driver that knows no schemas has no typed stream
+    except NotFoundError:  # deleted since it was selected; whoever reads it says so
+        there = [each.stream_id for each in client.list_streams() if each.stream_id in streams]
+        found = client.describe_schemas(there, newest_only=True)
+    return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}
+
+
+def _typed(
+    contents: Contents, newest: Mapping[int, SchemaVersion], streams: Mapping[int, StreamInfo]
+) -> SourceColumns:
+    if contents.include_headers:
+        raise ConfigurationError(
+            "option includeHeaders: the streams have schemas, so columns are read, and those have"
+            " no headers; remove it, or set encoding=rows"
+        )
+    named = {display_name(streams[each]): version.schema for each, version in newest.items()}
+    schema = from_arrow_schema(_union(named).arrow, prefer_timestamp_ntz=True)
+    if not contents.include_metadata:
+        return SourceColumns(schema, Form.COLUMNS)
+    if METADATA_COLUMN in map(str.lower, schema.names):
+        raise ConfigurationError(
+            f"option includeMetadata: the streams have a column {METADATA_COLUMN} of their own; remove"
+            " the option, or write to other streams without that column"
+        )
+    return SourceColumns(StructType([*schema.fields, METADATA_FIELD]), Form.COLUMNS_WITH_METADATA)
+
+
+def _union(named: Mapping[str, StreamSchema]) -> StreamSchema:
+    """Return the columns of all streams, by their names."""
+    distinct: dict[str, str] = {}
+    for name, schema in named.items():
+        distinct.setdefault(schema.fingerprint, name)
+    names = list(distinct.values())
+    try:
+        return union_schemas([named[name] for name in names])
+    except SchemaError as error:
+        raise _contradiction(named, names) or error from None
+
+
+def _contradiction(named: Mapping[str, StreamSchema], names: Sequence[str]) -> SchemaError | None:
+    """Return an error that names the first two streams whose schemas do not go together."""
+    for index, second in enumerate(names):
+        for first in names[:index]:
+            try:
+                union_schemas([named[first], named[second]])
+            except SchemaError as error:
+                return SchemaError(
+                    f"streams {first} and {second} cannot be read together: of {second}, beside"
+                    f" {first}, {error}\nRead them one by one, cast, and unite them in Spark"
+                )
+    return None

@@ -1,0 +1,114 @@
+"""Whether columns that .schema(...) asks for are there: all that is wrong with them, at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    NumericType,
+    StructField,
+    StructType,
+)
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.records import is_widening
+
+Comparison: TypeAlias = Callable[[StructField, StructField, str], Iterator[str]]
+"""Yields what is wrong with a column, from what is asked for, what is there, and the path to it."""
+
+
+def exactly(given: StructField, there: StructField, path: str) -> Iterator[str]:
+    """Yield a fault unless a column is asked for as it is."""
+    if given.dataType != there.dataType or not given.nullable:
+        yield _mistaken(given, there, path)
+
+
+def as_wide(given: StructField, there: StructField, path: str) -> Iterator[str]:
+    """Yield a fault where values of a column may not fit into what is asked for.
+
+    Of structs fewer fields may be asked for.
+    """
+    if there.nullable and not given.nullable:
+        yield f"{_mistaken(given, there, path)}, or leave not null out"
+    place = f"{path}{given.name}."
+    match given.dataType, there.dataType:
+        case StructType(), StructType():
+            yield from _faults(given.dataType, there.dataType, as_wide, place)
+        case ArrayType(), ArrayType():
+            yield from as_wide(_element(given.dataType), _element(there.dataType), place)
+        case MapType(), MapType() if given.dataType.keyType == there.dataType.keyType:
+            yield from as_wide(_value(given.dataType), _value(there.dataType), place)
+        case wanted, found if not _is_wide_enough(wanted, found):
+            yield _mistaken(given, there, path)
+
+
+def check_selection(
+    given: StructType,
+    there: StructType,
+    *,
+    compare: Comparison = exactly,
+    more_faults: Iterable[str] = (),
+    remark: str = "",
+) -> None:
+    """Raise ConfigurationError, naming all faults, unless `given` are some columns of `there`.
+
+    `more_faults` the caller has found by itself; `remark` is told after everything.
+    """
+    faults = [*_faults(given, there, compare, ""), *more_faults]
+    if faults:
+        lines = "\n".join(f"  - {fault}" for fault in faults)
+        raise ConfigurationError(
+            f"the sbp source cannot give what .schema(...) asks for:\n{lines}\nIt has"
+            f" ({ddl(there)}), to be named in any order and number{remark}"
+        )
+
+
+def ddl(schema: StructType) -> str:
+    """Return columns as messages show them."""
+    return ", ".join(
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+        for field in schema.fields
+    )
+
+
+def _faults(given: StructType, there: StructType, compare: Comparison, path: str) -> Iterator[str]:
+    columns = {field.name: field for field in there}
+    seen: set[str] = set()
+    for field in given.fields:
+        known = columns.get(field.name)
+        if field.name in seen:
+            yield f"column {path}{field.name} stands there twice"
+        elif known is None:
+            near = difflib.get_close_matches(field.name.lower(), columns, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"column {path}{field.name} does not exist{hint}"
+        else:
+            yield from compare(field, known, path)
+        seen.add(field.name)
+    if not given.fields:
+        yield f"there is no column{f' in {path[:-1]}' if path else '; name one, such as offset'}"
+
+
+def _mistaken(given: StructField, there: StructField, path: str) -> str:
+    of_given, of_there = (ddl(StructType([each])) for each in (given, there))
+    return f"column {path}{of_given}; expected {path}{of_there}: cast it afterwards"
+
+
+def _element(kind: ArrayType) -> StructField:
+    return StructField("element", kind.elementType, kind.containsNull)
+
+
+def _value(kind: MapType) -> StructField:
+    return StructField("value", kind.valueType, kind.valueContainsNull)
+
+
+def _is_wide_enough(wanted: DataType, found: DataType) -> bool:
+    if isinstance(wanted, NumericType) and isinstance(found, NumericType):
+        return is_widening(to_arrow_type(found), to_arrow_type(wanted))
+    return wanted == found

@@ -1,0 +1,323 @@
+"""Record batches of columns as what Spark was promised: versions, metadata, what does not fit."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
+from spark_streams import numbered, rows_of
+from typed_streams import rows_in, schema_of, versions_of
+
+from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.records import StreamSchema, encode_columns, encode_rows, merge_schemas
+from sbp_spark.options import Endpoint, Servers
+from sbp_spark.reading import columns_layout, schema_versions
+from sbp_spark.reading.columns_layout import METADATA_FIELD, ColumnsLayout
+from sbp_spark.reading.fetch_task import decode_chunks
+from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.prefetch import Chunk
+from sbp_spark.reading.rows_layout import RowsLayout
+from sbp_spark.reading.schema_versions import SchemaVersions
+from sbp_spark.schema import source_arrow_schema, source_schema
+
+SERVERS = Servers(Endpoint("nowhere", 1))
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+METADATA = source_arrow_schema(StructType([METADATA_FIELD])).field(0)
+FIRST = schema_of(id=pa.int32(), name=pa.string())
+
+
+class FakePlacementDriver:
+    """Knows schemas, and counts how often it is asked."""
+
+    def __init__(self, **schemas):
+        self.versions = {
+            int(name.removeprefix("s")): versions_of(int(name.removeprefix("s")), *each)
+            for name, each in schemas.items()
+        }
+        self.asked = []
+
+    def describe_schemas(self, stream_ids, *, newest_only=False):
+        self.asked.append(list(stream_ids))
+        return {each: self.versions.get(each, ()) for each in stream_ids}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch):
+    monkeypatch.setattr(schema_versions, "_known", {})
+
+
+def span(start, end, stream_id=7, range_index=0):
+    return StreamSpan(stream_id, f"s{stream_id}", range_index, start, end, ("host:1",))
+
+
+def batch(rows, schema, start=0, stream_id=7, **options):
+    options = {"timestamp_ms": 0, **options}
+    return encode_columns(
+        rows_in(schema, rows), schema, stream_id=stream_id, base_offset=start, **options
+    )
+
+
+def numbers(start, end):
+    return [{"id": n} for n in range(start, end)]
+
+
+def read(batches, spans, schema, driver, *, has_metadata=False):
+    layout = ColumnsLayout(schema, SchemaVersions(driver, SERVERS), has_metadata=has_metadata)
+    chunks = [Chunk(index, memoryview(each)) for index, each in enumerate(batches)]
+    return list(decode_chunks(chunks, spans, layout))
+
+
+def rows(batches):
+    return [row for each in batches for row in each.to_pylist()]
+
+
+def test_columns_are_those_that_are_asked_for_in_their_order_and_type():
+    wanted = pa.schema({"name": pa.string(), "id": pa.int64()})
+    payload = batch([{"id": 3, "name": "a"}, {"id": None, "name": None}], FIRST)
+    (found,) = read([payload], [span(0, 2)], wanted, FakePlacementDriver(s7=[FIRST]))
+    assert found.schema.equals(wanted)
+    assert found.to_pylist() == [{"name": "a", "id": 3}, {"name": None, "id": None}]
+
+
+def test_a_schema_is_asked_for_once_for_all_tasks_of_a_process():
+    driver = FakePlacementDriver(s7=[FIRST], s8=[FIRST])
+    for _ in range(2):
+        payload = batch(numbers(0, 5), FIRST) + batch(numbers(5, 9), FIRST, 5)
+        read([payload], [span(0, 9)], FIRST.arrow, driver)
+        read([batch(numbers(0, 5), FIRST, 0, 8)], [span(0, 5, 8)], FIRST.arrow, driver)
+    assert driver.asked == [[7], [8]]
+
+
+def test_a_version_that_is_new_is_asked_for_and_others_are_kept():
+    driver = FakePlacementDriver(s7=[FIRST])
+    read([batch(numbers(0, 1), FIRST)], [span(0, 1)], FIRST.arrow, driver)
+    newer = merge_schemas(FIRST, schema_of(id=pa.int32(), name=pa.string(), city=pa.string()))
+    driver.versions = {7: versions_of(7, FIRST, newer)}
+    payload = batch([{"id": 1, "city": "x"}], newer) + batch(numbers(2, 3), FIRST, 1)
+    found = rows(read([payload], [span(0, 2)], FIRST.arrow, driver))
+    assert found == [{"id": 1, "name": None}, {"id": 2, "name": None}]
+    assert driver.asked == [[7], [7]]
+
+
+def test_the_schemas_of_no_more_than_some_streams_are_kept(monkeypatch):
+    monkeypatch.setattr(schema_versions, "_STREAMS_KEPT", 2)
+    driver = FakePlacementDriver(s1=[FIRST], s2=[FIRST], s3=[FIRST])
+    for stream_id in (1, 2, 3, 3, 2, 1):
+        payload = batch(numbers(0, 1), FIRST, 0, stream_id)
+        read([payload], [span(0, 1, stream_id)], FIRST.arrow, driver)
+    assert driver.asked == [[1], [2], [3], [1]]
+
+
+def with_metadata(schema, *names):
+    kind = pa.struct([each for each in METADATA.type if each.name in names]) if names else None
+    return schema.append(METADATA if kind is None else pa.field("_metadata", kind))
+
+
+def test_metadata_say_where_a_record_was():
+    spans = [span(5, 8), span(8, 9, range_index=1), span(0, 2, 8)]
+    batches = [
+        batch(numbers(0, 9), FIRST, timestamp_ms=1_000),
+        batch(numbers(8, 10), FIRST, 8, timestamp_ms=2_000),
+        batch(numbers(0, 3), FIRST, 0, 8, timestamp_ms=3_000),
+    ]
+    driver = FakePlacementDriver(s7=[FIRST], s8=[FIRST])
+    wanted = with_metadata(FIRST.arrow)
+    (found,) = read(batches, spans, wanted, driver, has_metadata=True)
+    assert found.schema.equals(wanted)
+    assert [row["id"] for row in found.to_pylist()] == [5, 6, 7, 8, 0, 1]
+    places = [
+        (at["stream"], at["stream_id"], at["range_index"], at["offset"], at["timestamp"].second)
+        for at in (row["_metadata"] for row in found.to_pylist())
+    ]
+    assert places == [
+        *(("s7", 7, 0, offset, 1) for offset in (5, 6, 7)),
+        ("s7", 7, 1, 8, 2),
+        *(("s8", 8, 0, offset, 3) for offset in (0, 1)),
+    ]
+
+
+@pytest.mark.parametrize("kind", [TIMESTAMP, pa.timestamp("us")])
+@pytest.mark.parametrize("is_column_read", [True, False])
+def test_times_are_those_of_the_column_that_has_them(kind, is_column_read):
+    schema = schema_of(id=pa.int32(), at=kind)
+    times = [5_000_000, None, -1]
+    given_rows = [
+        {"id": n, "at": None if time is None else pa.scalar(time, kind).as_py()}
+        for n, time in enumerate(times)
+    ]
+    payload = batch(given_rows, schema, timestamp_ms=7_000, timestamp_column="at")
+    wanted = schema.arrow if is_column_read else pa.schema([schema.arrow.field("id")])
+    wanted = with_metadata(wanted, "timestamp")
+    driver = FakePlacementDriver(s7=[schema])
+    (found,) = read([payload], [span(0, 3)], wanted, driver, has_metadata=True)
+    assert found.schema.equals(wanted)
+    parts = found.column("_metadata").field("timestamp").cast(pa.int64()).to_pylist()
+    assert parts == [5_000_000, 7_000_000, -1]
+
+
+def test_metadata_alone_and_in_fewer_and_wider_fields():
+    fields = [pa.field("offset", pa.int64()), pa.field("range_index", pa.int64())]
+    wanted = pa.schema([pa.field("_metadata", pa.struct(fields))])
+    payload = batch(numbers(0, 4), FIRST) + batch(numbers(4, 6), FIRST, 4)
+    driver = FakePlacementDriver(s7=[FIRST])
+    (found,) = read([payload], [span(1, 6)], wanted, driver, has_metadata=True)
+    assert found.schema.equals(wanted)
+    assert found.to_pylist() == [
+        {"_metadata": {"offset": n, "range_index": 0}} for n in range(1, 6)
+    ]
+
+
+def test_a_column_of_the_stream_may_have_the_name_of_the_metadata():
+    schema = schema_of(_metadata=pa.string())
+    payload = batch([{"_metadata": "mine"}], schema)
+    found = rows(read([payload], [span(0, 1)], schema.arrow, FakePlacementDriver(s7=[schema])))
+    assert found == [{"_metadata": "mine"}]
+
+
+def test_a_time_that_no_timestamp_can_be_is_not_known():
+    payload = batch(numbers(0, 1), FIRST, timestamp_ms=2**62)
+    wanted = with_metadata(FIRST.arrow, "timestamp")
+    driver = FakePlacementDriver(s7=[FIRST])
+    (row,) = rows(read([payload], [span(0, 1)], wanted, driver, has_metadata=True))
+    assert row["_metadata"] == {"timestamp": None}
+
+
+@pytest.mark.parametrize("column", ["id", "nowhere"])
+def test_times_in_a_column_that_is_no_timestamp(column):
+    payload = batch(numbers(0, 2), FIRST, timestamp_column=column)
+    driver = FakePlacementDriver(s7=[FIRST])
+    assert rows(read([payload], [span(0, 1)], FIRST.arrow, driver)) == [{"id": 0, "name": None}]
+    with pytest.raises(RecordBatchError, match=f"times in column {column}, which is no timestamp"):
+        read([payload], [span(0, 2)], with_metadata(FIRST.arrow), driver, has_metadata=True)
+
+
+def test_rows_in_a_typed_read_are_an_error_that_says_where():
+    payload = batch(numbers(0, 2), FIRST)
+    payload += encode_rows(rows_of(numbered(0, 3)), stream_id=7, timestamp_ms=0, base_offset=2)
+    with pytest.raises(SchemaError, match=r"offset 2 of stream s7 \(id 7\) is not typed") as raised:
+        read([payload], [span(0, 5)], FIRST.arrow, FakePlacementDriver(s7=[FIRST]))
+    assert "encoding=rows" in str(raised.value)
+
+
+def test_columns_in_a_read_of_rows_are_an_error_that_says_where():
+    layout = RowsLayout(source_arrow_schema(source_schema(include_headers=False)))
+    chunks = [Chunk(0, memoryview(batch(numbers(0, 2), FIRST, 4)))]
+    with pytest.raises(RecordBatchError, match=r"offset 4 of stream 7 is typed.*encoding=columns"):
+        list(decode_chunks(chunks, [span(4, 6)], layout))
+
+
+def test_a_schema_that_the_placement_driver_does_not_know():
+    with pytest.raises(SchemaError, match=f"offset 0 of stream s7 .*{FIRST.fingerprint}"):
+        read([batch(numbers(0, 1), FIRST)], [span(0, 1)], FIRST.arrow, FakePlacementDriver())
+
+
+def test_a_column_that_was_widened_since_the_query_started():
+    more = merge_schemas(FIRST, schema_of(id=pa.int32(), name=pa.string(), city=pa.string()))
+    wide = merge_schemas(more, schema_of(id=pa.int64(), name=pa.string()))
+    most = merge_schemas(wide, schema_of(id=pa.int64(), name=pa.string(), zip=pa.string()))
+    payload = batch(numbers(0, 2), FIRST) + batch(numbers(2, 4), most, 2)
+    driver = FakePlacementDriver(s7=[FIRST, more, wide, most])
+    with pytest.raises(SchemaError) as raised:
+        read([payload], [span(0, 4)], FIRST.arrow, driver)
+    for told in ("offset 2 of stream s7", "column id is int64", "version 3", "start the query"):
+        assert told in str(raised.value)
+    found = read([payload], [span(0, 4)], most.arrow, driver)
+    assert [row["id"] for row in rows(found)] == [0, 1, 2, 3]
+
+
+def required(schema, *names):
+    return pa.schema([each.with_nullable(each.name not in names) for each in schema])
+
+
+def test_a_column_that_had_always_a_value_when_the_query_started():
+    strict = StreamSchema.of(required(FIRST.arrow, "id"))
+    payload = batch(numbers(0, 2), strict) + batch([{"name": "x"}], FIRST, 2)
+    driver = FakePlacementDriver(s7=[strict, FIRST])
+    with pytest.raises(SchemaError, match=r"offset 2 .*column id is required.* version 2"):
+        read([payload], [span(0, 3)], strict.arrow, driver)
+    assert rows(read([payload], [span(0, 2)], strict.arrow, driver)) == [
+        {"id": n, "name": None} for n in range(2)
+    ]
+
+
+TYPES = {
+    pa.int8(): st.integers(-(2**7), 2**7 - 1),
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float32(): st.floats(width=32, allow_nan=False),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.string(): st.text(max_size=5),
+    pa.list_(pa.field("element", pa.int32())): st.lists(st.integers(0, 9), max_size=3),
+    pa.struct([pa.field("x", pa.int8())]): st.fixed_dictionaries({"x": st.integers(0, 9)}),
+}
+WIDER = {
+    pa.int8(): [pa.int32(), pa.int64()],
+    pa.int32(): [pa.int64()],
+    pa.float32(): [pa.float64()],
+    pa.struct([pa.field("x", pa.int8())]): [pa.struct([pa.field("x", pa.int8())])],
+}
+
+
+@st.composite
+def histories(draw):
+    """Versions of a schema, and record batches of them, as (version, rows)."""
+    columns = {"a": draw(st.sampled_from(list(TYPES)))}
+    versions = [schema_of(**columns)]
+    for step in range(draw(st.integers(0, 3))):
+        name = draw(st.sampled_from([*columns, f"added{step}"]))
+        kinds = WIDER.get(columns[name], []) if name in columns else list(TYPES)
+        if kinds:
+            columns[name] = draw(st.sampled_from(kinds))
+            versions.append(merge_schemas(versions[-1], schema_of(**columns)))
+    batches = []
+    for _ in range(draw(st.integers(1, 5))):
+        schema = draw(st.sampled_from(versions))
+        values = {each.name: st.none() | TYPES[each.type] for each in schema.arrow}
+        batches.append((schema, draw(st.lists(st.fixed_dictionaries(values), min_size=1))))
+    return list(dict.fromkeys(versions)), batches
+
+
+@given(histories(), st.data())
+def test_every_version_is_read_in_the_newest_one_from_anywhere_to_anywhere(history, data):
+    versions, batches = history
+    payload, written = b"", []
+    for schema, values in batches:
+        payload += batch(values, schema, len(written))
+        written += values
+    start = data.draw(st.integers(0, len(batches[0][1]) - 1))
+    end = data.draw(st.integers(start + 1, len(written)))
+    names = data.draw(st.permutations(versions[-1].arrow.names))
+    names = names[: data.draw(st.integers(1, len(names)))]
+    wanted = pa.schema([versions[-1].arrow.field(name) for name in names])
+    found = read(
+        [payload],
+        [span(start, end)],
+        with_metadata(wanted, "offset"),
+        FakePlacementDriver(s7=versions),
+        has_metadata=True,
+    )
+    assert all(each.schema.equals(with_metadata(wanted, "offset")) for each in found)
+    expected = [
+        {name: values.get(name) for name in names} | {"_metadata": {"offset": offset}}
+        for offset, values in enumerate(written)
+    ]
+    assert rows(found) == expected[start:end]
+
+
+def test_columns_that_nobody_asked_for_are_not_decoded(monkeypatch):
+    seen = []
+    original = columns_layout.decode_columns
+    monkeypatch.setattr(
+        columns_layout,
+        "decode_columns",
+        lambda envelope, schema, names: seen.append(names) or original(envelope, schema, names),
+    )
+    schema = StreamSchema.of(FIRST.arrow.append(pa.field("at", TIMESTAMP)))
+    payload = batch(numbers(0, 2), schema, timestamp_column="at")
+    driver = FakePlacementDriver(s7=[schema])
+    read([payload], [span(0, 2)], pa.schema([("id", pa.int32())]), driver)
+    with_offset = with_metadata(pa.schema([("id", pa.int32())]), "offset")
+    read([payload], [span(0, 2)], with_offset, driver, has_metadata=True)
+    with_time = with_metadata(pa.schema([("id", pa.int32())]), "timestamp")
+    read([payload], [span(0, 2)], with_time, driver, has_metadata=True)
+    assert seen == [{"id"}, {"id"}, {"id", "at"}]

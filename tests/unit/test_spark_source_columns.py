@@ -1,0 +1,358 @@
+"""Which columns a source has, and which of them may be asked for."""
+
+import pyarrow as pa
+import pytest
+from fake_streams import ALL, FakeCluster, use_fake_cluster
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+)
+from source_options import only_fault, source
+from typed_streams import schema_of, versions_of
+
+from sbp_core.client import StreamInfo
+from sbp_core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    SchemaError,
+    StatusCode,
+    UnsupportedError,
+)
+from sbp_core.records import StreamSchema
+from sbp_spark.reading import batch_reader
+from sbp_spark.reading.batch_reader import SbpBatchReader
+from sbp_spark.reading.layout import Form
+from sbp_spark.reading.source_columns import SourceColumns, find_columns
+from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.streaming.stream_reader import SbpStreamReader
+
+ORDERS = schema_of(id=pa.int32(), price=pa.decimal128(9, 2))
+STREAMS = {
+    1: StreamInfo(1, "a", 1, 0, 100),
+    2: StreamInfo(2, "b", 1, 0, 200),
+    3: StreamInfo(3, "c", 1, 0, 300),
+}
+
+
+def ddl(found):
+    return ", ".join(
+        f"{each.name} {each.dataType.simpleString()}{'' if each.nullable else ' not null'}"
+        for each in found.schema
+    )
+
+
+def find(*schemas, **options):
+    """The columns of as many streams as there are schemas; None is no schema."""
+    cluster = FakeCluster()
+    cluster.schemas = {
+        stream_id: versions_of(stream_id, schema)
+        for stream_id, schema in enumerate(schemas, start=1)
+        if schema is not None
+    }
+    streams = {stream_id: STREAMS[stream_id] for stream_id in range(1, len(schemas) + 1)}
+    return find_columns(cluster, source(streaming=None, **options), streams)
+
+
+def test_a_stream_with_a_schema_is_read_as_columns_and_one_without_as_rows():
+    assert find(ORDERS) == SourceColumns(
+        StructType([StructField("id", IntegerType()), StructField("price", DecimalType(9, 2))]),
+        Form.COLUMNS,
+    )
+    assert find(None) == SourceColumns(source_schema(include_headers=False), Form.ROWS)
+    assert find(ORDERS, encoding="rows").form is Form.ROWS
+    assert find(None, encoding="rows", includeHeaders="true").schema.names[-1] == "headers"
+    assert find(None, includeHeaders="true").schema.names[-1] == "headers"
+
+
+def test_the_newest_version_counts():
+    cluster = FakeCluster()
+    cluster.schemas = {1: versions_of(1, schema_of(id=pa.int8()), ORDERS)}
+    found = find_columns(cluster, source(), {1: STREAMS[1]})
+    assert found.schema.names == ["id", "price"]
+
+
+def test_metadata_stand_behind_the_columns():
+    found = find(ORDERS, includeMetadata="true")
+    assert found.form is Form.COLUMNS_WITH_METADATA
+    assert ddl(found) == (
+        "id int, price decimal(9,2), _metadata struct<stream:string,stream_id:bigint,"
+        "range_index:int,offset:bigint,timestamp:timestamp>"
+    )
+
+
+def test_several_streams_have_the_columns_of_all():
+    strict = StreamSchema.of(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    required = StreamSchema.of(
+        pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("x", pa.string(), False)])
+    )
+    assert ddl(find(strict, required)) == "id bigint not null, x string"
+    assert ddl(find(strict, None)) == "id bigint not null"
+    assert ddl(find(strict, strict, ORDERS)) == "id bigint, price decimal(9,2)"
+
+
+def test_streams_whose_schemas_contradict_are_named():
+    with pytest.raises(SchemaError) as raised:
+        find(schema_of(x=pa.string()), ORDERS, schema_of(id=pa.string()))
+    assert "streams b and c cannot be read together" in str(raised.value)
+    assert "column id is string" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "told"),
+    [
+        (None, {"encoding": "columns"}, r"none of the streams \(a\) has a schema"),
+        (None, {"includeMetadata": "true"}, "option includeMetadata: no stream has a schema"),
+        (ORDERS, {"includeHeaders": "true"}, "option includeHeaders: the streams have schemas"),
+        (
+            schema_of(_Metadata=pa.string()),
+            {"includeMetadata": "true"},
+            "the streams have a column _metadata of their own",
+        ),
+    ],
+)
+def test_what_the_streams_have_not(schema, options, told):
+    with pytest.raises(ConfigurationError, match=told):
+        find(schema, **options)
+
+
+def test_there_is_no_stream():
+    assert find().form is Form.ROWS
+    with pytest.raises(ConfigurationError, match="there are none"):
+        find(encoding="columns")
+
+
+class OldPlacementDriver(FakeCluster):
+    def describe_schemas(self, stream_ids, *, newest_only=False):
+        raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "no schemas")
+
+
+def test_a_placement_driver_without_schemas_has_rows():
+    streams = {1: STREAMS[1]}
+    assert find_columns(OldPlacementDriver(), source(), streams).form is Form.ROWS
+    with pytest.raises(UnsupportedError):
+        find_columns(OldPlacementDriver(), source(encoding="columns"), streams)
+
+
+def test_a_stream_that_is_deleted_meanwhile_is_left_to_others():
+    class Forgetful(FakeCluster):
+        def describe_schemas(self, stream_ids, *, newest_only=False):
+            if 2 in stream_ids:
+                raise NotFoundError(StatusCode.NOT_FOUND, "stream 2")
+            return super().describe_schemas(stream_ids, newest_only=newest_only)
+
+    cluster = Forgetful(a=[1, 100, 0, 50])
+    cluster.schemas = {1: versions_of(1, ORDERS)}
+    assert find_columns(cluster, source(), STREAMS).form is Form.COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"encoding": "columns", "includeHeaders": "true"}, "includeHeaders is given with"),
+        ({"encoding": "rows", "includeMetadata": "true"}, "includeMetadata is given with"),
+        ({"includeHeaders": "true", "includeMetadata": "true"}, "beside includeHeaders"),
+        ({"encoding": "arrow"}, "encoding is 'arrow'; expected auto or rows or columns"),
+    ],
+)
+def test_options_that_contradict(options, told):
+    assert told in only_fault(**options)
+
+
+ALL_TYPES = pa.schema(
+    [
+        ("bool", pa.bool_()),
+        *((f"int{bits}", kind) for bits, kind in
+          ((8, pa.int8()), (16, pa.int16()), (32, pa.int32()), (64, pa.int64()))),
+        ("float", pa.float32()),
+        ("double", pa.float64()),
+        ("decimal", pa.decimal128(38, 18)),
+        ("string", pa.string()),
+        ("binary", pa.binary()),
+        ("date", pa.date32()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("local", pa.timestamp("us")),
+        ("took", pa.duration("us")),
+        ("time", pa.time64("ns")),
+        pa.field("required", pa.int64(), nullable=False),
+        ("list", pa.list_(pa.field("item", pa.timestamp("us"), nullable=False))),
+        ("map", pa.map_(pa.string(), pa.field("value", pa.duration("us"), nullable=False))),
+        (
+            "struct",
+            pa.struct(
+                [
+                    pa.field("value", pa.binary(), nullable=False),
+                    pa.field("metadata", pa.list_(pa.struct([("x", pa.time64("ns"))]))),
+                ]
+            ),
+        ),
+    ]
+)  # fmt: skip
+
+
+def test_every_type_is_one_of_sparks_and_back():
+    schema = StreamSchema.of(ALL_TYPES)
+    found = find(schema)
+    assert {each.name: type(each.dataType) for each in found.schema} == {
+        "bool": BooleanType,
+        "int8": ByteType,
+        "int16": ShortType,
+        "int32": IntegerType,
+        "int64": LongType,
+        "float": FloatType,
+        "double": DoubleType,
+        "decimal": DecimalType,
+        "string": StringType,
+        "binary": BinaryType,
+        "date": DateType,
+        "at": TimestampType,
+        "local": TimestampNTZType,
+        "took": DayTimeIntervalType,
+        "time": TimeType,
+        "required": LongType,
+        "list": ArrayType,
+        "map": MapType,
+        "struct": StructType,
+    }
+    assert source_arrow_schema(found.schema).equals(schema.arrow)
+    found.check(found.schema)
+
+
+NESTED = StreamSchema.of(
+    pa.schema(
+        [
+            pa.field("id", pa.int32(), nullable=False),
+            ("price", pa.decimal128(9, 2)),
+            ("tags", pa.list_(pa.int16())),
+            ("names", pa.map_(pa.string(), pa.float32())),
+            ("place", pa.struct([("x", pa.int32()), pa.field("y", pa.string(), nullable=False)])),
+        ]
+    )
+)
+
+
+def columns(**types):
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+def required(name, kind):
+    return StructType([StructField(name, kind, nullable=False)])
+
+
+def metadata(**types):
+    return columns(_metadata=columns(**types))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        columns(id=IntegerType()),
+        required("id", LongType()),
+        columns(price=DecimalType(20, 4), id=LongType()),
+        columns(tags=ArrayType(LongType()), names=MapType(StringType(), DoubleType())),
+        columns(place=columns(y=StringType(), x=LongType())),
+        columns(place=required("y", StringType())),
+    ],
+)
+def test_what_may_be_asked_for(given):
+    find(NESTED).check(given)
+    find(NESTED, includeMetadata="true").check(
+        StructType([*metadata(timestamp=TimestampType(), offset=LongType()), *given])
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (columns(id=ShortType()), "column id smallint; expected id int not null: cast it after"),
+        (columns(id=StringType()), "column id string; expected id int not null: cast it after"),
+        (columns(id=DoubleType()), "column id double"),
+        (columns(price=DecimalType(9, 1)), "price decimal(9,1); expected price decimal(9,2)"),
+        (required("price", DecimalType(9, 2)), "or leave not null out"),
+        (columns(prize=DecimalType(9, 2)), "column prize does not exist; did you mean price?"),
+        (columns(Price=DecimalType(9, 2)), "column Price does not exist; did you mean price?"),
+        (columns(tags=ArrayType(ByteType())), "tags.element tinyint; expected tags.element small"),
+        (columns(tags=ArrayType(ShortType(), False)), "tags.element smallint not null"),
+        (columns(tags=StringType()), "column tags string"),
+        (columns(names=MapType(IntegerType(), FloatType())), "column names map<int,float>"),
+        (columns(names=MapType(StringType(), IntegerType())), "column names.value int; expected"),
+        (columns(place=columns(z=IntegerType())), "column place.z does not exist"),
+        (columns(place=columns(x=ShortType())), "column place.x smallint; expected place.x int"),
+        (columns(place=columns()), "there is no column in place"),
+        (columns(), "there is no column; name one"),
+        (StructType(columns(id=IntegerType()).fields * 2), "column id stands there twice"),
+        (metadata(offset=LongType()), "column _metadata does not exist"),
+    ],
+)
+def test_what_may_not_be_asked_for(given, told):
+    with pytest.raises(ConfigurationError) as raised:
+        find(NESTED).check(given)
+    assert told in str(raised.value)
+    assert "if they have changed, load again" in str(raised.value)
+
+
+def test_metadata_that_are_asked_for_are_in_the_schema():
+    found = find(NESTED, includeMetadata="true")
+    with pytest.raises(ConfigurationError, match="_metadata is left out, but includeMetadata asks"):
+        found.check(columns(id=IntegerType()))
+    with pytest.raises(ConfigurationError, match=r"_metadata\.offset string"):
+        found.check(metadata(offset=StringType()))
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    fake = use_fake_cluster(monkeypatch)
+    fake.schemas = {1: versions_of(1, ORDERS)}
+    monkeypatch.setattr(batch_reader, "client_for", lambda *_: fake)
+    return fake
+
+
+def stream_reader(given, **options):
+    options = {"endpoint": "h:1", "streams": "a", "startingOffsets": "earliest"} | options
+    return SbpStreamReader(options, given)
+
+
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [({}, Form.COLUMNS), ({"includeMetadata": "true"}, Form.COLUMNS_WITH_METADATA)],
+)
+def test_tasks_are_told_how_to_read(cluster, options, form):
+    given = metadata(offset=LongType()) if options else columns(id=LongType())
+    query = stream_reader(given, **options)
+    begin = query.initialOffset()
+    (planned,) = query.partitions(begin, query.latestOffset(begin, ALL))
+    assert planned.form is form
+    batch_options = source(False, streams="a", **options)
+    (planned,) = SbpBatchReader(batch_options, given).partitions()
+    assert planned.form is form
+
+
+def test_a_streaming_query_keeps_what_it_was_when_it_started(cluster):
+    query = stream_reader(columns(id=IntegerType()))
+    begin = query.initialOffset()
+    cluster.schemas = {1: versions_of(1, ORDERS, schema_of(id=pa.string()))}
+    (planned,) = query.partitions(begin, query.latestOffset(begin, ALL))
+    assert planned.form is Form.COLUMNS
+    with pytest.raises(ConfigurationError, match="column id int; expected id string"):
+        stream_reader(columns(id=IntegerType())).initialOffset()
+
+
+def test_a_batch_says_which_columns_are_not_there(cluster):
+    with pytest.raises(ConfigurationError, match="column prize does not exist"):
+        SbpBatchReader(source(False, streams="a"), columns(prize=IntegerType())).partitions()
