@@ -29,7 +29,7 @@ def find_bad_columns(
     ids = np.full(rows.num_rows, stream_ids)
     return [
         *_missing(rows, ids, streams),
-        *_wrong_texts(rows),
+        *_invalid(rows),
         *_too_large(rows, ids, streams),
     ]
 
@@ -77,30 +77,28 @@ def _missing(
     return found
 
 
-def _wrong_texts(rows: pa.RecordBatch) -> list[BadRows]:
-    """Return the rows with a text that is no UTF-8."""
+def _invalid(rows: pa.RecordBatch) -> list[BadRows]:
+    """Return the rows with values that no reader takes, such as a text that is no UTF-8."""
     found = []
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        if _is_valid(column):
-            continue
-        wrong = [
-            index
-            for index in range(len(column))
-            if not _is_valid(pa.concat_arrays([column.slice(index, 1)]))
-        ]
-        error = RecordBatchError(
-            f"column {name} has a text that is no UTF-8; correct it, or make it binary"
-        )
-        found.append(BadRows(np.array(wrong, dtype=np.int64), error))
+        fault = _maybe_fault(column)
+        if fault is not None:
+            singles = (pa.concat_arrays([column.slice(index, 1)]) for index in range(len(column)))
+            wrong = [index for index, single in enumerate(singles) if _maybe_fault(single)]
+            error = RecordBatchError(
+                f"column {name} has a value that no reader takes ({fault}); correct it, or, if it"
+                " is no text, make the column binary"
+            )
+            found.append(BadRows(np.array(wrong, dtype=np.int64), error))
     return found
 
 
-def _is_valid(column: pa.Array) -> bool:
+def _maybe_fault(column: pa.Array) -> str | None:
     try:
         column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
+    except pa.ArrowInvalid as error:
+        return str(error)
+    return None
 
 
 def _too_large(

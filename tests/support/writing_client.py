@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sbp_core.client import AppendOutcome, StreamBounds, StreamInfo, TxnDecision
+from sbp_core.client import AppendOutcome, SchemaVersion, StreamBounds, StreamInfo, TxnDecision
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -13,7 +13,13 @@ from sbp_core.errors import (
     TxnEndedError,
     UnsupportedError,
 )
-from sbp_core.records import decode_envelope, decode_rows
+from sbp_core.records import (
+    ROWS_ENCODING,
+    decode_columns,
+    decode_envelope,
+    decode_rows,
+    merge_schemas,
+)
 from sbp_spark.options import Endpoint, Servers, SinkOptions, StreamRef, Targets
 
 SERVERS = Servers(Endpoint("pd", 1))
@@ -38,8 +44,9 @@ class Range:
 class WritingClient:
     """Has the streams s0 ... s99 with the ids 0 ... 99; `appends` are the calls."""
 
-    def __init__(self, *, has_transactions=True, has_writers=True):
+    def __init__(self, *, has_transactions=True, has_writers=True, has_schemas=True):
         self.has_writers = has_writers
+        self._has_schemas = has_schemas
         self.names = {f"s{number}": number for number in range(STREAM_COUNT)}
         self.published = {}
         self.staged = {}
@@ -47,6 +54,8 @@ class WritingClient:
         self.described = []
         self.created = []
         self.trims = []
+        self.schemas = {}
+        self.asked_for_schemas = []
         self.decisions = {}
         self.aborted = set()
         self.ended = set()
@@ -78,7 +87,7 @@ class WritingClient:
         self.appends.append(list(items))
         if transaction is None:
             for item in items:
-                self.published.setdefault(item.stream_id, []).extend(rows_in(item))
+                self.published.setdefault(item.stream_id, []).extend(self._rows_in(item))
         elif not self._has_transactions:
             raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "transactions declined")
         else:
@@ -93,8 +102,8 @@ class WritingClient:
     def _stage(self, item, transaction):
         key = (item.stream_id, 0)
         transaction.number(key)
-        transaction.on_staged(key, len(rows_in(item)))
-        self.staged.setdefault((transaction.txn_id, *key), []).extend(rows_in(item))
+        transaction.on_staged(key, len(self._rows_in(item)))
+        self.staged.setdefault((transaction.txn_id, *key), []).extend(self._rows_in(item))
 
     def commit_txn(self, producer, batch_number, parts, *, record_count, digest, timeout_ms=None):
         known = self.decisions.setdefault(producer, {})
@@ -128,6 +137,27 @@ class WritingClient:
     def stream_bounds(self, stream_ids):
         return [StreamBounds(each, 0, len(self.published.get(each, []))) for each in stream_ids]
 
+    def describe_schemas(self, stream_ids, *, newest_only=False):
+        if not self._has_schemas:
+            raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "schemas declined")
+        self.asked_for_schemas.append(list(stream_ids))
+        first = -1 if newest_only else 0
+        return {each: tuple(self.schemas.get(each, [])[first:]) for each in stream_ids}
+
+    def register_schema(self, stream_id, schema, *, version):
+        versions = self.schemas.setdefault(stream_id, [])
+        if version == len(versions) + 1:
+            versions.append(SchemaVersion(stream_id, version, schema, 0))
+        return versions[-1]
+
+    def evolve_schema(self, stream_id, schema, *, may_change):
+        assert may_change
+        newest = self.schemas[stream_id][-1]
+        merged = merge_schemas(newest.schema, schema)
+        if merged == newest.schema:
+            return newest
+        return self.register_schema(stream_id, merged, version=newest.version + 1)
+
     def trim_streams(self, offsets):
         self.trims.append(dict(offsets))
 
@@ -148,9 +178,11 @@ class WritingClient:
     def _info(name, stream_id):
         return StreamInfo(stream_id, name, 1, 0, 0)
 
-
-def rows_in(item):
-    """The rows of a batch to append."""
-    envelope = decode_envelope(item.batch)
-    assert envelope.stream_id == item.stream_id
-    return decode_rows(envelope).to_pylist()
+    def _rows_in(self, item):
+        """Return the rows of a batch to append."""
+        envelope = decode_envelope(item.batch)
+        assert envelope.stream_id == item.stream_id
+        if envelope.encoding == ROWS_ENCODING:
+            return decode_rows(envelope).to_pylist()
+        schemas = {each.schema.fingerprint: each.schema for each in self.schemas[item.stream_id]}
+        return decode_columns(envelope, schemas[envelope.schema_fingerprint]).to_pylist()

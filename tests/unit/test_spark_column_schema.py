@@ -1,0 +1,140 @@
+"""DataFrames as schemas of streams: which columns there may be, and which options name."""
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    CalendarIntervalType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    GeographyType,
+    GeometryType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+    UserDefinedType,
+    VariantType,
+    YearMonthIntervalType,
+)
+
+from sbp_core.errors import ConfigurationError
+from sbp_spark.column_schema import written_columns
+from sbp_spark.options import ColumnOptions
+
+
+class Point(UserDefinedType):
+    """A type whose values are stored as another one."""
+
+    @classmethod
+    def sqlType(cls):  # noqa: N802
+        return ArrayType(DoubleType(), containsNull=False)
+
+
+class Anything(UserDefinedType):
+    """One whose storage no stream has."""
+
+    @classmethod
+    def sqlType(cls):  # noqa: N802
+        return VariantType()
+
+
+def columns(**types):
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+def faults(schema, **options):
+    with pytest.raises(ConfigurationError) as caught:
+        written_columns(schema, ColumnOptions(**options))
+    head, *lines = str(caught.value).splitlines()
+    assert head == "the sbp sink cannot write these columns:"
+    return [line.removeprefix("  - ") for line in lines]
+
+
+def test_types_that_both_have():
+    schema = columns(
+        tiny=ByteType(),
+        amount=DecimalType(20, 3),
+        at=TimestampType(),
+        wall=TimestampNTZType(),
+        span=DayTimeIntervalType(),
+        time=TimeType(6),
+        point=Point(),
+        nested=MapType(StringType(), columns(x=ArrayType(BinaryType()))),
+        _metadata=VariantType(),
+    )
+    schema.fields[0].nullable = False
+    found = written_columns(schema, ColumnOptions()).arrow
+    element = pa.field("element", pa.float64(), nullable=False)
+    assert found.field("point").type == pa.list_(element)
+    assert found.field("at").type == pa.timestamp("us", tz="UTC")
+    assert found.field("time").type == pa.time64("ns")
+    assert not found.field("tiny").nullable
+    assert found.names == schema.names[:-1]
+
+
+def test_all_that_cannot_be_is_named_with_its_remedy():
+    schema = columns(
+        any=VariantType(),
+        where=GeometryType(4326),
+        there=GeographyType(4326),
+        months=YearMonthIntervalType(),
+        interval=CalendarIntervalType(),
+        nothing=NullType(),
+        deep=columns(x=ArrayType(MapType(StringType(), VariantType()))),
+        stored=Anything(),
+        fine=LongType(),
+        Fine=LongType(),
+    )
+    lines = faults(schema, timestamp_column="fine")
+    assert [line.split(" ")[:2] for line in lines[:-2]] == [
+        ["column", name]
+        for name in (
+            *["any", "where", "there", "months", "interval", "nothing"],
+            *["deep.x.element.value", "stored"],
+        )
+    ]
+    assert all("; " in line or ": " in line for line in lines)
+    assert "cast it to the type that it is to have" in lines[5]
+    assert "column Fine differs from fine by case only" in lines[-2]
+    assert "timestampColumn names fine, which has type bigint; expected a timestamp" in lines[-1]
+
+
+def test_there_has_to_be_a_column():
+    assert faults(columns(_metadata=LongType())) == ["there is no column"]
+    assert len(faults(columns(only=NullType()))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"routing_column": "accuont"},
+            "routingColumn names accuont, which is no column; did you mean Account?",
+        ),
+        ({"routing_column": "zzz"}, "there are Account, rate, at, wall"),
+        ({"routing_column": "rate"}, "has type double; expected a string, binary, integer"),
+        ({"timestamp_column": "wall"}, "has type timestamp_ntz; expected a timestamp with a time"),
+        ({"timestamp_column": "_metadata"}, "which is no column"),
+    ],
+)
+def test_options_name_columns_that_are_there(options, told):
+    schema = columns(
+        Account=IntegerType(),
+        rate=DoubleType(),
+        at=TimestampType(),
+        wall=TimestampNTZType(),
+        _metadata=TimestampType(),
+    )
+    (line,) = faults(schema, **options)
+    assert told in line
+    written_columns(schema, ColumnOptions(routing_column="Account", timestamp_column="at"))

@@ -1,0 +1,242 @@
+"""Writing the columns of a task: mapped onto the schemas of their streams, or kept as JSON."""
+
+import base64
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from zlib import crc32
+
+import pyarrow as pa
+import pytest
+from writing_client import WritingClient, sink_options
+
+from sbp_core.errors import SchemaError
+from sbp_core.limits import MIB, RECORD_BYTES_MAX
+from sbp_core.records import StreamSchema, decode_envelope
+from sbp_spark.options import (
+    BadRecordPolicy,
+    BatchKey,
+    ColumnOptions,
+    OnBadRecord,
+    StreamRef,
+)
+from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
+from sbp_spark.writing.row_json import row_json
+from sbp_spark.writing.task import StagedFor, append_rows, stage_rows
+
+DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
+SKIP = BadRecordPolicy(OnBadRecord.SKIP)
+STAGED_FOR = StagedFor(BatchKey("query", 3), is_repeatable=True)
+PAIRS = StreamSchema.of(pa.schema([pa.field("n", pa.int64()), pa.field("word", pa.string())]))
+REQUIRING = StreamSchema.of(
+    pa.schema([pa.field("word", pa.string(), nullable=False), pa.field("n", pa.int64())])
+)
+
+
+def pairs(*rows):
+    """A batch of (n, word), as Spark gives it: with other columns beside them."""
+    numbers, words = zip(*rows, strict=True)
+    return pa.record_batch(
+        {
+            "n": pa.array(numbers, pa.int64()),
+            "_metadata": pa.nulls(len(rows)),
+            "word": pa.array(words, pa.string()),
+        }
+    )
+
+
+def client_with(*schemas):
+    """A client whose streams from 1 on have these schemas."""
+    client = WritingClient()
+    for stream_id, schema in enumerate(schemas, start=1):
+        client.register_schema(stream_id, schema, version=1)
+    return client
+
+
+def options(*streams, **changes):
+    columns = {each: changes.pop(each) for each in list(changes) if each.endswith("_column")}
+    return sink_options(*streams, maybe_columns=ColumnOptions(**columns), **changes)
+
+
+def append(client, batches, given, schema=PAIRS, **more):
+    return append_rows(batches, client, given, maybe_schema=schema, **more)
+
+
+def test_each_stream_gets_its_rows_in_its_own_newest_schema():
+    grown = StreamSchema.of(
+        pa.schema(
+            [pa.field("new", pa.int8()), *[PAIRS.arrow.field(name) for name in ("word", "n")]]
+        )
+    )
+    client = client_with(PAIRS, PAIRS)
+    client.register_schema(2, grown, version=2)
+    batch = pairs((1, "a"), (2, "b"), (3, "c"), (4, "d"))
+    message = append(client, [batch], options("s1", "s2"))
+    assert client.published == {
+        1: [{"n": 1, "word": "a"}, {"n": 3, "word": "c"}],
+        2: [{"new": None, "word": "b", "n": 2}, {"new": None, "word": "d", "n": 4}],
+    }
+    assert (message.record_count, message.stream_count) == (4, 2)
+    assert client.asked_for_schemas == [[1, 2]]
+
+
+def test_the_column_with_the_times_is_named_in_record_batches():
+    schema = StreamSchema.of(pa.schema({"at": pa.timestamp("us", tz="UTC")}))
+    client = client_with(schema)
+    at = pa.array([0, 1], pa.timestamp("us", tz="Asia/Tokyo"))
+    batch = pa.record_batch({"at": at})
+    append(client, [batch], options("s1", timestamp_column="at"), schema)
+    (item,) = client.appends[0]
+    envelope = decode_envelope(item.batch)
+    assert (envelope.timestamp_column, envelope.schema_fingerprint) == ("at", schema.fingerprint)
+    assert envelope.base_timestamp_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (pa.array(["x", "é", ""]), ["x", "é", ""]),
+        (pa.array([b"x", b"\xff", b""]), [b"x", b"\xff", b""]),
+        (pa.array([1, -5, 2**40]), ["1", "-5", str(2**40)]),
+        (pa.array([1, -5, 7], pa.int8()), ["1", "-5", "7"]),
+        (pa.array([True, False, True]), ["true", "false", "true"]),
+        (
+            pa.array([date(2026, 1, 31), date(1969, 1, 1), date(1, 1, 1)]),
+            ["2026-01-31", "1969-01-01", "0001-01-01"],
+        ),
+    ],
+)
+def test_the_routing_column_tells_the_stream(values, texts):
+    schema = StreamSchema.of(pa.schema({"k": values.type, "n": pa.int64()}))
+    client = client_with(schema, schema, schema)
+    batch = pa.record_batch({"k": values, "n": pa.array([0, 1, 2])})
+    append(client, [batch, batch[1:]], options("s1", "s2", "s3", routing_column="k"), schema)
+    places = {row["n"]: stream_id for stream_id, rows in client.published.items() for row in rows}
+    octets = [text.encode() if isinstance(text, str) else text for text in texts]
+    assert places == {n: crc32(each) % 3 + 1 for n, each in enumerate(octets)}
+
+
+def test_rows_without_a_routing_value_take_turns():
+    client = client_with(PAIRS, PAIRS)
+    batch = pairs(*((n, None) for n in range(4)))
+    append(client, [batch], options("s1", "s2", routing_column="word"), partition_id=1)
+    assert {stream: [row["n"] for row in rows] for stream, rows in client.published.items()} == {
+        2: [0, 2],
+        1: [1, 3],
+    }
+
+
+def test_a_null_that_a_stream_requires_is_a_bad_record():
+    batch = pairs((1, "a"), (2, None), (3, None), (None, "d"))
+    told = r"column word is null, and 's2' requires a value.*\(row 1 of 4 in a batch; 1 of them"
+    with pytest.raises(BadRecordError, match=told):
+        append(client_with(PAIRS, REQUIRING), [batch], options("s1", "s2"))
+    client = client_with(PAIRS, REQUIRING)
+    message = append(client, [batch], options("s1", "s2", bad_records=SKIP))
+    assert (message.record_count, message.skipped_count) == (3, 1)
+    assert [row["n"] for row in client.published[1]] == [1, 3]
+    assert [row["n"] for row in client.published[2]] == [None]
+    client = client_with(PAIRS, REQUIRING)
+    message = append(client, [batch], options("s1", "s2", bad_records=DEAD_LETTERS))
+    assert (message.record_count, message.dead_letter_count) == (4, 1)
+    (letter,) = client.published[99]
+    assert json.loads(letter["value"]) == {"n": 2, "word": None}
+    assert letter["key"] is None
+    assert letter["timestamp"] > datetime(2026, 1, 1, tzinfo=UTC)
+    ((name, text),) = letter["headers"]
+    assert name == ERROR_HEADER
+    assert b"column word is null" in text
+
+
+def test_a_text_that_is_none_is_a_bad_record():
+    words = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
+    batch = pa.record_batch({"n": pa.array([1, 2, 3]), "word": words})
+    with pytest.raises(BadRecordError, match=r"column word has a value.*UTF8.*row 1 of 3"):
+        append(client_with(PAIRS), [batch], options("s1"))
+    client = client_with(PAIRS)
+    append(client, [batch], options("s1", bad_records=DEAD_LETTERS))
+    assert [row["word"] for row in client.published[1]] == ["a", "c"]
+    (letter,) = client.published[99]
+    assert json.loads(letter["value"]) == {"n": 2, "word": base64.b64encode(b"\xff").decode()}
+
+
+def test_a_row_that_is_too_large():
+    batch = pairs((1, "a"), (2, "b" * RECORD_BYTES_MAX), (3, "c" * MIB))
+    with pytest.raises(BadRecordError, match=r"a record of \d+ octets.*row 1 of 3"):
+        append(client_with(PAIRS), [batch], options("s1"))
+    client = client_with(PAIRS)
+    append(client, [batch], options("s1", bad_records=DEAD_LETTERS))
+    assert [row["n"] for row in client.published[1]] == [1, 3]
+    (letter,) = client.published[99]
+    assert letter["value"] is None
+
+
+def test_a_row_that_is_too_large_in_the_types_of_its_stream():
+    def schema(kind):
+        return StreamSchema.of(pa.schema({"l": pa.list_(kind)}))
+
+    count = RECORD_BYTES_MAX // 8
+    batch = pa.record_batch({"l": pa.array([[1], [1] * count], pa.list_(pa.int8()))})
+    client = client_with(schema(pa.int64()), schema(pa.int8()))
+    given = options("s1", "s2", bad_records=SKIP)
+    assert append(client, [batch], given, schema(pa.int8())).skipped_count == 0
+    backwards = pa.concat_batches([batch[1:], batch[:1]])
+    assert append(client, [backwards], given, schema(pa.int8())).skipped_count == 1
+
+
+def test_a_stream_that_got_another_schema_meanwhile():
+    numbers = StreamSchema.of(pa.schema({"n": pa.int8()}))
+    with pytest.raises(SchemaError, match="column n is int64, which does not fit") as caught:
+        append(client_with(numbers), [pairs((1, "a"))], options("s1"))
+    assert "while writing to stream 's1'" in caught.value.__notes__
+
+
+def test_the_digest_depends_neither_on_the_division_nor_on_the_schemas():
+    batch = pairs((1, "a"), (2, None), (3, "c"), (4, None))
+
+    def digest(batches, *schemas):
+        client = client_with(*schemas)
+        streams = [f"s{number}" for number, _ in enumerate(schemas, start=1)]
+        given = options(*streams, bad_records=DEAD_LETTERS)
+        return stage_rows(batches, client, given, STAGED_FOR, maybe_schema=PAIRS).digest
+
+    whole = digest([batch], PAIRS)
+    assert whole == digest([batch[2:], batch[:2]], PAIRS) != 0
+    assert digest([batch], REQUIRING) != whole
+    assert digest([batch], REQUIRING) == digest([batch[i : i + 1] for i in (3, 1, 0, 2)], REQUIRING)
+    assert digest([batch], PAIRS, PAIRS) == digest([batch[1:], batch[:1]], PAIRS, PAIRS) != whole
+
+
+def test_rows_as_json():
+    kinds = {
+        "octets": (b"\x00\xff", pa.binary()),
+        "amount": (Decimal("1.50"), pa.decimal128(10, 2)),
+        "day": (date(2026, 1, 31), pa.date32()),
+        "late": (5_000_000, pa.int32()),
+        "at": (1, pa.timestamp("us", tz="UTC")),
+        "wall": (1, pa.timestamp("us")),
+        "time": (1, pa.time64("ns")),
+        "span": (1_500_000, pa.duration("us")),
+        "map": ([("k", b"v")], pa.map_(pa.string(), pa.binary())),
+        "list": ([{"x": None}], pa.list_(pa.struct({"x": pa.int8()}))),
+        "word": ("é", pa.string()),
+    }
+    row = pa.record_batch({name: pa.array([value], kind) for name, (value, kind) in kinds.items()})
+    late = row.schema.get_field_index("late")
+    row = row.set_column(late, "late", row.column(late).cast(pa.date32()))
+    assert json.loads(row_json(row)) == {
+        "octets": "AP8=",
+        "amount": "1.50",
+        "day": "2026-01-31",
+        "late": "15659-07-15",
+        "at": "1970-01-01 00:00:00.000001Z",
+        "wall": "1970-01-01 00:00:00.000001",
+        "time": "00:00:00.000000001",
+        "span": 1.5,
+        "map": [["k", "dg=="]],
+        "list": [{"x": None}],
+        "word": "é",
+    }
+    nested = pa.array([[b"\xff"]], pa.list_(pa.binary())).cast(pa.list_(pa.binary()))
+    wrong = pa.ListArray.from_arrays(nested.offsets, nested.values.view(pa.string()))
+    assert json.loads(row_json(pa.record_batch({"l": wrong}))) == {"l": ["/w=="]}
