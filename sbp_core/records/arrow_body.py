@@ -8,7 +8,11 @@ from typing import Literal
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_message import BUFFER_ALIGNMENT_BYTES, check_record_batch_message
+from sbp_core.records.arrow_message import (
+    BUFFER_ALIGNMENT_BYTES,
+    check_record_batch_message,
+    find_buffers,
+)
 from sbp_core.records.envelope import Envelope
 
 Compression = Literal["none", "lz4", "zstd"]
@@ -23,13 +27,14 @@ def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:
         compression=None if compression == "none" else compression,
         use_threads=False,
     )
+    check_values(batch)
     try:
-        batch.validate(full=True)
         sink = pa.BufferOutputStream()
         pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(_whole(batch))
     except (pa.ArrowException, OSError) as error:
         raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
-    body = memoryview(sink.getvalue())[batch.schema.serialize().size :]
+    written = memoryview(sink.getvalue())
+    body = written[find_buffers(written, metadata_bytes_max=len(written)) :]
     check_record_batch_message(body, record_count=batch.num_rows)
     return body
 
@@ -54,6 +59,14 @@ def decode_body(
             f" damaged: {error}"
         ) from error
     return batch
+
+
+def check_values(batch: pa.RecordBatch) -> None:
+    """Raise RecordBatchError for rows that are no valid data of Arrow's."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
 
 
 def _whole(batch: pa.RecordBatch) -> pa.RecordBatch:
