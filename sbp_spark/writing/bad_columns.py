@@ -19,7 +19,9 @@ from sbp_spark.writing.row_json import row_json
 from sbp_spark.writing.typed_streams import TypedStream
 
 _GROWTH_MAX: Final = 32
-"""A row of the smallest values may become so many times larger in the types of its stream."""
+"""Lists of the smallest values may become so many times larger in the types of their stream."""
+_FIXED_BYTES_MAX: Final = 17 * limits.SCHEMA_FIELDS_MAX
+"""What all values of fixed width take in a row, at most."""
 
 
 def find_bad_columns(
@@ -67,6 +69,8 @@ def _missing(
             for stream_id, stream in streams.items()
             if name in stream.schema.arrow.names and not stream.schema.arrow.field(name).nullable
         }
+        if not requiring:
+            continue
         is_bad = np.asarray(column.is_null()) & np.isin(ids, list(requiring))
         if is_bad.any():
             error = RecordBatchError(
@@ -104,7 +108,7 @@ def _maybe_fault(column: pa.Array) -> str | None:
 def _too_large(
     rows: pa.RecordBatch, ids: npt.NDArray[np.int64], streams: Mapping[int, TypedStream]
 ) -> list[BadRows]:
-    if rows.nbytes <= limits.RECORD_BYTES_MAX // _GROWTH_MAX:
+    if _FIXED_BYTES_MAX + sum(map(_largest, rows.columns)) <= limits.RECORD_BYTES_MAX:
         return []
     ids_by_schema: dict[pa.Schema, list[int]] = {}
     for stream_id in np.unique(ids).tolist():
@@ -115,3 +119,11 @@ def _too_large(
         mapped = map_columns(rows, nullable)
         sizes = np.where(np.isin(ids, stream_ids), record_sizes(mapped), sizes)
     return too_large(sizes)
+
+
+def _largest(column: pa.Array) -> int:
+    """Return what a value of the column takes at most, in octets, beside those of fixed width."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return int(column.nbytes)
+    return int(column.nbytes) * _GROWTH_MAX if pa.types.is_nested(kind) else 0
