@@ -100,6 +100,7 @@ SCHEMA_BYTES_MAX: Final = 256 * KIB
 SCHEMA_FIELDS_MAX: Final = 900
 """Columns with all that are in them: Arrow's message has some 64 octets of metadata for each."""
 SCHEMA_DEPTH_MAX: Final = 16
+SCHEMA_NAME_BYTES_MAX: Final = KIB
 SCHEMA_VERSIONS_MAX: Final = 1_000
 SCHEMAS_PER_TURN: Final = 8
 """Schemas that the placement driver registers at a time, before other work has its turn."""

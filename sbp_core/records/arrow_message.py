@@ -22,9 +22,10 @@ BUFFER_ALIGNMENT_BYTES: Final = 8
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _PREFIX: Final = struct.Struct("<Ii")
+PREFIX_BYTES: Final = _PREFIX.size
 _UNCOMPRESSED_BYTES: Final = struct.Struct("<q")
 _STORED_RAW: Final = -1
-_VERSION_5: Final = 4
+VERSION_5: Final = 4
 _HEADER_RECORD_BATCH: Final = 3
 _CODECS: Final = (0, 1)  # LZ4_FRAME, ZSTD
 _METHOD_BUFFER: Final = 0
@@ -93,11 +94,12 @@ MESSAGE_SCHEMA: Final = Schema(
 )
 
 
-def check_record_batch_message(data: memoryview, *, record_count: int) -> None:
+def check_record_batch_message(data: memoryview, *, record_count: int) -> bool:
     """Check that `data` is one record batch message of `record_count` rows, safe to hand to Arrow.
 
-    Nothing is decompressed. Raises RecordBatchError: another kind of message, a part outside the
-    data, or decoded sizes that sum up to more than `limits.DECODED_BATCH_BYTES_MAX`.
+    Returns whether its buffers are compressed; nothing is decompressed. Raises RecordBatchError:
+    another kind of message, a part outside the data, or decoded sizes that sum up to more than
+    `limits.DECODED_BATCH_BYTES_MAX`.
     """
     header, buffers_start = _read_header(data)
     if header.length != record_count:
@@ -111,25 +113,37 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> None:
             )
     _check_compression(header.compression)
     _check_buffers(data[buffers_start:], header)
+    return header.compression is not None
 
 
-def _read_header(data: memoryview) -> tuple[RecordBatchHeader, int]:
-    """Return the RecordBatch table and the position at which the buffers start."""
+def find_buffers(
+    data: memoryview, *, metadata_bytes_max: int = limits.BATCH_METADATA_BYTES_MAX
+) -> int:
+    """Return where the buffers of a message start; its metadata is between PREFIX_BYTES and there.
+
+    Raises RecordBatchError.
+    """
     if len(data) < _PREFIX.size:
         raise RecordBatchError(f"Arrow message cut off after {len(data)} octets")
     continuation, metadata_bytes = _PREFIX.unpack_from(data)
     if continuation != _CONTINUATION:
         raise RecordBatchError("body is no encapsulated Arrow message: its first octets are wrong")
-    metadata_bytes_max = min(len(data) - _PREFIX.size, limits.BATCH_METADATA_BYTES_MAX)
+    metadata_bytes_max = min(len(data) - _PREFIX.size, metadata_bytes_max)
     if not 0 < metadata_bytes <= metadata_bytes_max:
         raise RecordBatchError(
             f"Arrow message announces {metadata_bytes} octets of metadata; expected 1 to"
             f" {metadata_bytes_max}"
         )
-    buffers_start = _PREFIX.size + metadata_bytes
+    buffers_start = _PREFIX.size + int(metadata_bytes)
     if buffers_start % BUFFER_ALIGNMENT_BYTES:
         raise RecordBatchError(f"Arrow message with unaligned metadata of {metadata_bytes} octets")
-    message = _decode_message(data[_PREFIX.size : buffers_start])
+    return buffers_start
+
+
+def _read_header(data: memoryview) -> tuple[RecordBatchHeader, int]:
+    """Return the RecordBatch table and the position at which the buffers start."""
+    buffers_start = find_buffers(data)
+    message = _decode_message(data[PREFIX_BYTES:buffers_start])
     if message.header is None or message.body_length != len(data) - buffers_start:
         raise RecordBatchError(
             f"Arrow message announces {message.body_length} octets of buffers, but"
@@ -151,10 +165,10 @@ def _decode_message(encoded: memoryview) -> Message:
 
 
 def _check_kind(message: Message | MessageKind) -> None:
-    if message.version != _VERSION_5 or message.header_type != _HEADER_RECORD_BATCH:
+    if message.version != VERSION_5 or message.header_type != _HEADER_RECORD_BATCH:
         raise RecordBatchError(
             f"Arrow message of type {message.header_type}, version {message.version}; expected a"
-            f" record batch ({_HEADER_RECORD_BATCH}) of version {_VERSION_5}"
+            f" record batch ({_HEADER_RECORD_BATCH}) of version {VERSION_5}"
         )
 
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_body import Compression
+from sbp_core.records.arrow_body import Compression, check_values
 from sbp_core.records.columns import check_columns_schema, encode_columns
+from sbp_core.records.required import check_required
 from sbp_core.records.row_sizes import row_ends
 from sbp_core.records.rows import check_rows_schema, encode_rows
 from sbp_core.records.stream_schema import StreamSchema
@@ -66,10 +67,8 @@ class BatchBuilder(ABC):
         another schema, are invalid, or hold a record larger than `limits.RECORD_BYTES_MAX`.
         """
         self._check_schema(rows)
-        try:
-            rows.validate(full=True)
-        except pa.ArrowException as error:
-            raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+        check_values(rows)
+        self._check_nulls(rows)
         ends = row_ends(rows)
         _check_record_sizes(ends)
         full: list[bytes] = []
@@ -101,6 +100,10 @@ class BatchBuilder(ABC):
     @abstractmethod
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         """Raise RecordBatchError or SchemaError unless the rows have the schema."""
+
+    @abstractmethod
+    def _check_nulls(self, rows: pa.RecordBatch) -> None:
+        """Raise SchemaError for rows, valid ones of the schema, that lack what is required."""
 
     @abstractmethod
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
@@ -147,6 +150,9 @@ class RowsBuilder(BatchBuilder):
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         check_rows_schema(rows)
 
+    def _check_nulls(self, rows: pa.RecordBatch) -> None:
+        """Do nothing: rows may lack anything."""
+
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
         return encode_rows(
             rows,
@@ -177,6 +183,9 @@ class ColumnsBuilder(BatchBuilder):
 
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         check_columns_schema(rows, self._schema)
+
+    def _check_nulls(self, rows: pa.RecordBatch) -> None:
+        check_required(rows)
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
         return encode_columns(

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records.arrow_body import Compression, decode_body, encode_body
 from sbp_core.records.envelope import Envelope, encode_envelope
+from sbp_core.records.required import check_required
 from sbp_core.records.stream_schema import StreamSchema, schema_text
 
 COLUMNS_ENCODING: Final = "columns"
@@ -33,11 +34,14 @@ def encode_columns(
     """Return rows of a schema as a whole record batch, envelope included.
 
     `timestamp_ms` is the base timestamp, milliseconds since the epoch. Raises SchemaError for rows
-    of another schema, RecordBatchError for rows that no reader would accept.
+    of another schema or with a null in a required column, RecordBatchError for others that no
+    reader would accept.
     """
     check_columns_schema(batch, schema)
+    body = encode_body(batch, compression)
+    check_required(batch)
     return encode_envelope(
-        [encode_body(batch, compression)],
+        [body],
         stream_id=stream_id,
         record_count=batch.num_rows,
         base_timestamp_ms=timestamp_ms,
@@ -63,7 +67,15 @@ def decode_columns(
             f" encoding {found[0]!r}, schema {found[1]!r}; expected {COLUMNS_ENCODING!r},"
             f" {schema.fingerprint!r}"
         )
-    return decode_body(envelope, schema.arrow, names)
+    batch = decode_body(envelope, schema.arrow, names)
+    try:
+        check_required(batch)
+    except SchemaError as error:
+        raise RecordBatchError(
+            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
+            f" damaged: {error}"
+        ) from error
+    return batch
 
 
 def check_columns_schema(batch: pa.RecordBatch, schema: StreamSchema) -> None:

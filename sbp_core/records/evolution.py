@@ -69,14 +69,19 @@ class Comparison:
 def compare_schemas(newest: StreamSchema, given: StreamSchema) -> Comparison:
     """Return `newest` extended by what `given` has more, and the differences.
 
-    What `given` lacks, or has narrower, is no difference if its data fits nevertheless.
+    What `given` lacks, or has narrower, is no difference if its data fits nevertheless. Raises
+    SchemaError if together they have more columns than a stream can.
     """
     merger = _Merger(is_absence_allowed=False)
-    return Comparison(merger.merge(newest, given), tuple(merger.differences))
+    merged = StreamSchema.of(merger.merge(newest, given).arrow)
+    return Comparison(merged, tuple(merger.differences))
 
 
 def merge_schemas(newest: StreamSchema, given: StreamSchema) -> StreamSchema:
-    """Return `newest` extended by what `given` has more. Raises SchemaError if they contradict."""
+    """Return `newest` extended by what `given` has more.
+
+    Raises SchemaError if they contradict, or have more columns than a stream can.
+    """
     compared = compare_schemas(newest, given)
     if compared.faults:
         raise faults_error(

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from sbp_core.errors import SchemaError
 from sbp_core.records.evolution import is_widening
+from sbp_core.records.required import check_required
 from sbp_core.records.stream_schema import name_text, type_text
 
 
@@ -16,22 +17,28 @@ def map_columns(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     are widened. Raises SchemaError for a column that cannot be had so, or that is required and has
     a null.
     """
+    if batch.schema.equals(target):
+        check_required(batch)
+        return batch
     columns = []
     for field in target:
-        index = batch.schema.get_field_index(field.name)
         place = name_text(field.name)
-        column = (
+        index = _maybe_index(batch.schema, field.name, place)
+        columns.append(
             pa.nulls(batch.num_rows, field.type)
-            if index < 0
+            if index is None
             else _map_array(batch.column(index), field.type, place)
         )
-        if column.null_count and not field.nullable:
-            raise SchemaError(
-                f"column {place} is required, and {column.null_count} of {len(column)} rows have"
-                " none"
-            )
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=target)
+    mapped = pa.RecordBatch.from_arrays(columns, schema=target)
+    check_required(mapped)
+    return mapped
+
+
+def _maybe_index(fields: pa.Schema | pa.StructType, name: str, place: str) -> int | None:
+    found = fields.get_all_field_indices(name)
+    if len(found) > 1:
+        raise SchemaError(f"column {place} stands there twice; rename one of them")
+    return found[0] if found else None
 
 
 def _map_array(array: pa.Array, target: pa.DataType, place: str) -> pa.Array:
@@ -44,26 +51,28 @@ def _map_array(array: pa.Array, target: pa.DataType, place: str) -> pa.Array:
         values = _map_array(array.values, target.value_type, f"{place}.element")
         return _with_children(array, target, values)
     if pa.types.is_map(kind) and pa.types.is_map(target) and kind.key_type == target.key_type:
-        values = _map_array(array.items, target.item_type, f"{place}.value")
+        entries = array.values
+        values = _map_array(entries.field(1), target.item_type, f"{place}.value")
         fields = [target.key_field, target.item_field]
-        entries = pa.StructArray.from_arrays([array.keys, values], fields=fields)
+        entries = pa.StructArray.from_arrays([entries.field(0), values], fields=fields)
         return _with_children(array, target, entries)
     if not is_widening(kind, target):
         raise SchemaError(
             f"column {place} is {type_text(kind)}, which does not fit into {type_text(target)}"
         )
-    return array.cast(target)
+    # Nothing valid is lost by widening, and what lies under nulls may be anything.
+    return array.cast(target, safe=False)
 
 
 def _map_struct(array: pa.StructArray, target: pa.StructType, place: str) -> pa.StructArray:
-    kind = array.type
     children = []
     for field in target:
-        index = kind.get_field_index(field.name)
+        inside = f"{place}.{name_text(field.name)}"
+        index = _maybe_index(array.type, field.name, inside)
         children.append(
             pa.nulls(len(array), field.type)
-            if index < 0
-            else _map_array(array.field(index), field.type, f"{place}.{name_text(field.name)}")
+            if index is None
+            else _map_array(array.field(index), field.type, inside)
         )
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)

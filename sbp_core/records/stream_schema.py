@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import SchemaError
+from sbp_core.records.schema_message import check_schema_message
 
 _FINGERPRINT_BYTES: Final = 16
+_FAULTS_SHOWN_MAX: Final = 20
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 _NAMES: Final[dict[pa.DataType, str]] = {
@@ -98,6 +100,7 @@ def decode_stream_schema(data: bytes) -> StreamSchema:
         raise SchemaError(
             f"a schema of {len(data)} octets; at most {limits.SCHEMA_BYTES_MAX} are allowed"
         )
+    check_schema_message(memoryview(data))
     try:
         found = pa.ipc.read_schema(pa.py_buffer(data))
         schema = StreamSchema.of(found)
@@ -142,8 +145,11 @@ def name_text(name: str) -> str:
 
 
 def faults_error(what: str, faults: Iterable[str]) -> SchemaError:
-    """Return the error that names all faults, one on a line."""
-    lines = "\n".join(f"  - {fault}" for fault in faults)
+    """Return the error that names the faults, one on a line; of very many the first ones."""
+    shown = list(faults)
+    if len(shown) > _FAULTS_SHOWN_MAX:
+        shown[_FAULTS_SHOWN_MAX:] = [f"and {len(shown) - _FAULTS_SHOWN_MAX} more like these"]
+    lines = "\n".join(f"  - {fault}" for fault in shown)
     return SchemaError(f"{what}:\n{lines}")
 
 
@@ -162,6 +168,12 @@ def _canonical_fields(
         place = f"{path}{name_text(name)}"
         if not name:
             faults.append(f"a column of {path.rstrip('.') or 'the schema'} has no name")
+        if len(name.encode()) > limits.SCHEMA_NAME_BYTES_MAX:
+            faults.append(
+                f"a column has a name of {len(name.encode())} octets; at most"
+                f" {limits.SCHEMA_NAME_BYTES_MAX} are allowed"
+            )
+            continue
         if name.lower() in seen:
             other = seen[name.lower()]
             how = "stands there twice" if other == name else f"differs from {other} by case only"
@@ -177,7 +189,13 @@ def _maybe_canonical(
     kind: pa.DataType, place: str, depth: int, faults: list[str]
 ) -> pa.DataType | None:
     """Return the type with canonical children; None if there is a fault, which is added."""
-    if kind in _NAMES or pa.types.is_decimal128(kind):
+    if kind in _NAMES:
+        return kind
+    if pa.types.is_decimal128(kind):
+        if not 0 <= kind.scale <= kind.precision:
+            faults.append(
+                f"column {place} is {type_text(kind)}; a scale is from 0 to the precision"
+            )
         return kind
     if not _has_parts(kind):
         faults.append(f"column {place} has type {kind}, {_remedy(kind)}")

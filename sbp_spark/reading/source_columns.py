@@ -104,8 +104,8 @@ def _typed(
         return SourceColumns(schema, Form.COLUMNS)
     if METADATA_COLUMN in map(str.lower, schema.names):
         raise ConfigurationError(
-            f"option includeMetadata: the streams have a column {METADATA_COLUMN} of their own; remove"
-            " the option, or write to other streams without that column"
+            f"option includeMetadata: the streams have a column {METADATA_COLUMN} of their own;"
+            " remove the option, or write to other streams without that column"
         )
     return SourceColumns(StructType([*schema.fields, METADATA_FIELD]), Form.COLUMNS_WITH_METADATA)
 

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import pyarrow as pa
 from faulty_disk import FaultyDisk, Inode
+from fuzz_columns import check_columns, check_schema, columns_corpus, schema_corpus
 from fuzz_features import check_features, features_corpus
 from log_files import open_log
 
@@ -448,6 +449,8 @@ TARGETS = {
     "headers": Target(header_corpus, check_header),
     "envelope": Target(envelope_corpus, check_envelope),
     "rows": Target(rows_corpus, check_rows),
+    "columns": Target(columns_corpus, check_columns),
+    "schema": Target(schema_corpus, check_schema),
     "session": Target(session_corpus, check_session),
     "features": Target(features_corpus, check_features),
     "log": Target(log_corpus, check_log),

@@ -29,7 +29,17 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 INPUT_SECONDS_MAX = 1.0
 MEMORY_GROWTH_BYTES_MAX = 256 << 20
 LENGTH_BYTES = 8
-TARGET_NAMES = ("frames", "headers", "envelope", "rows", "session", "features", "log")
+TARGET_NAMES = (
+    "frames",
+    "headers",
+    "envelope",
+    "rows",
+    "columns",
+    "schema",
+    "session",
+    "features",
+    "log",
+)
 
 
 class HangError(Exception):

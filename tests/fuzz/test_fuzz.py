@@ -9,7 +9,17 @@ import pytest
 
 RUN = Path(__file__).with_name("run.py")
 RUNS = 2000
-TARGETS = ("frames", "headers", "envelope", "rows", "session", "features", "log")
+TARGETS = (
+    "frames",
+    "headers",
+    "envelope",
+    "rows",
+    "columns",
+    "schema",
+    "session",
+    "features",
+    "log",
+)
 
 FAULTY = """
 import os, run, fuzz_targets

@@ -144,9 +144,10 @@ def _tuple_getter(columns: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any
 class Reader:
     """One verified reading of one buffer."""
 
-    def __init__(self, tables: Mapping[str, ReadTable], data: bytes) -> None:
+    def __init__(self, tables: Mapping[str, ReadTable], data: bytes, depth_max: int) -> None:
         self._tables = tables
         self._data = data
+        self._depth_max = depth_max
         self._size = len(data)
         self._plans: dict[tuple[str, bytes], _Plan] = {}
         # A table is referred to at least once, so an honest buffer has no more than these fit.
@@ -171,9 +172,9 @@ class Reader:
 
     def _read_table(self, table: ReadTable, position: int, depth: int) -> Any:
         self._tables_left -= 1
-        if depth > limits.HEADER_DEPTH_MAX or self._tables_left < 0:
+        if depth > self._depth_max or self._tables_left < 0:
             raise HeaderError(
-                f"{table.name}: tables nested deeper than {limits.HEADER_DEPTH_MAX} or more than"
+                f"{table.name}: tables nested deeper than {self._depth_max} or more than"
                 f" {self._tables_max} of them in {self._size} octets"
             )
         plan = self._read_vtable(table, position - _I32.unpack_from(self._data, position)[0])

@@ -20,11 +20,16 @@ class Schema:
     """The tables of one schema file: encodes and decodes their dataclasses."""
 
     def __init__(
-        self, layouts: Mapping[type, tuple[Field, ...]], *, bytes_max: int = limits.HEADER_BYTES_MAX
+        self,
+        layouts: Mapping[type, tuple[Field, ...]],
+        *,
+        bytes_max: int = limits.HEADER_BYTES_MAX,
+        depth_max: int = limits.HEADER_DEPTH_MAX,
     ) -> None:
         self._written = {table.__name__: WrittenTable(table, layouts[table]) for table in layouts}
         self._read = {table.__name__: ReadTable(table, layouts[table]) for table in layouts}
         self._bytes_max = bytes_max
+        self._depth_max = depth_max
         self._templates: dict[tuple[type, int], Template] = {}
         self._misses: dict[tuple[type, int], int] = {}
 
@@ -55,7 +60,7 @@ class Schema:
                 value: T | None = template.maybe_read(octets)
                 if value is not None:
                     return value
-        value = Reader(self._read, octets).read_root(table.__name__)
+        value = Reader(self._read, octets, self._depth_max).read_root(table.__name__)
         if len(octets) <= limits.TEMPLATE_BYTES_MAX:
             self._consider(key, octets)
         return value

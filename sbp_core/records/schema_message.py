@@ -1,0 +1,151 @@
+"""Arrow's encapsulated schema message, checked before Arrow reads it.
+
+It has the form of arrow_message.py, without buffers. Arrow verifies that its metadata lie inside,
+but reads a table as often as it is referred to: a few octets can describe millions of columns, or
+one long name a thousand times. The tables here are the parts of Arrow's Schema.fbs that are needed,
+with its ids; of the types of columns Arrow reads all that is to be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError, RecordBatchError, SchemaError
+from sbp_core.records.arrow_message import PREFIX_BYTES, VERSION_5, find_buffers
+from sbp_core.wire.flat import Field, Scalar, Schema, Table, Text, Vector
+
+_HEADER_SCHEMA: Final = 1
+_LITTLE_ENDIAN: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Table KeyValue, of which a stream's schema has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DictionaryEncoding:
+    """Table DictionaryEncoding, which no column of a stream has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaField:
+    """Table Field: a column with those that are in it."""
+
+    name: str = ""
+    dictionary: DictionaryEncoding | None = None
+    children: tuple[SchemaField, ...] = ()
+    custom_metadata: tuple[Metadata, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaHeader:
+    """Table Schema."""
+
+    endianness: int = 0
+    fields: tuple[SchemaField, ...] = ()
+    custom_metadata: tuple[Metadata, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaMessageKind:
+    """Table Message, up to the tag that tells what its header is."""
+
+    version: int = 0
+    header_type: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaMessage:
+    """Table Message whose header is a Schema."""
+
+    header: SchemaHeader | None = None
+    body_length: int = 0
+
+
+_KIND: Final = (
+    Field("version", 0, Scalar("h"), 0),
+    Field("header_type", 1, Scalar("B"), 0),
+)
+
+SCHEMA_MESSAGE_SCHEMA: Final = Schema(
+    {
+        Metadata: (),
+        DictionaryEncoding: (),
+        SchemaField: (
+            Field("name", 0, Text()),
+            Field("dictionary", 4, Table("DictionaryEncoding")),
+            Field("children", 5, Vector(Table("SchemaField"))),
+            Field("custom_metadata", 6, Vector(Table("Metadata"))),
+        ),
+        SchemaHeader: (
+            Field("endianness", 0, Scalar("h"), 0),
+            Field("fields", 1, Vector(Table("SchemaField"))),
+            Field("custom_metadata", 2, Vector(Table("Metadata"))),
+        ),
+        SchemaMessageKind: _KIND,
+        SchemaMessage: (
+            Field("header", 2, Table("SchemaHeader")),
+            Field("body_length", 3, Scalar("q"), 0),
+        ),
+    },
+    bytes_max=limits.SCHEMA_BYTES_MAX,
+    # A map takes two levels; the message, its schema and the innermost columns are beside those.
+    depth_max=2 * limits.SCHEMA_DEPTH_MAX + 3,
+)
+
+
+def check_schema_message(data: memoryview) -> None:
+    """Check that `data` is one schema message and nothing else, safe to hand to Arrow.
+
+    Raises SchemaError: another kind of message, more columns or longer names than a stream may
+    have, dictionaries, metadata.
+    """
+    try:
+        header = _read_header(data)
+    except (HeaderError, RecordBatchError) as error:
+        raise SchemaError(f"octets that are no schema message of Arrow: {error}") from error
+    if header.endianness != _LITTLE_ENDIAN:
+        raise SchemaError("a schema of big-endian columns; streams have little-endian ones")
+    has_metadata = bool(header.custom_metadata)
+    name_bytes = 0
+    for count, field in enumerate(_all_fields(header.fields), 1):
+        name_bytes += len(field.name.encode())
+        if count > limits.SCHEMA_FIELDS_MAX or name_bytes > limits.SCHEMA_BYTES_MAX:
+            raise SchemaError(
+                f"a schema of more than {limits.SCHEMA_FIELDS_MAX} columns with all that are in"
+                f" them, or with names of more than {limits.SCHEMA_BYTES_MAX} octets"
+            )
+        has_metadata = has_metadata or bool(field.custom_metadata)
+        if field.dictionary is not None:
+            raise SchemaError("a schema with a column of a dictionary, which no stream can have")
+    if has_metadata:
+        raise SchemaError("a schema with metadata; that of a stream has none")
+
+
+def _read_header(data: memoryview) -> SchemaHeader:
+    end = find_buffers(data, metadata_bytes_max=limits.SCHEMA_BYTES_MAX)
+    metadata = bytes(data[PREFIX_BYTES:end])
+    kind = SCHEMA_MESSAGE_SCHEMA.decode(SchemaMessageKind, metadata)
+    if kind.version != VERSION_5 or kind.header_type != _HEADER_SCHEMA:
+        raise SchemaError(
+            f"Arrow message of type {kind.header_type}, version {kind.version}; expected a schema"
+            f" ({_HEADER_SCHEMA}) of version {VERSION_5}"
+        )
+    message = SCHEMA_MESSAGE_SCHEMA.decode(SchemaMessage, metadata)
+    if message.header is None or message.body_length or end != len(data):
+        raise SchemaError(
+            f"a schema message with {len(data) - end} octets after its metadata, or without a"
+            " schema"
+        )
+    return message.header
+
+
+def _all_fields(fields: tuple[SchemaField, ...]) -> Iterator[SchemaField]:
+    """Yield columns and all that are in them; the reader has bounded how deep that goes."""
+    for field in fields:
+        yield field
+        yield from _all_fields(field.children)

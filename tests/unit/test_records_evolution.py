@@ -1,0 +1,200 @@
+"""What a schema may become, and what is said of what it may not."""
+
+import pyarrow as pa
+import pytest
+
+from sbp_core.errors import SchemaError
+from sbp_core.records import (
+    Change,
+    StreamSchema,
+    check_evolution,
+    compare_schemas,
+    merge_schemas,
+    schema_text,
+    union_schemas,
+)
+
+
+def of(*fields):
+    return StreamSchema.of(pa.schema(list(fields)))
+
+
+def required(name, kind):
+    return pa.field(name, kind, nullable=False)
+
+
+def only(kind, *, nullable=True):
+    return of(pa.field("x", kind, nullable=nullable))
+
+
+def compared(old, new):
+    found = compare_schemas(old, new)
+    return schema_text(found.merged.arrow), [str(each) for each in found.differences]
+
+
+BASE = of(required("id", pa.int64()), pa.field("name", pa.string()), ("price", pa.decimal128(9, 2)))
+
+
+def test_a_schema_and_itself():
+    assert merge_schemas(BASE, BASE) == BASE
+    assert compare_schemas(BASE, BASE).differences == ()
+    check_evolution(BASE, BASE)
+    assert union_schemas([BASE]) == BASE
+
+
+def test_added_columns_come_last_and_may_be_null():
+    given = of(required("new", pa.int8()), *reversed(list(BASE.arrow)))
+    assert compared(BASE, given) == (
+        "id int64 not null, name string, price decimal(9, 2), new int8",
+        ["+ column new int8 is new"],
+    )
+    check_evolution(BASE, merge_schemas(BASE, given))
+
+
+def test_columns_that_may_be_null_may_be_left_out():
+    given = of(required("id", pa.int64()))
+    assert merge_schemas(BASE, given) == BASE
+    assert compare_schemas(BASE, given).differences == ()
+
+
+def test_a_required_column_may_not_be_left_out():
+    given = of(("name", pa.string()))
+    _, differences = compared(BASE, given)
+    assert differences == ["! column id int64 not null is missing; it is required"]
+    with pytest.raises(SchemaError, match="column id int64 not null is missing; it is required"):
+        merge_schemas(BASE, given)
+
+
+def test_a_required_column_may_become_one_that_may_be_null():
+    given = of(("id", pa.int64()))
+    found = compare_schemas(BASE, given)
+    assert [each.change for each in found.differences] == [Change.RELAXED]
+    assert str(found.differences[0]) == "? column id may have nulls; the stream requires a value"
+    assert found.merged.arrow.field("id").nullable
+    check_evolution(BASE, found.merged)
+    assert compare_schemas(found.merged, BASE).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        (pa.int8(), pa.int16()),
+        (pa.int8(), pa.int64()),
+        (pa.int32(), pa.int64()),
+        (pa.float32(), pa.float64()),
+        (pa.decimal128(9, 2), pa.decimal128(10, 2)),
+        (pa.decimal128(9, 2), pa.decimal128(38, 31)),
+        (pa.list_(pa.int8()), pa.list_(pa.int16())),
+        (pa.map_(pa.string(), pa.int8()), pa.map_(pa.string(), pa.int16())),
+        (pa.struct({"a": pa.float32()}), pa.struct({"a": pa.float64()})),
+        (pa.struct({"a": pa.int8()}), pa.struct({"a": pa.int8(), "b": pa.int8()})),
+        (pa.list_(required("element", pa.int8())), pa.list_(pa.int8())),
+        (pa.map_(pa.string(), required("value", pa.int8())), pa.map_(pa.string(), pa.int8())),
+        (pa.struct([required("a", pa.int8())]), pa.struct({"a": pa.int8()})),
+    ],
+)
+def test_types_widen_and_narrow_ones_fit(narrow, wide):
+    assert merge_schemas(only(narrow), only(wide)) == only(wide)
+    assert merge_schemas(only(wide), only(narrow)) == only(wide)
+    assert compare_schemas(only(narrow), only(wide)).differences
+    assert not compare_schemas(only(wide), only(narrow)).differences
+    check_evolution(only(narrow), only(wide))
+    with pytest.raises(SchemaError, match=r"column is missing|expected x .*, found x"):
+        check_evolution(only(wide), only(narrow))
+
+
+def test_decimals_widen_to_what_has_the_digits_of_both():
+    merged = merge_schemas(only(pa.decimal128(10, 2)), only(pa.decimal128(6, 4)))
+    assert merged == only(pa.decimal128(12, 4))
+    check_evolution(only(pa.decimal128(10, 2)), merged)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (pa.int32(), pa.float64(), "is float64; the stream has int32"),
+        (pa.int64(), pa.string(), "is string; the stream has int64"),
+        (pa.string(), pa.binary(), "is binary; the stream has string"),
+        (pa.timestamp("us"), pa.timestamp("us", tz="UTC"), "is timestamp; the stream has"),
+        (pa.int32(), pa.decimal128(10, 0), "is decimal(10, 0); the stream has int32"),
+        (pa.decimal128(38, 0), pa.decimal128(2, 1), "is decimal(2, 1); the stream has"),
+        (pa.list_(pa.int8()), pa.int8(), "is int8; the stream has list<int8>"),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.int16(), pa.int8()), "is map<int16, int8>"),
+        (pa.map_(pa.int8(), pa.int8()), pa.list_(pa.int8()), "is list<int8>; the stream has map"),
+    ],
+)
+def test_types_that_do_not_go_together(old, new, words):
+    for first, second in ((only(old), only(new)), (nested(old), nested(new))):
+        with pytest.raises(SchemaError) as caught:
+            merge_schemas(first, second)
+        head, fault = str(caught.value).split("\n")
+        assert head == "this does not fit the stream's schema:"
+        assert words in fault
+        assert fault.endswith("cast it")
+        with pytest.raises(SchemaError):
+            check_evolution(first, second)
+        with pytest.raises(SchemaError, match="do not go together"):
+            union_schemas([first, second])
+
+
+def nested(kind):
+    return only(pa.list_(pa.map_(pa.string(), pa.struct({"y": kind}))))
+
+
+def test_what_is_inside_is_named_by_its_path():
+    _, differences = compared(nested(pa.int8()), nested(pa.int64()))
+    assert differences == ["~ column x.element.value.y widens from int8 to int64"]
+    old = only(pa.list_(pa.struct([required("a b", pa.int8())])))
+    new = only(pa.list_(pa.struct([pa.field("c", pa.int8())])))
+    _, differences = compared(old, new)
+    assert differences == [
+        '! column x.element."a b" int8 not null is missing; it is required',
+        "+ column x.element.c int8 is new",
+    ]
+
+
+def test_all_faults_are_told_at_once():
+    given = of(("NAME", pa.string()), ("price", pa.string()), ("more", pa.int8()))
+    with pytest.raises(SchemaError) as caught:
+        merge_schemas(BASE, given)
+    assert str(caught.value).split("\n") == [
+        "this does not fit the stream's schema:",
+        "  - column id int64 not null is missing; it is required",
+        "  - column price is string; the stream has decimal(9, 2): cast it",
+        "  - column NAME differs from name by case only: rename it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        (of(*reversed(list(BASE.arrow))), "expected id int64 not null, found price decimal"),
+        (of(*list(BASE.arrow)[:2]), "column price decimal(9, 2) is missing"),
+        (of(*BASE.arrow, required("new", pa.int8())), "expected new int8, found new int8 not null"),
+        (of(("new", pa.int8()), *BASE.arrow), "expected id int64 not null, found new int8"),
+    ],
+)
+def test_what_is_no_evolution_though_its_rows_would_fit(new, words):
+    merge_schemas(BASE, new)
+    with pytest.raises(SchemaError) as caught:
+        check_evolution(BASE, new)
+    assert words in str(caught.value)
+
+
+def test_a_union_has_the_columns_of_all():
+    other = of(("extra", pa.int8()), ("name", pa.string()), ("id", pa.int8()))
+    union = union_schemas([BASE, of(required("id", pa.int8()), required("z", pa.int8())), other])
+    assert schema_text(union.arrow) == (
+        "id int64, name string, price decimal(9, 2), z int8, extra int8"
+    )
+    assert schema_text(union_schemas([BASE, of(("name", pa.string()))]).arrow).startswith(
+        "id int64,"
+    )
+
+
+def test_what_cannot_be_merged_inside_counts_too():
+    count = 899
+    first = of(("s", pa.struct({f"a{index}": pa.int8() for index in range(count)})))
+    second = of(("s", pa.struct({"b": pa.int8()})))
+    with pytest.raises(SchemaError, match="901 columns with all that are in them; at most 900"):
+        merge_schemas(first, second)
