@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -12,10 +13,10 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import ROWS_SCHEMA, map_columns, record_sizes
+from sbp_core.records.json_values import describe_columns
 from sbp_spark.wording import listed
 from sbp_spark.writing.bad_records import KEPT_BYTES_MAX, BadRows, fault_headers, too_large
 from sbp_spark.writing.routing import StreamIds
-from sbp_spark.writing.row_json import row_json
 from sbp_spark.writing.typed_streams import TypedStream
 
 _GROWTH_MAX: Final = 32
@@ -46,7 +47,7 @@ def columns_to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.
     for index, each in sorted(described.items()):
         row = rows.slice(index, 1)
         is_kept = int(record_sizes(row)[0]) <= KEPT_BYTES_MAX
-        text = row_json(row) if is_kept else b""
+        text = _json(row) if is_kept else b""
         values.append(text if is_kept and len(text) <= KEPT_BYTES_MAX else None)
         headers.append(fault_headers(each))
     columns = {"value": values, "headers": headers}
@@ -54,6 +55,28 @@ def columns_to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.
         pa.array(columns.get(field.name, [None] * len(values)), field.type) for field in ROWS_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=ROWS_SCHEMA)
+
+
+def _json(row: pa.RecordBatch) -> bytes:
+    try:
+        (values,) = describe_columns(row)
+    except UnicodeDecodeError:
+        octets = [field.with_type(_as_octets(field.type)) for field in row.schema]
+        (values,) = describe_columns(row.cast(pa.schema(octets)))
+    return json.dumps(values, ensure_ascii=False).encode()
+
+
+def _as_octets(kind: pa.DataType) -> pa.DataType:
+    """Return the type with octets for texts, which may be any."""
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_octets(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_as_octets(kind.key_type), _as_octets(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_octets(field.type)) for field in kind])
+    return kind
 
 
 def _missing(
