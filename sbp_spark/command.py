@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sbp_core.cli.main import AddParser
 from sbp_core.cli.main import main as main_of_core
+from sbp_core.cli.parsers.base import AddParser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

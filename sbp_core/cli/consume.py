@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -14,9 +14,15 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label
+from sbp_core.cli.typed_rows import (
+    BatchDecoder,
+    describe_columns,
+    describe_octets,
+    describe_values,
+)
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, StatusCode, error_for_code
-from sbp_core.records import decode_batch, split_envelopes
+from sbp_core.records import COLUMNS_ENCODING, split_envelopes
 
 _WAIT_MS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -29,29 +35,36 @@ def consume(options: Namespace) -> int:
         start, tail = _resolve(client, info.stream_id, options.start)
         left = options.max if options.max is not None else sys.maxsize
         end = None if options.follow else tail
-        for base_offset, rows in read_rows(client, info.stream_id, start, end):
-            wanted = rows.slice(0, left)
-            if options.json:
-                lines = [
-                    _encode_json(each) for each in describe_rows(label(info), base_offset, wanted)
-                ]
-            else:
-                lines = [value or b"" for value in wanted.column("value").to_pylist()]
+        for found in read_records(client, info.stream_id, start, end):
+            wanted = found.first(left)
+            lines = _lines(label(info), wanted, is_json=options.json)
             sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
             sys.stdout.buffer.flush()
-            left -= wanted.num_rows
+            left -= wanted.rows.num_rows
             if left == 0:
                 break
     return 0
 
 
-def read_rows(
-    client: Client, stream_id: int, start: int, end: int | None
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield rows with the offset of the first one, from `start` to `end`, exclusive.
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records in a row: the columns of a typed stream's schema, or plain ones in ROWS_SCHEMA."""
+
+    base_offset: int
+    rows: pa.RecordBatch
+    is_typed: bool
+
+    def first(self, count: int) -> Records:
+        """Return so many of them at most."""
+        return replace(self, rows=self.rows.slice(0, count))
+
+
+def read_records(client: Client, stream_id: int, start: int, end: int | None) -> Iterator[Records]:
+    """Yield the records from `start` to `end`, exclusive.
 
     Without `end` it waits for more for ever. Raises SbpError; a gap between batches is one.
     """
+    decoder = BatchDecoder(client, stream_id)
     offset = start
     while end is None or offset < end:
         item = FetchItem(stream_id, offset, end, limits.FETCH_BATCH_BYTES_DEFAULT)
@@ -71,7 +84,8 @@ def read_rows(
                 )
             skipped = offset - envelope.base_offset
             wanted_end = batch_end if end is None else min(batch_end, end)
-            yield offset, decode_batch(envelope).slice(skipped, wanted_end - offset)
+            rows = decoder.decode(envelope).slice(skipped, wanted_end - offset)
+            yield Records(offset, rows, envelope.encoding == COLUMNS_ENCODING)
             offset = wanted_end
             if offset == end:
                 return
@@ -80,21 +94,37 @@ def read_rows(
 def describe_rows(
     stream: str, base_offset: int, rows: pa.RecordBatch
 ) -> Iterator[dict[str, object]]:
-    """Yield each row as the object that --json prints."""
-    timestamps = rows.column("timestamp").cast(pa.int64()).to_pylist()
+    """Yield each plain record as the object that --json prints."""
+    timestamps = describe_values(rows.column("timestamp"))
     columns = [rows.column(name).to_pylist() for name in ("key", "value", "headers")]
     records = zip(timestamps, *columns, strict=True)
     for offset, (timestamp, key, value, headers) in enumerate(records, base_offset):
         yield {
             "stream": stream,
             "offset": offset,
-            "timestamp": _describe_time(timestamp),
-            "key": _describe_octets(key),
-            "value": _describe_octets(value),
+            "timestamp": timestamp,
+            "key": _maybe_octets(key),
+            "value": _maybe_octets(value),
             "headers": None
             if headers is None
-            else [[name, _describe_octets(content)] for name, content in headers],
+            else [[name, _maybe_octets(content)] for name, content in headers],
         }
+
+
+def _lines(stream: str, records: Records, *, is_json: bool) -> list[bytes]:
+    """Return what is printed: of typed records their columns, of plain ones their values."""
+    rows, base_offset = records.rows, records.base_offset
+    if records.is_typed:
+        columns = describe_columns(rows)
+        if not is_json:
+            return list(map(_encode_json, columns))
+        return [
+            _encode_json({"stream": stream, "offset": offset, "columns": each})
+            for offset, each in enumerate(columns, base_offset)
+        ]
+    if is_json:
+        return list(map(_encode_json, describe_rows(stream, base_offset, rows)))
+    return [value or b"" for value in rows.column("value").to_pylist()]
 
 
 def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tuple[int, int]:
@@ -121,21 +151,5 @@ def _encode_json(value: dict[str, object]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _describe_octets(octets: bytes | None) -> Any:
-    if octets is None:
-        return None
-    try:
-        return octets.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(octets).decode("ascii")}
-
-
-def _describe_time(timestamp_us: int | None) -> str | int | None:
-    """Return ISO 8601, or microseconds since the epoch for a time that no calendar has."""
-    if timestamp_us is None:
-        return None
-    try:
-        moment = _EPOCH + timedelta(microseconds=timestamp_us)
-    except OverflowError:
-        return timestamp_us
-    return moment.isoformat(timespec="microseconds")
+def _maybe_octets(octets: bytes | None) -> Any:
+    return None if octets is None else describe_octets(octets)

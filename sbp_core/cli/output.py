@@ -6,7 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def write_line(text: str) -> None:
@@ -26,6 +29,14 @@ def write_table(heading: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in cells:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(padded).rstrip())
+
+
+def show_time(time_ms: int) -> str:
+    """Return a time, ms since 1970 UTC, in ISO 8601."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds")
+    except OverflowError:
+        return f"{time_ms} ms"
 
 
 def write_error(error: Exception) -> None:

@@ -13,10 +13,10 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.cli.connect import PATIENT, connect, find_stream, label
+from sbp_core.cli.connect import PATIENT, connect, find_stream, label, newest_versions
 from sbp_core.cli.output import write_json, write_line, write_notice
 from sbp_core.client import AppendItem, AppendOutcome, Client, StreamInfo, Writer
-from sbp_core.errors import RecordBatchError, SbpError, UnsupportedError
+from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch
 
 _READ_BYTES: Final = limits.MIB
@@ -29,6 +29,11 @@ def produce(options: Namespace) -> int:
     separator = None if options.key_separator is None else options.key_separator.encode()
     with connect(options, PATIENT) as client:
         info = find_stream(client, options.stream)
+        if newest_versions(client, [info.stream_id]):
+            raise ConfigurationError(
+                f"{label(info)} has a schema, and lines have no columns: write to it with Spark,"
+                " encoding=columns, or produce to another stream"
+            )
         writer = _Writer(client, info)
         try:
             for lines in read_lines(sys.stdin.fileno()):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 
 from sbp_core import limits
-from sbp_core.cli.connect import connect, find_stream, label, parse_stream
-from sbp_core.cli.output import write_json, write_line, write_table
-from sbp_core.client import RangeInfo, StreamBounds, StreamInfo, StreamSpec, StreamUpdate
+from sbp_core.cli.connect import connect, find_stream, label, newest_versions, parse_stream
+from sbp_core.cli.output import show_time, write_json, write_line, write_table
+from sbp_core.client import (
+    RangeInfo,
+    SchemaVersion,
+    StreamBounds,
+    StreamInfo,
+    StreamSpec,
+    StreamUpdate,
+)
 from sbp_core.errors import ConfigurationError
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from sbp_core.records.stream_schema import name_text
 
 
 def create(options: Namespace) -> int:
@@ -58,7 +63,7 @@ def list_all(options: Namespace) -> int:
             info.name or "-",
             info.replica_count,
             _retention(info),
-            _time(info.created_at_ms),
+            show_time(info.created_at_ms),
         )
         for info in infos
     ]
@@ -73,12 +78,16 @@ def describe(options: Namespace) -> int:
         stream_ids = [info.stream_id for info in infos]
         bounds = client.stream_bounds(stream_ids)
         ranges = client.list_ranges(stream_ids)
+        schemas = newest_versions(client, stream_ids)
     for info, held in zip(infos, bounds, strict=True):
         if options.json:
             shown = [asdict(piece) for piece in ranges[info.stream_id]]
-            write_json({**asdict(info), **asdict(held), "ranges": shown})
+            newest = schemas.get(info.stream_id)
+            version = None if newest is None else newest.version
+            described = {**asdict(info), **asdict(held), "schema_version": version}
+            write_json({**described, "ranges": shown})
         else:
-            _write_stream(info, held, ranges[info.stream_id])
+            _write_stream(info, held, schemas.get(info.stream_id), ranges[info.stream_id])
     return 0
 
 
@@ -179,13 +188,21 @@ def _check_name(name: str) -> None:
         )
 
 
-def _write_stream(info: StreamInfo, held: StreamBounds, ranges: tuple[RangeInfo, ...]) -> None:
+def _write_stream(
+    info: StreamInfo,
+    held: StreamBounds,
+    schema: SchemaVersion | None,
+    ranges: tuple[RangeInfo, ...],
+) -> None:
     write_line(f"{label(info)} (id {info.stream_id})")
     write_line(f"  records    {held.next_offset - held.start_offset}")
     write_line(f"  offsets    {held.start_offset} to {held.next_offset}, exclusive")
     write_line(f"  replicas   {info.replica_count}")
     write_line(f"  retention  {_retention(info)}")
-    write_line(f"  created    {_time(info.created_at_ms)}")
+    write_line(f"  created    {show_time(info.created_at_ms)}")
+    if schema is not None:
+        columns = ", ".join(map(name_text, schema.schema.arrow.names))
+        write_line(f"  schema     version {schema.version}: {columns}")
     for piece in ranges:
         end = "open" if piece.end_offset is None else f"sealed at {piece.end_offset}"
         write_line(
@@ -201,10 +218,3 @@ def _retention(info: StreamInfo) -> str:
     if info.retention_bytes:
         limits_set.append(f"{info.retention_bytes / limits.MIB:g} MiB")
     return ", ".join(limits_set) or "for ever"
-
-
-def _time(time_ms: int) -> str:
-    try:
-        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds")
-    except OverflowError:
-        return f"{time_ms} ms"

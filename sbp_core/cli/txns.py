@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
 from sbp_core import limits
 from sbp_core.cli.connect import connect
-from sbp_core.cli.output import write_json, write_notice, write_table
+from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.client import Client, TxnInfo
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 
 
-def txns(options: Namespace) -> int:
+def txns(options: Namespace, producer: str | None) -> int:
     """List the transactions of a producer, or all; range servers that are away are left out."""
     with connect(options) as client:
         away = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
-        found = client.describe_txns(options.producer, spared=away)
+        found = client.describe_txns(producer, spared=away)
     for server in away:
         write_notice(f"{server} does not answer; what is staged there is left out")
     if options.json:
@@ -29,6 +30,26 @@ def txns(options: Namespace) -> int:
     else:
         now_ms = time.time_ns() // 1_000_000
         write_table(_HEADING, [_row(each, now_ms) for each in found])
+    return 0
+
+
+def give_up(options: Namespace, producer: str, batch_number: int) -> int:
+    """Give up what is lost of a batch; tell what that is."""
+    with connect(options) as client:
+        loss = client.give_up_txn(producer, batch_number)
+    if options.json:
+        write_json({"producer": producer, "batch_number": batch_number, **asdict(loss)})
+        return 0
+    batch = f"batch {batch_number} of {producer}"
+    counts: Counter[int] = Counter()
+    for part in loss.parts:
+        counts[part.stream_id] += part.record_count
+    for stream_id, count in counts.items():
+        write_line(f"{count} records of {batch} are lost: stream {stream_id} goes on without them")
+    if not counts:
+        write_line(f"nothing of {batch} is lost: it is published")
+    if not loss.is_published:
+        write_line(f"the rest of {batch} is published when its range servers are back")
     return 0
 
 

@@ -28,6 +28,7 @@ from sbp_core.client.types import (
     StreamUpdate,
     TxnDecision,
     TxnInfo,
+    TxnLoss,
     TxnPart,
 )
 from sbp_core.client.watching import BoundsView
@@ -63,6 +64,7 @@ __all__ = [
     "Transaction",
     "TxnDecision",
     "TxnInfo",
+    "TxnLoss",
     "TxnPart",
     "Wishes",
     "Writer",

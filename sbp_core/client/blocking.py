@@ -49,6 +49,7 @@ from sbp_core.client.types import (
     StreamUpdate,
     TxnDecision,
     TxnInfo,
+    TxnLoss,
     TxnPart,
 )
 from sbp_core.client.watching import BoundsView
@@ -277,6 +278,14 @@ class Client:
     def abort_txns(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
         """Give up what was staged, unless it is committed; return what is given up now."""
         return self._run(txns.abort_txns(self._context, parts))
+
+    def give_up_txn(self, producer: str, batch_number: int) -> TxnLoss:
+        """Give up what range servers have lost of a decided batch, so that others can follow.
+
+        It may be repeated. Raises NotFoundError if the batch is not decided, InvalidRequestError if
+        it only waits: what can be published is not given up.
+        """
+        return self._run(txns.give_up_txn(self._context, producer, batch_number))
 
     def describe_txns(
         self, producer: str | None = None, *, spared: Collection[str] = ()

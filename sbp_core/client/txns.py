@@ -9,8 +9,8 @@ from sbp_core.client.calls import Context, ask, decode_reply, unanswered, with_m
 from sbp_core.client.metadata import list_streams
 from sbp_core.client.placement import chunks, locate, revalidate
 from sbp_core.client.program import Call, Program, gather
-from sbp_core.client.types import TxnDecision, TxnInfo, TxnPart
-from sbp_core.errors import ConfigurationError, SbpError, UnsupportedError
+from sbp_core.client.types import TxnDecision, TxnInfo, TxnLoss, TxnPart
+from sbp_core.errors import ConfigurationError, SbpError, StatusCode, UnsupportedError
 from sbp_core.wire import headers
 from sbp_core.wire.headers import (
     CommitTxnRequest,
@@ -42,13 +42,7 @@ def commit_txn(
     driver would take, NotFoundError for a stream that there is not, TxnAbortedError if one of the
     transactions was given up; nothing is decided then.
     """
-    if not is_producer(producer):
-        raise ConfigurationError(
-            f"{producer!r} cannot name a producer: use 1 to {limits.PRODUCER_LENGTH_MAX} of"
-            " A-Z a-z 0-9 . _ -"
-        )
-    if not 0 <= batch_number < 2**63:
-        raise ConfigurationError(f"batch number {batch_number} is not 0 or more")
+    _check_batch(producer, batch_number)
     if not limits.TXN_DIGEST_BYTES_MIN <= len(digest) <= limits.TXN_DIGEST_BYTES_MAX:
         raise ConfigurationError(
             f"a digest has {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX} octets,"
@@ -82,6 +76,27 @@ def abort_txns(context: Context, parts: Sequence[TxnPart]) -> Program[list[TxnPa
         answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
         dead += [_part(each) for answer in answers for each in answer.parts]
     return dead
+
+
+def give_up_txn(context: Context, producer: str, batch_number: int) -> Program[TxnLoss]:
+    """Give up what range servers have lost of a decided batch; return what that is.
+
+    SPEC "COMMIT_TXN" with `give_up`. Raises ConfigurationError for what cannot be a batch,
+    NotFoundError for one that is not decided, InvalidRequestError for one that only waits,
+    UnsupportedError if the placement driver does not know how.
+    """
+    _check_batch(producer, batch_number)
+    header = CommitTxnRequest(
+        timeout_ms=context.timeout_ms, producer=producer, batch_number=batch_number, give_up=True
+    )
+    answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+    if not answers[-1].is_replay:  # one that does not know `give_up` has aborted no transactions
+        raise UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            "the placement driver cannot give up what is lost of a batch: upgrade it",
+        )
+    parts = tuple(_part(each) for answer in answers for each in answer.parts)
+    return TxnLoss(parts, answers[-1].is_published)
 
 
 def describe_txns(
@@ -120,6 +135,16 @@ def range_servers(context: Context) -> Program[list[str]]:
     return list(
         dict.fromkeys(server for ranges in known for piece in ranges for server in piece.servers)
     )
+
+
+def _check_batch(producer: str, batch_number: int) -> None:
+    if not is_producer(producer):
+        raise ConfigurationError(
+            f"{producer!r} cannot name a producer: use 1 to {limits.PRODUCER_LENGTH_MAX} of"
+            " A-Z a-z 0-9 . _ -"
+        )
+    if not 0 <= batch_number < 2**63:
+        raise ConfigurationError(f"batch number {batch_number} is not 0 or more")
 
 
 def _part_table(part: TxnPart) -> headers.TxnPart:

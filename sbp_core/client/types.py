@@ -184,7 +184,8 @@ class TxnDecision:
     """What was decided of a producer's batch, by this call or, in a replay, by an earlier one.
 
     `record_count` and `digest` are those of the decision that counts; None and empty if it is
-    older than what is kept. All of it is visible if it `is_published`, and will be if not.
+    older than what is kept. All of it is visible if it `is_published`, and will be if not; except
+    for what somebody gives up, since it is lost.
     """
 
     is_replay: bool
@@ -194,11 +195,23 @@ class TxnDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class TxnLoss:
+    """What of a decided batch is given up, and will never be visible.
+
+    The rest is visible if it `is_published`; else it waits for servers that are away.
+    """
+
+    parts: tuple[TxnPart, ...]
+    is_published: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TxnInfo:
     """What became of a transaction, or of a producer's batch of them.
 
     `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (a range
-    server has other records than were committed), or "aborted". Times in ms (UTC).
+    server has other records than were committed), "lost" (`parts` were, and are given up; the rest
+    is published), or "aborted". Times in ms (UTC).
     """
 
     state: str

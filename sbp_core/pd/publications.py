@@ -10,7 +10,7 @@ by an END_TXN whose answer got lost.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,7 +35,7 @@ class PublicationState(enum.Enum):
     STUCK = "other records are staged than were committed: what can be done is done again and again"
     MOVING = "the range is sealed: the next one is to be found"
     PUBLISHED = "the records are visible"
-    SETTLED = "that is recorded, or the stream was deleted"
+    SETTLED = "that is recorded, or that it was given up, or the stream was deleted"
 
 
 class PublicationInput(enum.Enum):
@@ -49,6 +49,7 @@ class PublicationInput(enum.Enum):
     COPIES_REFUSED = "the range takes no copies: it is sealed, or END_TXN was done meanwhile"
     MOVED = "the stream has a next range"
     RECORDED = "the store knows that it is published"
+    GIVEN_UP = "somebody has given it up, and the store knows"
     STREAM_DELETED = "there is no such stream any more"
 
 
@@ -68,7 +69,13 @@ PUBLICATION: Final = Machine(
         _ENDING: _row(DONE=_PUBLISHED, SEALED=_MOVING, COPIES_LACKING=_COPYING, INCOMPLETE=_STUCK),
         _COPYING: _row(COPIED=_COPIED, COPIES_REFUSED=_ENDING),
         _COPIED: _row(DONE=_PUBLISHED, SEALED=_MOVING, INCOMPLETE=_STUCK),
-        _STUCK: _row(DONE=_PUBLISHED, SEALED=_MOVING, COPIES_LACKING=_COPYING, INCOMPLETE=_STUCK),
+        _STUCK: _row(
+            DONE=_PUBLISHED,
+            SEALED=_MOVING,
+            COPIES_LACKING=_COPYING,
+            INCOMPLETE=_STUCK,
+            GIVEN_UP=_SETTLED,
+        ),
         _MOVING: _row(MOVED=_ENDING),
         _PUBLISHED: _row(RECORDED=_SETTLED),
         _SETTLED: _row(),
@@ -110,11 +117,12 @@ class Publication:
     @property
     def leftovers(self) -> tuple[Part, ...]:
         """What may be staged still once it is published: originals, and copies in between."""
-        return tuple(
-            replace(part, range_index=index, txn_id=self._id_in(part, index))
-            for part in self.earlier
-            for index in range(part.range_index, self.range_index)
-        )
+        return self._places(self.earlier, self.range_index)
+
+    @property
+    def remains(self) -> tuple[Part, ...]:
+        """What may be staged still once it is given up: that, and what is in the range itself."""
+        return self._places(self.parts, self.range_index + 1)
 
     def id_here(self, part: Part) -> str:
         """Return what a part is staged under in the range: its own id, or that of a copy."""
@@ -144,6 +152,13 @@ class Publication:
                 return None if self.state is _COPYING else PublicationInput.INCOMPLETE
             case _:
                 return None
+
+    def _places(self, parts: Iterable[Part], range_end: int) -> tuple[Part, ...]:
+        return tuple(
+            replace(part, range_index=index, txn_id=self._id_in(part, index))
+            for part in parts
+            for index in range(part.range_index, range_end)
+        )
 
     @staticmethod
     def _id_in(part: Part, range_index: int) -> str:

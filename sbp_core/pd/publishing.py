@@ -1,8 +1,9 @@
 """Making visible what was committed: in every stream one decision after the other.
 
 A decision is published stream by stream, in all of them at the same time; no END_TXN of a decision
-is sent for a stream before the store knows that the one before it is published there. Nothing is
-ever given up: what cannot be done now is tried again, also after a restart.
+is sent for a stream before the store knows that the one before it is published there. What cannot
+be done now is tried again, also after a restart; only what a range server has lost is given up, if
+somebody wants that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.pd.combining import Combiner
 from sbp_core.pd.ending import RangeServers, Route
+from sbp_core.pd.giving_up import GiveUpWishes
 from sbp_core.pd.publications import (
     Publication,
     PublicationInput,
@@ -58,6 +60,7 @@ class Publisher:
         self._open: dict[int, _OpenDecision] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._recorder = Combiner(self._record, limits.STREAMS_PER_REQUEST_MAX)
+        self._wishes = GiveUpWishes()
         self._is_stopped = False
 
     async def start(self) -> None:
@@ -70,6 +73,7 @@ class Publisher:
         self._is_stopped = True
         for decision in self._open.values():
             decision.is_published.set()
+        self._wishes.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,6 +120,21 @@ class Publisher:
             return False
         return not decision.hidden_in
 
+    async def give_up(self, txn: TxnRecord, timeout_ms: float) -> list[str]:
+        """Give up what a decision has in the streams whose range servers have lost some of it.
+
+        Return why the rest is not given up, for each stream. What can be published is.
+        """
+        stream_ids = dict.fromkeys(part.stream_id for part in txn.parts)
+        reasons = await asyncio.gather(
+            *(self._give_up_in(txn.txn_number, each, timeout_ms) for each in stream_ids)
+        )
+        return [
+            f"stream {stream_id}: {reason}"
+            for stream_id, reason in zip(stream_ids, reasons, strict=True)
+            if reason is not None
+        ]
+
     def stuck_numbers(self) -> set[int]:
         """Return the decisions that a range server has other records of."""
         return {
@@ -130,9 +149,21 @@ class Publisher:
             queue.popleft()
         del self._queues[stream_id]
 
+    async def _give_up_in(
+        self, txn_number: int, stream_id: int, timeout_ms: float
+    ) -> str | Exception | None:
+        queue = self._queues.get(stream_id, ())
+        waiting = [each.txn_number for each in queue]
+        if self._is_stopped or txn_number not in waiting:
+            return "it is not tried now"
+        if txn_number != waiting[0]:
+            return "an earlier batch has to be published there first, or given up"
+        return await self._wishes.wish((txn_number, stream_id), timeout_ms)
+
     async def _publish(self, queue: deque[Publication]) -> None:
         """Take the first of a stream's publications to its end."""
         loop = asyncio.get_running_loop()
+        key = (queue[0].txn_number, queue[0].stream_id)
         failure_count, logged_at = 0, -limits.STUCK_LOG_INTERVAL_MS / 1000
         while queue[0].state is not PublicationState.SETTLED:
             error: Exception | None
@@ -142,12 +173,14 @@ class Publisher:
                 error = failure
             if error is None:
                 continue
+            self._wishes.answer(key, error)
             if loop.time() - logged_at >= limits.STUCK_LOG_INTERVAL_MS / 1000:
                 logged_at = loop.time()
                 _log(queue[0], error)
             wait_ms = limits.RETRY_BACKOFF_MS * 2 ** min(failure_count, 16)
-            await asyncio.sleep(min(wait_ms, limits.RETRY_BACKOFF_MS_MAX) / 1000)
+            await self._wishes.pause(key, min(wait_ms, limits.RETRY_BACKOFF_MS_MAX) / 1000)
             failure_count += 1
+        self._wishes.answer(key, None)
 
     async def _step(self, queue: deque[Publication]) -> SbpError | None:
         """Do what the first publication's state says; return or raise why to wait before more."""
@@ -176,9 +209,30 @@ class Publisher:
         learned = publication.maybe_learned(error)
         if learned is not None:
             queue[0] = publication.after(learned)
+        if learned is PublicationInput.INCOMPLETE and await self._give_up(queue):
+            return None
         if learned in {None, PublicationInput.INCOMPLETE, PublicationInput.COPIES_REFUSED}:
             return error
         return None
+
+    async def _give_up(self, queue: deque[Publication]) -> bool:
+        """Give up the first publication, whose records are lost, if somebody wants that."""
+        stuck = queue[0]
+        key = (stuck.txn_number, stuck.stream_id)
+        with self._wishes.granting(key) as is_wished:
+            if is_wished:
+                txn = await self._store.run(lambda store: store.transactions.give_up(*key))
+                queue[0] = stuck.after(PublicationInput.GIVEN_UP)
+                _LOG.error(
+                    "batch %d of %s: %d records of stream %d are lost; the stream goes on without",
+                    txn.batch_number,
+                    txn.producer,
+                    stuck.record_count,
+                    stuck.stream_id,
+                )
+                self._note_visible(stuck)
+                self._servers.drop(stuck.remains)
+        return is_wished
 
     async def _find_next(self, publication: Publication, route: Route) -> None:
         """Make sure that there is a range after a sealed one: finish a seal that was cut short."""

@@ -81,6 +81,20 @@ _STREAM_SCHEMAS: Final = (
 )
 """Of each stream that has a schema: the versions of it, the first one is 1."""
 
+_GIVEN_UP: Final = (
+    """CREATE TABLE given_up_parts (
+        txn_number INTEGER NOT NULL REFERENCES txns ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        txn_id TEXT NOT NULL,
+        stream_id INTEGER NOT NULL,
+        range_index INTEGER NOT NULL,
+        record_count INTEGER NOT NULL,
+        PRIMARY KEY (txn_number, position)
+    ) WITHOUT ROWID""",
+    """CREATE INDEX given_up_parts_by_id ON given_up_parts (txn_id)""",
+)
+"""Of decisions: the parts that are lost, and are not waited for any more."""
+
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
     """CREATE TABLE cluster (
@@ -124,6 +138,7 @@ _SCHEMA: Final = (
     *_TRANSACTIONS,
     *_ONE_SHOT,
     *_STREAM_SCHEMAS,
+    *_GIVEN_UP,
 )
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
@@ -137,7 +152,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
     ),
     4: _TRANSACTIONS,
     5: _ONE_SHOT,
-    6: _STREAM_SCHEMAS,
+    6: (*_STREAM_SCHEMAS, *_GIVEN_UP),
 }
 """What makes the next version of a version."""
 

@@ -27,6 +27,10 @@ _PARTS: Final = (
     "SELECT txn_id, stream_id, range_index, record_count FROM txn_parts"
     " WHERE txn_number = ? ORDER BY position"
 )
+_GIVEN_UP: Final = (
+    "SELECT txn_id, stream_id, range_index, record_count FROM given_up_parts"
+    " WHERE txn_number = ? ORDER BY position"
+)
 _FORGET: Final = (
     "DELETE FROM txns WHERE producer = ? AND batch_number <"
     " (SELECT min(batch_number) FROM (SELECT batch_number FROM txns WHERE producer = ?"
@@ -61,7 +65,8 @@ class SqliteTransactions:
     def commit(self, manifest: Manifest, decided_at_ms: int) -> Decision:
         """Decide a batch, or tell what was decided; raises what `check_parts` raises."""
         if is_replay(self, manifest):
-            return Decision(is_replay=True, maybe_txn=self._maybe_txn(manifest))
+            found = self._maybe_txn(manifest.producer, manifest.batch_number)
+            return Decision(is_replay=True, maybe_txn=found)
         with self._transaction():
             check_parts(self, manifest.parts)
             ((txn_number,),) = self._query(
@@ -84,7 +89,8 @@ class SqliteTransactions:
                     part.record_count,
                 )
             self._forget_decisions(manifest.producer, decided_at_ms)
-        return Decision(is_replay=False, maybe_txn=self._maybe_txn(manifest))
+        decided = self._maybe_txn(manifest.producer, manifest.batch_number)
+        return Decision(is_replay=False, maybe_txn=decided)
 
     def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
         """Give up what may be given up; return what becomes of each part."""
@@ -112,6 +118,30 @@ class SqliteTransactions:
         with self._transaction():
             for key in published:
                 self._query("DELETE FROM txn_parts WHERE txn_number = ? AND stream_id = ?", *key)
+
+    def give_up(self, txn_number: int, stream_id: int) -> TxnRecord:
+        """Note that what a decision has in a stream is lost; return the decision as it is then."""
+        with self._transaction():
+            self._query(
+                "INSERT INTO given_up_parts SELECT * FROM txn_parts"
+                " WHERE txn_number = ? AND stream_id = ?",
+                txn_number,
+                stream_id,
+            )
+            self._query(
+                "DELETE FROM txn_parts WHERE txn_number = ? AND stream_id = ?",
+                txn_number,
+                stream_id,
+            )
+        (txn,) = self._txns("WHERE txn_number = ?", txn_number)
+        return txn
+
+    def maybe_decided(self, producer: str, batch_number: int) -> Decision | None:
+        """Return what was decided of a batch; None if nothing was."""
+        last = self.maybe_last_batch(producer)
+        if last is None or batch_number > last:
+            return None
+        return Decision(is_replay=True, maybe_txn=self._maybe_txn(producer, batch_number))
 
     def unpublished(self) -> list[TxnRecord]:
         """Return the decisions that are not published, the oldest first."""
@@ -171,8 +201,15 @@ class SqliteTransactions:
         return bool(self._query(f"{named} AND stream_id = ? LIMIT 1", txn_id, stream_id))
 
     def is_aborted(self, txn_id: str) -> bool:
-        """Whether a transaction was given up."""
-        return bool(self._query("SELECT 1 FROM aborted_txns WHERE txn_id = ?", txn_id))
+        """Whether a transaction was given up, before it was committed or after."""
+        return bool(
+            self._query(
+                "SELECT 1 FROM aborted_txns WHERE txn_id = ?"
+                " UNION ALL SELECT 1 FROM given_up_parts WHERE txn_id = ? LIMIT 1",
+                txn_id,
+                txn_id,
+            )
+        )
 
     def has_stream(self, stream_id: int) -> bool:
         """Whether there is a stream."""
@@ -190,20 +227,19 @@ class SqliteTransactions:
 
     # Inside
 
-    def _maybe_txn(self, manifest: Manifest) -> TxnRecord | None:
-        found = self._txns(
-            "WHERE producer = ? AND batch_number = ?",
-            manifest.producer,
-            manifest.batch_number,
-        )
+    def _maybe_txn(self, producer: str, batch_number: int) -> TxnRecord | None:
+        found = self._txns("WHERE producer = ? AND batch_number = ?", producer, batch_number)
         return found[0] if found else None
 
     def _txns(self, which: str, *values: int | str | None) -> list[TxnRecord]:
         rows: list[tuple[int, str, int, int, bytes, int]] = self._query(f"{_TXN} {which}", *values)
         return [
-            TxnRecord(*txn, tuple(Part(*part) for part in self._query(_PARTS, txn[0])))
+            TxnRecord(*txn, self._parts(_PARTS, txn[0]), self._parts(_GIVEN_UP, txn[0]))
             for txn in rows
         ]
+
+    def _parts(self, which: str, txn_number: int) -> tuple[Part, ...]:
+        return tuple(Part(*part) for part in self._query(which, txn_number))
 
     def _forget_decisions(self, producer: str, now_ms: int) -> None:
         """Keep the last decisions of a producer, and those that are not published.

@@ -55,7 +55,8 @@ class Manifest:
 class TxnRecord:
     """A batch that was decided. `parts` are those that are not published yet.
 
-    `txn_number` grows from decision to decision.
+    `given_up` are those that were lost before they could be. `txn_number` grows from decision to
+    decision.
     """
 
     txn_number: int
@@ -65,6 +66,7 @@ class TxnRecord:
     digest: bytes
     decided_at_ms: int
     parts: tuple[Part, ...]
+    given_up: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Ledger(Protocol):
         """Whether a committed part that is not published yet is of a transaction, in a stream."""
 
     def is_aborted(self, txn_id: str) -> bool:
-        """Whether a transaction was given up."""
+        """Whether a transaction was given up, before it was committed or after."""
 
     def has_stream(self, stream_id: int) -> bool:
         """Whether there is a stream."""

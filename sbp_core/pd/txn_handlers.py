@@ -6,7 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode, UnsupportedError
+from sbp_core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    StatusCode,
+    UnsupportedError,
+)
 from sbp_core.pd.ending import RangeServers
 from sbp_core.pd.operations import check_item_count
 from sbp_core.pd.publishing import Publisher
@@ -58,7 +63,7 @@ class TxnHandlers:
         return {Opcode.COMMIT_TXN: self.commit, Opcode.DESCRIBE_TXNS: self.describe}
 
     async def commit(self, call: ServerCall) -> None:
-        """Decide a batch, and wait for it to be published; or give transactions up."""
+        """Decide a batch, and wait for it to be published; or give up transactions, or parts."""
         request = call.decode(CommitTxnRequest)
         check_item_count(len(request.parts))
         if call.is_one_frame:
@@ -76,6 +81,9 @@ class TxnHandlers:
             )
             for each in request.parts
         )
+        if request.give_up:
+            await self._give_up(call, request)
+            return
         if not request.commit:
             await self._abort(call, parts)
             return
@@ -89,9 +97,8 @@ class TxnHandlers:
         check_manifest(manifest)
         decision = await self._publisher.commit(manifest, self._clock.wall_ms())
         txn = decision.maybe_txn
-        wait_ms = _WAIT_SHARE * (request.timeout_ms or limits.REQUEST_TIMEOUT_MS)
         is_published = txn is None or await self._publisher.wait_published(
-            txn.txn_number, min(wait_ms, limits.REQUEST_TIMEOUT_MS)
+            txn.txn_number, _wait_ms(request)
         )
         await call.respond(
             CommitTxnResponse(
@@ -102,6 +109,44 @@ class TxnHandlers:
                 digest=b"" if txn is None else txn.digest,
             )
         )
+
+    async def _give_up(self, call: ServerCall, request: CommitTxnRequest) -> None:
+        """Let go of what range servers have lost of a decided batch, so that others can follow."""
+        producer, batch_number = request.producer or "", request.batch_number
+        if request.commit or request.parts or not is_producer(producer):
+            raise _invalid("to give up what is lost of a batch, name a producer and the batch only")
+        batch = f"batch {batch_number} of {producer}"
+        txn = await self._decided(producer, batch_number, batch)
+        if txn is not None and txn.parts:
+            reasons = await self._publisher.give_up(txn, _wait_ms(request))
+            txn = await self._decided(producer, batch_number, batch)
+            if txn is not None and txn.parts and not txn.given_up:
+                raise _invalid(
+                    f"{batch} waits, and is not given up: no range server says that some of it is"
+                    " lost. It is published when the servers that it waits for are back. "
+                    + "; ".join(reasons)
+                )
+        await respond_all(
+            call,
+            [_part_table(part) for part in (txn.given_up if txn else ())],
+            lambda some: CommitTxnResponse(
+                status=SUCCESS,
+                is_replay=True,
+                is_published=txn is None or not txn.parts,
+                record_count=_UNKNOWN if txn is None else txn.record_count,
+                digest=b"" if txn is None else txn.digest,
+                parts=some,
+            ),
+        )
+
+    async def _decided(self, producer: str, batch_number: int, batch: str) -> TxnRecord | None:
+        """Return what was decided, None if that is forgotten. Raises NotFoundError if nothing."""
+        decision = await self._store.run(
+            lambda store: store.transactions.maybe_decided(producer, batch_number)
+        )
+        if decision is None:
+            raise NotFoundError(StatusCode.NOT_FOUND, f"{batch} is not decided")
+        return decision.maybe_txn
 
     async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> None:
         for part in parts:
@@ -149,6 +194,11 @@ class TxnHandlers:
             txn_id = aborted[-1].txn_id
 
 
+def _wait_ms(request: CommitTxnRequest) -> float:
+    wait_ms = _WAIT_SHARE * (request.timeout_ms or limits.REQUEST_TIMEOUT_MS)
+    return min(wait_ms, limits.REQUEST_TIMEOUT_MS)
+
+
 def _txns_after(store: MetadataStore, number: int, producer: str | None) -> list[TxnRecord]:
     return store.transactions.txns_after(number, limits.TXNS_PER_FRAME, producer)
 
@@ -158,11 +208,14 @@ def _aborted_after(store: MetadataStore, txn_id: str, producer: str | None) -> l
 
 
 def _description(txn: TxnRecord, *, is_stuck: bool) -> TxnDescription:
-    state = "published" if not txn.parts else "stuck" if is_stuck else "publishing"
+    if txn.parts:
+        state = "stuck" if is_stuck else "publishing"
+    else:
+        state = "lost" if txn.given_up else "published"
     return TxnDescription(
         producer=txn.producer,
         batch_number=txn.batch_number,
-        parts=tuple(map(_part_table, txn.parts)),
+        parts=tuple(map(_part_table, txn.parts or txn.given_up)),
         state=state,
         record_count=txn.record_count,
         digest=txn.digest,

@@ -47,9 +47,9 @@ class Staging:
         assert code_of(answer.append_responses[0].status) == 0
         return TxnPart(txn_id, placed.stream_id, record_count, 0)
 
-    async def commit(self, batch_number, *parts, digest=DIGEST, producer=None):
+    async def commit(self, batch_number, *parts, digest=DIGEST, producer=None, timeout_ms=20_000):
         request = CommitTxnRequest(
-            20_000,
+            timeout_ms,
             self.producer if producer is None else producer,
             batch_number,
             parts,
@@ -57,6 +57,11 @@ class Staging:
             digest,
             commit=True,
         )
+        (answer,) = await self.pd.ask(Opcode.COMMIT_TXN, request)
+        return answer
+
+    async def give_up(self, batch_number):
+        request = CommitTxnRequest(20_000, self.producer, batch_number, give_up=True)
         (answer,) = await self.pd.ask(Opcode.COMMIT_TXN, request)
         return answer
 
@@ -165,6 +170,28 @@ def test_what_is_given_up_stays_so(staging):
         assert (await txns.commit(1, kept)).is_published
         await txns.abort(kept)
         assert await txns.bodies() == [b"b"]
+
+    staging(body)
+
+
+def test_what_is_lost_is_given_up(staging):
+    """Rule: give-up-txn, give-up-txn-refused."""
+
+    async def body(txns):
+        with pytest.raises(NotFoundError):
+            await txns.give_up(1)
+        kept = await txns.stage(1, "a")
+        await txns.commit(1, kept)
+        assert (await txns.give_up(1)).parts == ()
+        lost = replace(await txns.stage(2, "b"), record_count=2)
+        assert not (await txns.commit(2, lost, timeout_ms=100)).is_published
+        for _ in range(2):
+            answer = await txns.give_up(2)
+            assert (answer.is_replay, answer.is_published) == (True, True)
+            assert answer.parts == (lost,)
+        assert (await txns.commit(2, lost)).is_replay
+        assert (await txns.commit(3, await txns.stage(3, "c"))).is_published
+        assert await txns.bodies() == [b"a", b"c"]
 
     staging(body)
 

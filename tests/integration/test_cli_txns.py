@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 from core_cluster import rows_batch
@@ -58,6 +59,31 @@ def test_what_is_staged_decided_and_given_up(shown, client, new_streams):
     assert f"{producer}.3.y" in row
     assert any(row.split()[1] == producer for row in shown()[1:])
     client.abort_txns(left)
+
+
+def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, new_streams):
+    (stream_id,) = (info.stream_id for info in client.describe_streams(new_streams(1)))
+    producer = f"cli-{stream_id}"
+    (part,) = stage(client, f"{producer}.1.a", stream_id)
+    more = replace(part, record_count=3)  # so many were staged once
+    client.commit_txn(producer, 1, [more], record_count=3, digest=b"12345678", timeout_ms=200)
+    later = stage(client, f"{producer}.2.a", stream_id)
+    client.commit_txn(producer, 2, later, record_count=2, digest=b"12345678", timeout_ms=200)
+    assert [row.split()[0] for row in shown(producer)[1:3]] == ["stuck", "publishing"]
+    assert main(["txns", "give-up", producer, "2", "--endpoint", cluster.endpoint]) == 1
+    assert "an earlier batch" in capfd.readouterr().err
+    assert shown("give-up", producer, "1") == [
+        f"3 records of batch 1 of {producer} are lost: stream {stream_id} goes on without them"
+    ]
+    (told,) = map(json.loads, shown("give-up", producer, "1", "--json"))
+    assert (told["is_published"], told["parts"]) == (True, [asdict(replace(more, batch_count=-1))])
+    assert client.commit_txn(producer, 2, (), record_count=0, digest=bytes(8)).is_published
+    (bounds,) = client.stream_bounds([stream_id])
+    assert bounds.next_offset == 2
+    assert [row.split()[0] for row in shown(producer)[1:3]] == ["lost", "published"]
+    assert shown("give-up", producer, "2") == [
+        f"nothing of batch 2 of {producer} is lost: it is published"
+    ]
 
 
 def test_a_producer_without_transactions_has_none(shown):

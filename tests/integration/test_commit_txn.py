@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ from sbp_core.client import (
     Transaction,
     TxnPart,
 )
-from sbp_core.errors import NotFoundError, TxnAbortedError
+from sbp_core.errors import InvalidRequestError, NotFoundError, TxnAbortedError
+from sbp_core.log.disk import OsDisk
+from sbp_core.log.inspection import inspect_log
+from sbp_core.log.repair import repair_log
 from sbp_core.pd.server import PlacementDriver
 from sbp_core.pd.settings import PlacementDriverSettings
 from sbp_core.rangeserver.server import RangeServer
@@ -57,6 +61,21 @@ class Servers:
 
     async def stop_server(self, name: str) -> None:
         await self._servers.pop(name).stop()
+
+    async def lose_staged(self, name: str, letters: str) -> None:
+        """Damage what a server has staged, a batch with these letters, and repair its log."""
+        await self.stop_server(name)
+        directory = self._folder / name / "log"
+        hits = 0
+        for path in directory.glob("*.log"):
+            octets = path.read_bytes()
+            hits += octets.count(letters.encode())
+            path.write_bytes(octets.replace(letters.encode(), b"?" * len(letters)))
+        assert hits == 1
+        found = inspect_log(OsDisk(), directory)
+        assert found.faults
+        repair_log(OsDisk(), directory, found, 0)
+        await self.start_server(name)
 
     def name_at(self, endpoint: str) -> str:
         (name,) = (each for each, server in self._servers.items() if server.endpoint == endpoint)
@@ -314,3 +333,63 @@ def test_what_was_given_up_is_never_committed(tmp_path):
         await nothing_is_staged(client)
 
     run(tmp_path, body)
+
+
+def test_a_stream_goes_on_without_what_a_server_has_lost(tmp_path):
+    """One batch of those that were staged is lost; the others are dropped, wherever they are."""
+
+    async def body(servers: Servers, client: AsyncClient, *, is_sealed: bool) -> None:
+        one, two = await create(client, "one", "two")
+        host = servers.name_at((await client.list_ranges([one]))[one][-1].servers[0])
+        torn, whole = Transaction("p.0.torn"), Transaction("p.0.whole")
+        await stage(client, torn, one, "ab")
+        await stage(client, torn, one, "lost-letters")
+        await stage(client, whole, one, "cd")
+        await stage(client, whole, two, "e")
+        later = Transaction("p.1.x")
+        if is_sealed:
+            await client.seal_streams([one])
+        await stage(client, later, one, "fg")
+        await servers.lose_staged(host, "lost-letters")
+        lost = (*torn.parts(), *(each for each in whole.parts() if each.stream_id == one))
+        assert not (await commit(client, 0, (*lost, whole.parts()[-1]), 1_000)).is_published
+        assert not (await commit(client, 1, later.parts(), 200)).is_published
+        await eventually(lambda: is_stuck(client))
+        loss = await client.give_up_txn("p", 0)
+        assert loss.is_published
+        assert [(each.txn_id, each.record_count) for each in loss.parts] == [
+            ("p.0.torn", 14),
+            ("p.0.whole", 2),
+        ]
+        assert (await commit(client, 1, ())).is_published
+        assert (await letters(client, one), await letters(client, two)) == ("fg", "e")
+        await nothing_is_staged(client)
+        await servers.stop_pd()
+        await servers.start_pd()
+        assert (await commit(client, 0, ())).is_replay
+        assert await client.give_up_txn("p", 0) == loss
+        assert [each.state for each in await decided(client)] == ["lost", "published"]
+
+    for is_sealed in (False, True):
+        run(tmp_path / str(is_sealed), partial(body, is_sealed=is_sealed))
+
+
+def test_what_waits_for_a_server_that_is_away_is_not_given_up(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        (one,) = await create(client, "one")
+        host = servers.name_at((await client.list_ranges([one]))[one][-1].servers[0])
+        transaction = Transaction("p.0.x")
+        await stage(client, transaction, one, "ab")
+        await servers.stop_server(host)
+        await commit(client, 0, transaction.parts(), 200)
+        with pytest.raises(InvalidRequestError, match="servers that it waits for"):
+            await client.give_up_txn("p", 0)
+        await servers.start_server(host)
+        assert (await commit(client, 0, ())).is_published
+        assert await letters(client, one) == "ab"
+
+    run(tmp_path, body)
+
+
+async def is_stuck(client: AsyncClient) -> bool:
+    return any(each.state == "stuck" for each in await decided(client))

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from txn_exploration import explore
-from txn_model import ViolationError, Work, World
+from txn_model import ViolationError, World
+from txn_values import Work
 
 ONE = Work(1, ((0, "p.1.a"),))
 TWO = Work(2, ((0, "p.2.d"),))
@@ -24,6 +25,9 @@ TWO_STREAMS = World(
     ),
     stream_count=2,
 )
+LOST_AND_SEALED = replace(SEALED_TWICE, losses_max=1)
+LOST_AND_ZOMBIE = World(((ONE,), (LOSER,)), losses_max=1)
+LOST_IN_ONE = World(((Work(1, ((0, "p.1.a"), (1, "p.1.a"))), TWO),), stream_count=2, losses_max=1)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +38,20 @@ TWO_STREAMS = World(
         (TWO_DRIVERS, 19_000),
         (TWO_STREAMS, 74_000),
         (ZOMBIE, 130_000),
+        (LOST_IN_ONE, 8_000),
+        (LOST_AND_SEALED, 10_000),
+        (LOST_AND_ZOMBIE, 22_000),
     ],
-    ids=["sealed twice", "two batches and a seal", "two drivers", "two streams", "zombie"],
+    ids=[
+        "sealed twice",
+        "two batches and a seal",
+        "two drivers",
+        "two streams",
+        "zombie",
+        "lost in one of two streams",
+        "lost and sealed twice",
+        "lost, and a zombie",
+    ],
 )
 def test_nothing_goes_wrong(world, states_min) -> None:
     assert explore(world) >= states_min
@@ -53,6 +69,7 @@ def key_by_tasks(ledger, manifest) -> bool:
         (replace(TWO_DRIVERS, is_timeout_enough=True), "takes away what is committed"),
         (replace(TWO_DRIVERS, remembers_ends=False), "became visible behind"),
         (replace(SEALED_TWICE, asks_sealed_ranges=False), "is not as it was committed"),
+        (replace(LOST_IN_ONE, asks_before_giving_up=False), "told to be lost, and is visible"),
     ],
     ids=[
         "every set of tasks decides for itself",
@@ -60,6 +77,7 @@ def key_by_tasks(ledger, manifest) -> bool:
         "a server drops what is old without asking",
         "a server forgets what it published",
         "a sealed range is passed over without asking",
+        "what may be published by now is given up",
     ],
 )
 def test_broken_rules_are_noticed(world, fault) -> None:

@@ -7,7 +7,7 @@ SINCE = {
     4: ("TABLE writers",),
     5: ("TABLE txn_parts", "TABLE txns", "TABLE aborted_txns"),
     6: ("INDEX IF EXISTS txns_one_shot",),
-    7: ("TABLE schemas",),
+    7: ("TABLE schemas", "TABLE given_up_parts"),
 }
 """What there is by the version that it came with."""
 

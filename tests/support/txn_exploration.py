@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from txn_model import State, ViolationError, World
+from txn_model import ViolationError, World
+from txn_values import State
 
 
 def is_done(state: State) -> bool:

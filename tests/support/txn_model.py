@@ -4,25 +4,31 @@ A state is a value that can be hashed, and `steps` returns whatever may happen n
 the next thing, a message is lost, or arrives late or once more, a driver or the placement driver
 dies, a range is sealed. What the placement driver decides, how it publishes, and what a log makes
 of its entries is the real code. Range servers lose nothing by dying: what they answer is on disk.
+Only where a world says so a disk loses something staged, while its server is down; somebody gives
+up then what is stuck, when nothing of it is under way any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import NamedTuple
 
-from sbp_core.errors import RangeSealedError, SbpError, StatusCode, StatusError, error_for_code
-from sbp_core.log.entry import Location
-from sbp_core.log.staged import (
-    StagedStates,
-    Staging,
-    TxnEnd,
-    commit_entry,
-    drop_entry,
-    staged_entry,
+from txn_values import (
+    Book,
+    Commit,
+    Driver,
+    Drop,
+    End,
+    Message,
+    Server,
+    Stage,
+    State,
+    Stream,
+    Work,
+    serve,
 )
+
+from sbp_core.errors import RangeSealedError, SbpError
 from sbp_core.pd import transactions
 from sbp_core.pd.publications import (
     Publication,
@@ -41,190 +47,6 @@ class ViolationError(AssertionError):
     """Something that must never be so."""
 
 
-# What is sent; the kind keeps tuples of the same fields apart
-
-
-class Stage(NamedTuple):
-    """Stage one batch of one record."""
-
-    stream_id: int
-    range_index: int
-    txn_id: str
-    kind: str = "stage"
-
-
-class End(NamedTuple):
-    """Publish what is staged in a range."""
-
-    stream_id: int
-    range_index: int
-    txn_ids: tuple[str, ...]
-    kind: str = "end"
-
-
-class Drop(NamedTuple):
-    """Drop what is staged in a range."""
-
-    stream_id: int
-    range_index: int
-    txn_id: str
-    kind: str = "drop"
-
-
-class Commit(NamedTuple):
-    """Decide a batch."""
-
-    manifest: Manifest
-
-
-Message = Stage | End | Drop | Commit
-
-
-# What servers and drivers are
-
-
-class Server(NamedTuple):
-    """What one server's log makes of a stream, as a value."""
-
-    stagings: frozenset[tuple[int, str]] = frozenset()
-    ends: tuple[TxnEnd, ...] = ()
-
-
-class Driver(NamedTuple):
-    """How far a driver has come, and where what it does was staged for the batch at work."""
-
-    plan: int = 0
-    done: int = 0
-    parts: tuple[Part, ...] = ()
-    is_alive: bool = True
-
-
-class Stream(NamedTuple):
-    """A stream: ranges known to the placement driver, those sealed, and what readers see."""
-
-    known: int = 1
-    sealed: int = 0
-    visible: tuple[str, ...] = ()
-
-
-class State(NamedTuple):
-    """Everything. `net` has what was sent and may arrive, once more or late, at any time."""
-
-    drivers: tuple[Driver, ...]
-    streams: tuple[Stream, ...]
-    servers: tuple[tuple[Server, Server], ...]
-    decisions: tuple[Manifest, ...] = ()
-    settled: frozenset[tuple[int, int]] = frozenset()
-    aborted: frozenset[str] = frozenset()
-    publications: tuple[Publication | None, ...] = ()
-    net: frozenset[Message] = frozenset()
-
-
-class Work(NamedTuple):
-    """A batch as a driver does it: what it stages, (stream id, transaction's id) each, in order."""
-
-    batch_number: int
-    staged: tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True)
-class Book(Ledger):
-    """The ledger of a state."""
-
-    state: State
-
-    def maybe_last_batch(self, producer: str) -> int | None:
-        return max((each.batch_number for each in self.state.decisions), default=None)
-
-    def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
-        return any(
-            part.txn_id == txn_id and stream_id in {None, part.stream_id}
-            for number, manifest in enumerate(self.state.decisions)
-            for part in manifest.parts
-            if (number, part.stream_id) not in self.state.settled
-        )
-
-    def is_aborted(self, txn_id: str) -> bool:
-        return txn_id in self.state.aborted
-
-    def has_stream(self, stream_id: int) -> bool:
-        return True
-
-    def has_range(self, stream_id: int, range_index: int) -> bool:
-        return range_index < self.state.streams[stream_id].known
-
-
-# What servers do with a message: the log's own states, from and to values
-
-
-@cache
-def serve(
-    server: Server, message: Message, is_open: bool, *, remembers: bool
-) -> tuple[Server, SbpError | None, bool]:
-    """Return the server after a message, its refusal if it refuses, and whether it published."""
-    known = StagedStates()
-    for range_index, txn_id in sorted(server.stagings):
-        staging = Staging(message.stream_id, range_index, txn_id, staged_at_ms=0)
-        staging.batches.append(0, 0, 1)
-        known.restore(staging)
-    for end in server.ends:
-        known.restore_end(message.stream_id, end)
-    try:
-        match message:
-            case Stage():
-                entry = _stage(known, message, is_open=is_open)
-            case End():
-                entry = _end(known, message, is_open=is_open)
-            case _:
-                entry = _drop(known, message)
-    except SbpError as error:
-        return server, error, False
-    if entry is None:
-        return server, None, False
-    known.apply(entry, Location(0, entry.length), 0)
-    stagings = known.stagings_of(message.stream_id)
-    after = Server(
-        frozenset((each.range_index, each.txn_id) for each in stagings),
-        known.ends(message.stream_id) if remembers else (),
-    )
-    return after, None, isinstance(message, End)
-
-
-def _stage(known: StagedStates, message: Stage, *, is_open: bool):
-    if known.is_ended(message.stream_id, message.txn_id):
-        raise _error(StatusCode.TXN_ENDED)
-    if known.maybe_staging(*message[:3]) is not None:
-        return None
-    if not is_open:
-        raise _error(StatusCode.RANGE_ALREADY_SEALED)
-    return staged_entry(*message[:3], 0, 1, b"")
-
-
-def _end(known: StagedStates, message: End, *, is_open: bool):
-    ends = known.ends(message.stream_id)
-    if any(end.is_commit and end.txn_ids == message.txn_ids for end in ends):
-        return None
-    if any(known.is_ended(message.stream_id, txn_id) for txn_id in message.txn_ids):
-        raise _error(StatusCode.TXN_ENDED)
-    if not is_open:
-        raise _error(StatusCode.RANGE_ALREADY_SEALED)
-    found = [known.maybe_staging(*message[:2], txn_id) for txn_id in message.txn_ids]
-    stagings = [staging for staging in found if staging is not None]
-    if len(stagings) < len(found):
-        raise _error(StatusCode.TXN_INCOMPLETE)
-    return commit_entry(message.stream_id, message.range_index, 0, stagings)
-
-
-def _drop(known: StagedStates, message: Drop):
-    if known.maybe_staging(*message[:3]) is None:
-        return None
-    return drop_entry(message.stream_id, message.range_index, [message.txn_id])
-
-
-def _error(code: StatusCode) -> StatusError:
-    return error_for_code(code, "")
-
-
 # What may happen
 
 
@@ -241,6 +63,8 @@ class World:
     is_timeout_enough: bool = False
     remembers_ends: bool = True
     asks_sealed_ranges: bool = True
+    losses_max: int = 0
+    asks_before_giving_up: bool = True
 
     def begin(self) -> State:
         """Return the first state."""
@@ -272,6 +96,8 @@ class World:
             elif stream.sealed == stream.known:
                 yield _with_stream(state, stream_id, stream._replace(known=stream.known + 1))
         yield from self._sweep(state)
+        if state.lost_count < self.losses_max:
+            yield from _losses(state)
         yield state._replace(
             publications=tuple(self._first(state, each) for each in range(self.stream_count))
         )
@@ -375,11 +201,16 @@ class World:
                 yield _with_head(opened, head.after(PublicationInput.MOVED))
             case PublicationState.COPYING:
                 yield from self._copy(state, head)
-            case PublicationState.STUCK:
+            case PublicationState.STUCK if not state.lost_count:
                 raise ViolationError(f"{head} is not as it was committed: {state}")
             case _:
                 message = End(stream_id, head.range_index, head.txn_ids)
                 after, refusal = self._deliver(state, message)
+                is_refused = head.maybe_learned(refusal) is PublicationInput.INCOMPLETE
+                if state.lost_count and is_refused:
+                    yield self._give_up(after, head.after(PublicationInput.INCOMPLETE))
+                if state.lost_count and not self.asks_before_giving_up:
+                    yield self._give_up(state, replace(head, state=PublicationState.STUCK))
                 yield _learned(after, head, refusal)
                 yield _sent(state, message)
 
@@ -411,6 +242,25 @@ class World:
         for part in head.leftovers:
             state = _sent(state, Drop(part.stream_id, part.range_index, part.txn_id))
         assert head.after(PublicationInput.RECORDED).state is PublicationState.SETTLED
+        heads = list(state.publications)
+        heads[head.stream_id] = self._first(state, head.stream_id)
+        return state._replace(publications=tuple(heads))
+
+    def _give_up(self, state: State, head: Publication) -> State:
+        """Give up what is stuck; nothing that was sent for it arrives later."""
+        named = {part.txn_id for part in head.parts}
+        if named & set(state.streams[head.stream_id].visible):
+            raise ViolationError(f"{head} is told to be lost, and is visible: {state}")
+        key = (head.txn_number, head.stream_id)
+        under_way = {each for each in state.net if _is_about(each, head.stream_id, named)}
+        state = state._replace(
+            net=state.net - under_way,
+            settled=state.settled | {key},
+            given_up=state.given_up | {key},
+        )
+        for part in head.remains:
+            state = _sent(state, Drop(part.stream_id, part.range_index, part.txn_id))
+        assert head.after(PublicationInput.GIVEN_UP).state is PublicationState.SETTLED
         heads = list(state.publications)
         heads[head.stream_id] = self._first(state, head.stream_id)
         return state._replace(publications=tuple(heads))
@@ -448,7 +298,11 @@ def _check_visible(state: State, message: End) -> None:
     stream = state.streams[message.stream_id]
     ids = tuple(map(original_of, message.txn_ids))
     expected: list[str] = []
-    for manifest in sorted(state.decisions, key=lambda each: each.batch_number):
+    for number, manifest in sorted(
+        enumerate(state.decisions), key=lambda each: each[1].batch_number
+    ):
+        if (number, message.stream_id) in state.given_up:
+            continue
         named = [part.txn_id for part in manifest.parts if part.stream_id == message.stream_id]
         if tuple(expected) == stream.visible and named:
             if tuple(named) == ids:
@@ -456,6 +310,39 @@ def _check_visible(state: State, message: End) -> None:
             break
         expected += named
     raise ViolationError(f"{ids} became visible behind {stream.visible}: {state}")
+
+
+def _losses(state: State) -> Iterator[State]:
+    """Yield that a disk loses something staged: nothing sent to its server before arrives then."""
+    for stream_id, servers in enumerate(state.servers):
+        for at, server in enumerate(servers):
+            arriving = frozenset(
+                each
+                for each in state.net
+                if isinstance(each, Commit)
+                or (each.stream_id, each.range_index % 2) != (stream_id, at)
+            )
+            for staging in server.stagings:
+                after = list(servers)
+                after[at] = server._replace(stagings=server.stagings - {staging})
+                all_servers = list(state.servers)
+                all_servers[stream_id] = (after[0], after[1])
+                yield state._replace(
+                    servers=tuple(all_servers), net=arriving, lost_count=state.lost_count + 1
+                )
+
+
+def _is_about(message: Message, stream_id: int, txn_ids: set[str]) -> bool:
+    """Whether a message would stage or publish some of these in a stream."""
+    match message:
+        case Stage():
+            return message.stream_id == stream_id and original_of(message.txn_id) in txn_ids
+        case End():
+            return message.stream_id == stream_id and not txn_ids.isdisjoint(
+                map(original_of, message.txn_ids)
+            )
+        case _:
+            return False
 
 
 def _check_dropped(state: State, message: Drop) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sbp_core.cli import main as command
-from sbp_core.cli import output
+from sbp_core.cli import output, streams
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
 
@@ -21,6 +21,8 @@ COMMANDS = [
     ["consume"],
     ["lag"],
     ["txns"],
+    ["schema"],
+    ["schema", "check"],
     ["cluster"],
     ["ping"],
 ]
@@ -104,7 +106,7 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
     def fail(options):
         raise error
 
-    monkeypatch.setattr(command, "_run_ping", fail)
+    monkeypatch.setattr(streams, "ping", fail)
     assert command.main(["ping"]) == exit_code
     printed = capsys.readouterr().err
     assert (
@@ -115,6 +117,14 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
             130: "",
         }[exit_code]
     )
+
+
+@pytest.mark.parametrize(
+    "words", [["p", "7"], ["give-up", "p"], ["give-up", "p", "x"], ["give-up", "p", "7", "8"]]
+)
+def test_what_txns_cannot_do(capsys, words):
+    assert command.main(["txns", *words]) == 2
+    assert "give-up with a producer" in capsys.readouterr().err
 
 
 def test_notes_of_an_error_stand_in_its_line(capsys):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core import limits
-from sbp_core.cli.consume import describe_rows, read_rows
+from sbp_core.cli.consume import describe_rows, read_records
 from sbp_core.cli.produce import read_lines, rows_of_lines
 from sbp_core.client import FetchOutcome
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, SbpError
@@ -144,22 +144,24 @@ def batch(base_offset: int, count: int) -> bytes:
 
 
 def values(rows) -> list[tuple[int, list[int]]]:
-    return [(base, [int(v) for v in each.column("value").to_pylist()]) for base, each in rows]
+    return [
+        (each.base_offset, [int(v) for v in each.rows.column("value").to_pylist()]) for each in rows
+    ]
 
 
 def test_rows_are_cut_to_what_was_asked_for():
     client = ScriptedClient(batch(0, 4) + batch(4, 2), batch(6, 4))
-    assert values(read_rows(client, 1, 3, 8)) == [(3, [3]), (4, [4, 5]), (6, [6, 7])]
+    assert values(read_records(client, 1, 3, 8)) == [(3, [3]), (4, [4, 5]), (6, [6, 7])]
     assert client.asked == [(3, 8), (6, 8)]
 
 
 def test_nothing_is_asked_when_nothing_is_wanted():
-    assert values(read_rows(ScriptedClient(), 1, 5, 5)) == []
+    assert values(read_records(ScriptedClient(), 1, 5, 5)) == []
 
 
 def test_following_goes_on_after_silence():
     client = ScriptedClient(b"", batch(0, 1), b"", batch(1, 1), SbpError("enough"))
-    rows = read_rows(client, 1, 0, None)
+    rows = read_records(client, 1, 0, None)
     assert values([next(rows), next(rows)]) == [(0, [0]), (1, [1])]
     with pytest.raises(SbpError, match="enough"):
         next(rows)
@@ -168,14 +170,14 @@ def test_following_goes_on_after_silence():
 @pytest.mark.parametrize("answer", [batch(1, 1), batch(0, 1)[:-1], b"x"])
 def test_gaps_and_damage_are_errors(answer):
     with pytest.raises(RecordBatchError):
-        list(read_rows(ScriptedClient(answer), 1, 0, 2))
+        list(read_records(ScriptedClient(answer), 1, 0, 2))
 
 
 def test_records_before_the_offset_are_no_answer():
     with pytest.raises(RecordBatchError, match="expected offset 3, found records 0 to 1"):
-        list(read_rows(ScriptedClient(batch(0, 2)), 1, 3, 5))
+        list(read_records(ScriptedClient(batch(0, 2)), 1, 3, 5))
 
 
 def test_silence_before_the_tail_is_an_error():
     with pytest.raises(DeadlineExceededError, match="offset 2"):
-        list(read_rows(ScriptedClient(batch(0, 2), b""), 1, 0, 4))
+        list(read_records(ScriptedClient(batch(0, 2), b""), 1, 0, 4))

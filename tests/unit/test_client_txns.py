@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_peer import Exchange, placed, ranges, reset, status
 
-from sbp_core.client import TxnDecision, TxnInfo, TxnPart
+from sbp_core.client import TxnDecision, TxnInfo, TxnLoss, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
     ProtocolError,
@@ -101,6 +101,32 @@ def test_an_abort_tells_what_is_given_up(make, peer) -> None:
     with pytest.raises(ProtocolError, match="the id of a transaction"):
         driver.do("abort_txns", PARTS)
     assert driver.do("abort_txns", []) == []
+
+
+def test_who_gives_up_what_is_lost_is_told_what_that_is(make, peer) -> None:
+    done = CommitTxnResponse(is_replay=True, is_published=True, parts=wire(*PARTS))
+    peer.script(Opcode.COMMIT_TXN, reset, answer(done))
+    driver = make(peer.endpoint)
+    assert driver.do("give_up_txn", "p", 7) == TxnLoss(tuple(PARTS), is_published=True)
+    for each in peer.seen(Opcode.COMMIT_TXN):
+        asked = (each.header.producer, each.header.batch_number, each.header.give_up)
+        assert asked == ("p", 7, True)
+        assert not each.header.commit
+        assert each.header.parts == ()
+
+
+def test_an_earlier_placement_driver_gives_nothing_up(make, peer) -> None:
+    """It takes the request for an abort of no transactions."""
+    peer.script(Opcode.COMMIT_TXN, answer(CommitTxnResponse()))
+    with pytest.raises(UnsupportedError, match="upgrade it"):
+        make(peer.endpoint).do("give_up_txn", "p", 7)
+
+
+@pytest.mark.parametrize(("producer", "batch_number"), [("a b", 0), ("p", -1), ("p", 2**63)])
+def test_what_is_no_batch_is_not_given_up(make, peer, producer, batch_number) -> None:
+    with pytest.raises(ConfigurationError):
+        make(peer.endpoint).do("give_up_txn", producer, batch_number)
+    assert peer.requests == []
 
 
 def unsupported(exchange: Exchange) -> None:

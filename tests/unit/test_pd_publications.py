@@ -90,6 +90,17 @@ def test_what_is_not_as_committed_is_stuck_and_asked_again(error):
     assert stuck.maybe_learned(SEALED) is Told.SEALED
 
 
+def test_only_what_is_stuck_is_given_up():
+    taking = {state for state in S if PUBLICATION.maybe_next(state, Told.GIVEN_UP)}
+    assert taking == {S.STUCK}
+    publication = Publication.of(1, [Part("a", 1, 0, 5), Part("b", 1, 1, 3)])
+    stuck = walk(publication, Told.SEALED, Told.MOVED, Told.COPIES_LACKING, Told.COPIED)
+    stuck = stuck.after(Told.INCOMPLETE)
+    assert stuck.after(Told.GIVEN_UP).state is S.SETTLED
+    places = [(each.txn_id, each.range_index) for each in stuck.remains]
+    assert places == [("a", 0), ("a~0", 1), ("a~0", 2), ("b", 1), ("b~1", 2)]
+
+
 @pytest.mark.parametrize(
     "error",
     [

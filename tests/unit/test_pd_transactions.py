@@ -19,6 +19,7 @@ from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.pd.transactions import (
     AbortedTxn,
+    Decision,
     Manifest,
     Part,
     Verdict,
@@ -292,3 +293,27 @@ def test_manifests_that_do():
     unknown = sized("y", 0, -1)
     check_manifest(manifest(1, sized("x", *most), unknown, replace(unknown, stream_id=2)))
     check_manifest(manifest(1, sized("x", *most), replace(sized("x", *most), stream_id=2)))
+
+
+def test_what_is_lost_of_a_decision_is_noted_for_as_long_as_the_decision(txns):
+    parts = (part("p.1.a"), part("p.1.a", 2), part("one", count=2))
+    number = commit(txns, 1, *parts)
+    found = txns.give_up(number, 1)
+    assert (found.batch_number, found.parts, found.given_up) == (
+        1,
+        parts[1:2],
+        (parts[0], parts[2]),
+    )
+    assert txns.give_up(number, 1) == found
+    assert txns.maybe_decided("p", 1) == Decision(is_replay=True, maybe_txn=found)
+    assert txns.maybe_decided("p", 2) is txns.maybe_decided("q", 1) is None
+    assert txns.abort([part("p.1.a"), part("p.1.a", 2)], 9) == [Verdict.DEAD, Verdict.KEPT]
+    assert txns.abort([part("one", count=-1)], 9) == [Verdict.DEAD]
+    with pytest.raises(TxnAbortedError):
+        commit(txns, 2, part("one"))
+    publish(txns, number)
+    assert txns.unpublished() == []
+    for later in range(2, TXNS_KEPT_PER_PRODUCER + 2):
+        commit(txns, later)
+    assert txns.maybe_decided("p", 1) == Decision(is_replay=True, maybe_txn=None)
+    assert txns.abort([part("one", count=-1)], 9) == [Verdict.KEPT], "nothing is known any more"

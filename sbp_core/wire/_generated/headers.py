@@ -181,6 +181,7 @@ class CommitTxnRequest:
     record_count: int = 0
     digest: bytes = b""
     commit: bool = False
+    give_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -906,6 +907,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("record_count", 4, Scalar("q"), 0),
         Field("digest", 5, Octets()),
         Field("commit", 6, Scalar("?"), False),
+        Field("give_up", 7, Scalar("?"), False),
     ),
     CommitTxnResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),

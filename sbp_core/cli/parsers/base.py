@@ -1,0 +1,34 @@
+"""What all subcommands share: how a mistake is answered, and who is asked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+EXIT_USAGE = 2
+
+AddParser = Callable[..., argparse.ArgumentParser]
+"""Adds a subcommand, as `add_parser` of argparse does."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one line that says what is wrong and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
+def client_options() -> Parser:
+    """Return the options of every subcommand that asks a placement driver, as a parent."""
+    client = Parser(add_help=False)
+    client.add_argument(
+        "--endpoint",
+        default=os.environ.get("SBP_ENDPOINT") or "127.0.0.1:12378",
+        metavar="HOST:PORT",
+        help="placement driver (default: $SBP_ENDPOINT, now %(default)s)",
+    )
+    client.add_argument("--json", action="store_true", help="print JSON, one object per line")
+    return client

@@ -1,0 +1,168 @@
+"""Typed streams on the command line, against a running server."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sbp_core.cli.main import main
+from sbp_core.client import AppendItem
+from sbp_core.records import StreamSchema, encode_columns
+
+FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("name", pa.string())])
+SECOND = pa.schema([pa.field("id", pa.int64()), FIRST.field("name"), pa.field("at", pa.date32())])
+
+
+class Shell:
+    """Runs subcommands of `sbp` for one stream."""
+
+    def __init__(self, endpoint, stream, capfd) -> None:
+        self.stream = stream
+        self._endpoint = endpoint
+        self._capfd = capfd
+
+    def run(self, *words: str) -> tuple[int, list[str]]:
+        """The exit code and the lines that were written, those of errors last."""
+        exit_code = main([*words, "--endpoint", self._endpoint])
+        output, errors = self._capfd.readouterr()
+        return exit_code, [*output.splitlines(), *errors.splitlines()]
+
+    def done(self, *words: str) -> list[str]:
+        exit_code, lines = self.run(*words)
+        assert exit_code == 0, lines
+        return lines
+
+
+@pytest.fixture
+def shell(cluster, new_streams, capfd) -> Shell:
+    return Shell(cluster.endpoint, new_streams(1)[0], capfd)
+
+
+@pytest.fixture
+def stream_id(client, shell) -> int:
+    return client.describe_streams([shell.stream])[0].stream_id
+
+
+def append(client, stream_id, schema, rows) -> None:
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema.arrow)
+    encoded = encode_columns(batch, schema, stream_id=stream_id, timestamp_ms=1_000)
+    client.append([AppendItem(stream_id, encoded)])
+
+
+def evolve(client, stream_id, schema) -> StreamSchema:
+    return client.evolve_schema(stream_id, StreamSchema.of(schema), may_change=True).schema
+
+
+def saved(path, schema):
+    pq.write_table(schema.empty_table(), path)
+    return str(path)
+
+
+def test_a_schema_and_how_it_came_to_be(shell, client, stream_id):
+    exit_code, (error,) = shell.run("schema", "show", shell.stream)
+    assert exit_code == 1
+    assert "has no schema" in error
+    assert shell.run("schema", "history", shell.stream) == (1, [error])
+    evolve(client, stream_id, FIRST)
+    newest = evolve(client, stream_id, SECOND)
+    title, *columns = shell.done("schema", "show", shell.stream)
+    assert title.startswith(f"{shell.stream} (id {stream_id}), version 2 of 20")
+    assert columns == ["  id int64", "  name string", "  at date"]
+    (line,) = shell.done("schema", "show", str(stream_id), "--json")
+    told = json.loads(line)
+    assert (told["version"], told["fingerprint"]) == (2, newest.fingerprint)
+    assert told["columns"] == ["id int64", "name string", "at date"]
+    first, *lines = shell.done("schema", "history", shell.stream)
+    assert first.startswith("version 1 of 20")
+    assert lines[:2] == ["  + column id int32 not null", "  + column name string"]
+    assert lines[2].startswith("version 2 of 20")
+    assert lines[3:] == [
+        "  ~ column id widens from int32 to int64",
+        "  ? column id may have nulls; the stream requires a value",
+        "  + column at date is new",
+    ]
+    versions = [
+        json.loads(line) for line in shell.done("schema", "history", shell.stream, "--json")
+    ]
+    assert [len(each["changes"]) for each in versions] == [2, 3]
+    described = shell.done("streams", "describe", shell.stream)
+    assert "  schema     version 2: id, name, at" in described
+    (line,) = shell.done("streams", "describe", shell.stream, "--json")
+    assert json.loads(line)["schema_version"] == 2
+
+
+def test_whether_a_file_fits(shell, client, stream_id, tmp_path):
+    def check(schema, *words):
+        return shell.run(
+            "schema", "check", shell.stream, saved(tmp_path / "a.parquet", schema), *words
+        )
+
+    exit_code, (told,) = check(FIRST)
+    assert exit_code == 0
+    assert "gets the schema of what is written first" in told
+    evolve(client, stream_id, FIRST)
+    exit_code, (told,) = check(FIRST)
+    assert exit_code == 0
+    assert f"fits as it is into {shell.stream}" in told
+    exit_code, (difference, told) = check(pa.schema([pa.field("id", pa.int16())]))
+    assert (exit_code, difference[:5]) == (0, "  ? c")
+    assert "fits as it is" in told
+    exit_code, (*differences, told) = check(SECOND)
+    assert (exit_code, len(differences)) == (0, 3)
+    assert "fits with mergeSchema=true" in told
+    wrong = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("NAME", pa.string())])
+    exit_code, (*differences, told) = check(wrong)
+    assert exit_code == 1
+    assert [each[:3] for each in differences] == ["  !", "  !"]
+    assert "does not fit" in told
+    exit_code, (line,) = check(wrong, "--json")
+    assert (exit_code, json.loads(line)["fits"]) == (1, None)
+    assert {each["change"] for each in json.loads(line)["differences"]} == {"FAULTY"}
+
+
+def test_what_cannot_be_compared(shell, client, stream_id, tmp_path):
+    (tmp_path / "text").write_text("no table")
+    exit_code, (error,) = shell.run("schema", "check", shell.stream, str(tmp_path / "text"))
+    assert exit_code == 2
+    assert "cannot be read as Parquet" in error
+    nothing = saved(tmp_path / "a.parquet", pa.schema([pa.field("x", pa.null())]))
+    exit_code, (error,) = shell.run("schema", "check", shell.stream, nothing)
+    assert exit_code == 1
+    assert "column x has type null" in error
+    path = tmp_path / "lines"
+    path.write_bytes(b"plain\n")
+    with path.open("rb") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", file)
+        shell.done("produce", shell.stream)
+    exit_code, (told,) = shell.run(
+        "schema", "check", shell.stream, saved(tmp_path / "a.parquet", FIRST)
+    )
+    assert exit_code == 1
+    assert "plain records and no schema" in told
+
+
+def test_rows_of_all_versions_are_printed(shell, client, stream_id):
+    first = evolve(client, stream_id, FIRST)
+    append(client, stream_id, first, [{"id": 1, "name": "\u00fc"}, {"id": 2, "name": None}])
+    second = evolve(client, stream_id, SECOND)
+    append(client, stream_id, second, [{"id": 2**40, "name": "x", "at": 1}])
+    assert shell.done("consume", shell.stream) == [
+        '{"id": 1, "name": "\u00fc"}',
+        '{"id": 2, "name": null}',
+        '{"id": 1099511627776, "name": "x", "at": "1970-01-02"}',
+    ]
+    lines = shell.done("consume", shell.stream, "--from", "1", "--max", "1", "--json")
+    assert [json.loads(line) for line in lines] == [
+        {"stream": shell.stream, "offset": 1, "columns": {"id": 2, "name": None}}
+    ]
+
+
+def test_lines_are_not_produced_to_columns(shell, client, stream_id):
+    evolve(client, stream_id, FIRST)
+    exit_code, (error,) = shell.run("produce", shell.stream)
+    assert exit_code == 2
+    assert "has a schema, and lines have no columns" in error

@@ -1,0 +1,127 @@
+"""Columns as JSON, and the columns of files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sbp_core.cli.table_files import read_file_schema
+from sbp_core.cli.typed_rows import BatchDecoder, describe_columns, describe_values
+from sbp_core.client import SchemaVersion
+from sbp_core.errors import ConfigurationError, RecordBatchError
+from sbp_core.records import StreamSchema, encode_columns, split_envelopes
+
+POINT = pa.struct([("x", pa.int8()), ("y", pa.struct([("z", pa.float32())]))])
+UTC = pa.timestamp("us", tz="UTC")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "shown"),
+    [
+        (pa.bool_(), [True], [True]),
+        (pa.int64(), [-(2**63)], [-(2**63)]),
+        (pa.float64(), [0.5, float("nan"), float("-inf")], [0.5, "nan", "-inf"]),
+        (pa.decimal128(10, 2), [Decimal("1.50")], ["1.50"]),
+        (pa.string(), ["\u00fc"], ["\u00fc"]),
+        (pa.binary(), [b"a", b"\xff"], ["a", {"base64": "/w=="}]),
+        (pa.date32(), [1, 2**30], ["1970-01-02", 2**30]),
+        (UTC, [1_500_000, 2**62], ["1970-01-01T00:00:01.500000+00:00", 2**62]),
+        (pa.timestamp("us"), [-1], ["1969-12-31T23:59:59.999999"]),
+        (pa.time64("ns"), [86_399_000_000_001], ["23:59:59.000000001"]),
+        (pa.duration("us"), [-5], [-5]),
+        (pa.list_(pa.date32()), [[1, None], []], [["1970-01-02", None], []]),
+        (POINT, [{"x": 1, "y": {"z": 0.5}}, {"x": None, "y": None}], None),
+        (pa.map_(pa.string(), pa.int32()), [{"a": 1, "b": None}, {}], None),
+        (pa.map_(pa.int32(), pa.date32()), [[(1, 1)]], [[[1, "1970-01-02"]]]),
+    ],
+    ids=str,
+)
+def test_values_of_all_types(kind, values, shown):
+    shown = values if shown is None else shown
+    array = pa.array(values, pa.int64()) if type(values[0]) is int else pa.array(values, kind)
+    if pa.types.is_date(kind):
+        array = array.cast(pa.int32())
+    array = pa.concat_arrays([array.cast(kind), pa.nulls(1, kind), array.cast(kind)])
+    assert describe_values(array) == [*shown, None, *shown]
+    assert describe_values(array.slice(len(shown))) == [None, *shown]
+    assert describe_values(array.slice(1, len(shown))) == [*shown[1:], None]
+    json.dumps(describe_values(array), allow_nan=False)
+
+
+def test_rows_are_objects():
+    rows = pa.record_batch({"a": pa.array([1, 2]), "b c": pa.array(["x", None])})
+    assert list(describe_columns(rows)) == [{"a": 1, "b c": "x"}, {"a": 2, "b c": None}]
+
+
+class ScriptedClient:
+    """Has one more version of the schema each time it is asked."""
+
+    def __init__(self, *schemas: StreamSchema) -> None:
+        self.schemas = schemas
+        self.asked = 0
+
+    def describe_schemas(self, stream_ids):
+        self.asked += 1
+        known = enumerate(self.schemas[: self.asked], 1)
+        return {7: tuple(SchemaVersion(7, number, schema, 9) for number, schema in known)}
+
+
+def test_versions_are_asked_for_when_one_is_unknown():
+    schemas = [StreamSchema.of(pa.schema([(name, pa.int32())])) for name in "abc"]
+    batches = []
+    for schema in schemas:
+        rows = pa.RecordBatch.from_arrays([pa.array([5], pa.int32())], schema=schema.arrow)
+        encoded = encode_columns(rows, schema, stream_id=7, timestamp_ms=1)
+        batches += split_envelopes(memoryview(encoded))
+    client = ScriptedClient(*schemas[:2])
+    decoder = BatchDecoder(client, 7)
+    for _ in range(2):
+        assert [decoder.decode(each).schema.names for each in batches[:2]] == [["a"], ["b"]]
+    assert client.asked == 2
+    with pytest.raises(RecordBatchError, match="the placement driver does not know"):
+        decoder.decode(batches[2])
+    with pytest.raises(RecordBatchError):
+        decoder.decode(replace(batches[0], schema_fingerprint=None))
+
+
+GIVEN = pa.schema(
+    [
+        pa.field("a", pa.dictionary(pa.int8(), pa.large_string()), nullable=False),
+        pa.field("b", pa.large_list(pa.timestamp("ms", tz="Europe/Paris"))),
+        pa.field("c", pa.struct([pa.field("d", pa.uint32(), nullable=False)])),
+        pa.field("e", pa.map_(pa.string(), pa.timestamp("ms"))),
+        pa.field("f", pa.date32()),
+    ]
+)
+FOUND = pa.schema(
+    [
+        pa.field("a", pa.string(), nullable=False),
+        pa.field("b", pa.list_(pa.timestamp("us", tz="UTC"))),
+        pa.field("c", pa.struct([pa.field("d", pa.int64(), nullable=False)])),
+        pa.field("e", pa.map_(pa.string(), pa.timestamp("us"))),
+        pa.field("f", pa.date32()),
+    ]
+)
+
+
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream, pq.ParquetWriter])
+def test_the_columns_of_a_file_are_those_that_spark_writes(tmp_path, make):
+    path = tmp_path / "table"
+    with make(str(path), GIVEN) as writer:
+        writer.write_table(GIVEN.empty_table())
+    assert StreamSchema.of(read_file_schema(path)) == StreamSchema.of(FOUND)
+
+
+@pytest.mark.parametrize("octets", [b"", b"PAR1", b"ARROW1", b"lines\n" * 9])
+def test_other_files_have_no_columns(tmp_path, octets):
+    path = tmp_path / "table"
+    path.write_bytes(octets)
+    with pytest.raises(ConfigurationError, match="table cannot be read"):
+        read_file_schema(path)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_file_schema(tmp_path / "nothing")

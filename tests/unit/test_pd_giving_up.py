@@ -1,0 +1,253 @@
+"""What a placement driver gives up of what was committed, and what it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from pd_cluster import running
+from pd_txns import DIGEST, asked, becomes, commit, describe, end, part, range_server, seen
+from scripted_peer import silent
+
+from sbp_core.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotFoundError,
+    StatusCode,
+    StatusError,
+    TxnAbortedError,
+)
+from sbp_core.pd.ending import RangeServers
+from sbp_core.pd.giving_up import GiveUpWishes
+from sbp_core.pd.sqlite_transactions import SqliteTransactions
+from sbp_core.wire.headers import CommitTxnRequest
+from sbp_core.wire.opcodes import Opcode
+
+INCOMPLETE = StatusCode.TXN_INCOMPLETE
+KEY = (7, 1)
+
+
+@pytest.fixture
+def peer():
+    made = range_server()
+    yield made
+    made.close()
+
+
+async def give_up(cluster, batch_number, *, producer="p", timeout_ms=20_000, **fields):
+    request = CommitTxnRequest(timeout_ms, producer, batch_number, give_up=True, **fields)
+    (answer,) = await cluster.client.ask(Opcode.COMMIT_TXN, request)
+    assert answer.is_replay
+    return answer
+
+
+def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, caplog):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one, two = await cluster.created_id(), await cluster.created_id()
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}))
+            lost = (part("p.1.a", one), part("p.1.b", one, count=2))
+            await commit(cluster, 1, *lost, part("p.1.a", two), timeout_ms=100)
+            await commit(cluster, 2, part("p.2.a", one), timeout_ms=100)
+            await becomes(cluster, "stuck", "publishing")
+            answer = await give_up(cluster, 1)
+            assert (answer.parts, answer.is_published) == (lost, True)
+            assert (answer.record_count, answer.digest) == (5, DIGEST)
+            await becomes(cluster, "lost", "stuck")
+            assert (await describe(cluster))[0].parts == lost
+            assert [(one, 0, ("p.1.a", "p.1.b"), False, -1)] in asked(peer)
+            peer.script(Opcode.END_TXN, end())
+            await becomes(cluster, "lost", "published")
+        async with running(tmp_path) as cluster:
+            assert (await give_up(cluster, 1)).parts == lost, "it may be repeated"
+            replay = await commit(cluster, 1, part("p.1.z", one))
+            assert (replay.is_replay, replay.is_published) == (True, True)
+            assert (replay.record_count, replay.digest) == (5, DIGEST)
+
+    asyncio.run(main())
+    assert "7 records of stream" in caplog.text
+    assert "batch 1 of p" in caplog.text
+
+
+def test_what_waits_is_not_given_up(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.RS_INTERNAL}))
+            for number in (1, 2):
+                await commit(cluster, number, part(f"p.{number}.a", one), timeout_ms=100)
+            with pytest.raises(InvalidRequestError, match=f"servers.*are back. stream {one}: "):
+                await give_up(cluster, 1)
+            with pytest.raises(InvalidRequestError, match="an earlier batch"):
+                await give_up(cluster, 2)
+            peer.script(Opcode.END_TXN, silent)
+            with pytest.raises(InvalidRequestError, match="has not answered yet"):
+                await give_up(cluster, 1, timeout_ms=200)
+            assert [txn.state for txn in await describe(cluster)] == ["publishing", "publishing"]
+        peer.script(Opcode.END_TXN, end())
+        async with running(tmp_path) as cluster:
+            await becomes(cluster, "published", "published")
+            answer = await give_up(cluster, 2)
+            assert (answer.parts, answer.is_published) == ((), True)
+
+    asyncio.run(main())
+
+
+def test_what_can_be_published_by_now_is(tmp_path, peer):
+    """It was stuck, and the server is asked once more."""
+
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            held = []
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}), held.append, end())
+            await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
+            await seen(peer, 2)
+            giving_up = asyncio.create_task(give_up(cluster, 1))
+            await becomes(cluster, "stuck")
+            end()(held[0])
+            answer = await giving_up
+            assert (answer.parts, answer.is_published) == ((), True)
+            await becomes(cluster, "published")
+
+    asyncio.run(main())
+
+
+def test_a_part_is_lost_and_another_waits(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one, two = await cluster.created_id(), await cluster.created_id()
+            codes = {f"s{one}": INCOMPLETE, f"s{two}": StatusCode.RS_INTERNAL}
+            peer.script(Opcode.END_TXN, end(**codes))
+            parts = (part("p.1.a", one), part("p.1.a", two))
+            await commit(cluster, 1, *parts, timeout_ms=100)
+            answer = await give_up(cluster, 1)
+            assert (answer.parts, answer.is_published) == (parts[:1], False)
+            await becomes(cluster, "publishing")
+            peer.script(Opcode.END_TXN, end())
+            await becomes(cluster, "lost")
+            assert (await give_up(cluster, 1)).is_published
+
+    asyncio.run(main())
+
+
+def test_what_is_no_decided_batch(tmp_path):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await commit(cluster, 5)
+            for number, producer in ((6, "p"), (5, "q")):
+                with pytest.raises(NotFoundError, match="is not decided"):
+                    await give_up(cluster, number, producer=producer)
+            wrong = [{"producer": "a b"}, {"commit": True}, {"parts": (part("p.5.a", 1),)}]
+            for fields in wrong:
+                with pytest.raises(InvalidRequestError, match="name a producer and the batch only"):
+                    await give_up(cluster, 5, **fields)
+            assert (await give_up(cluster, 4)).record_count == -1, "it is older than what is kept"
+
+    asyncio.run(main())
+
+
+def test_what_the_store_cannot_note_is_not_given_up(tmp_path, peer, monkeypatch):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}))
+            await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
+            with monkeypatch.context() as patched:
+                patched.setattr(SqliteTransactions, "give_up", fail)
+                with pytest.raises(InvalidRequestError, match="the disk is full"):
+                    await give_up(cluster, 1)
+            await becomes(cluster, "stuck")
+            assert len((await give_up(cluster, 1)).parts) == 1
+
+    def fail(*_):
+        raise StatusError(StatusCode.PD_INTERNAL, "the disk is full")
+
+    asyncio.run(main())
+
+
+def test_what_is_left_of_it_is_dropped_though_the_placement_driver_died(
+    tmp_path, peer, monkeypatch
+):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}))
+            parts = (part("p.1.a", one), part("says-no-batch", one))
+            await commit(cluster, 1, *parts, timeout_ms=100)
+            monkeypatch.setattr(RangeServers, "drop", lambda *_: None)
+            assert (await give_up(cluster, 1)).parts == parts
+        asked_before = len(asked(peer))
+        async with running(tmp_path) as cluster:
+            questions = tuple(replace(each, record_count=-1) for each in parts)
+            request = CommitTxnRequest(parts=questions)
+            (answer,) = await cluster.client.ask(Opcode.COMMIT_TXN, request)
+            assert answer.parts == questions, "who still has them may drop them"
+            with pytest.raises(TxnAbortedError):
+                await commit(cluster, 2, parts[1])
+            await becomes(cluster, "lost")
+        assert len(asked(peer)) == asked_before
+
+    asyncio.run(main())
+
+
+def test_a_wish_ends_a_pause():
+    async def main():
+        wishes = GiveUpWishes()
+        pause = asyncio.create_task(wishes.pause(KEY, 3_600))
+        await asyncio.sleep(0)
+        wish = asyncio.create_task(wishes.wish(KEY, 3_600_000))
+        await asyncio.wait_for(pause, 30)
+        with wishes.granting(KEY) as is_wished:
+            assert is_wished
+        assert await wish is None
+        with wishes.granting(KEY) as is_wished:
+            assert not is_wished
+        await wishes.pause(KEY, 0.001)
+
+    asyncio.run(main())
+
+
+def test_who_has_gone_wants_nothing_any_more():
+    async def main():
+        wishes = GiveUpWishes()
+        gone, slow = (asyncio.create_task(wishes.wish(key, 3_600_000)) for key in (KEY, (8, 1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        with wishes.granting(KEY) as is_wished:
+            assert not is_wished
+        with wishes.granting((8, 1)):
+            slow.cancel()
+            await asyncio.sleep(0)
+        assert slow.cancelled()
+
+    asyncio.run(main())
+
+
+def test_who_stops_grants_nothing():
+    async def main():
+        wishes = GiveUpWishes()
+        tasks = [asyncio.create_task(wishes.wish((each, 1), 3_600_000)) for each in (7, 8)]
+        await asyncio.sleep(0)
+
+        async def grant():
+            with wishes.granting(KEY):
+                await asyncio.Event().wait()
+
+        granting = asyncio.create_task(grant())
+        await asyncio.sleep(0)
+        granting.cancel()
+        wishes.stop()
+        for reason in await asyncio.gather(*tasks):
+            assert isinstance(reason, DeadlineExceededError)
+
+    asyncio.run(main())
