@@ -9,15 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from benchmarks import delays, headers, isolation, memory, report, sources
+from benchmarks import delays, headers, isolation, memory, report, sources, typed
 from benchmarks.peer import measure as peers
-from benchmarks.peer.report import Finding, tables
+from benchmarks.peer.report import Comparison, Finding, tables
 from benchmarks.scenarios import SCENARIOS, Scenario, Side, open_bench
 from benchmarks.sources import Shape
 from sbp_spark.java import use_java
@@ -29,7 +29,26 @@ PAYLOAD_BYTES_DEFAULT: Final = 400_000_000
 DELAY_VALUE_BYTES: Final = 100
 MEMORY: Final = "memory"
 HEADERS: Final = "headers"
-CHOICES: Final = (*SCENARIOS, *peers.CHOICES, *delays.CHOICES, MEMORY, HEADERS)
+CHOICES: Final = (
+    *SCENARIOS,
+    *peers.CHOICES,
+    *typed.CHOICES,
+    *delays.CHOICES,
+    MEMORY,
+    HEADERS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What moving rows in Spark has shown."""
+
+    rates: list[report.Rate] = field(default_factory=list)
+    compared: list[Finding] = field(default_factory=list)
+    forms: list[Comparison] = field(default_factory=list)
+    sizes: list[typed.Size] = field(default_factory=list)
+    delayed: list[delays.Delay] = field(default_factory=list)
+    memories: list[report.Memory] = field(default_factory=list)
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -72,7 +91,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     settings = parser.parse_args(arguments)
     settings.rows = settings.rows or max(1, PAYLOAD_BYTES_DEFAULT // settings.values)
     asked = [*(settings.only or []), *(peers.CHOICES if settings.kafka else [])]
-    chosen = asked or [*SCENARIOS, *delays.CHOICES, *([MEMORY] if settings.memory else [])]
+    usual = [*SCENARIOS, *typed.CHOICES, *delays.CHOICES]
+    chosen = asked or [*usual, *([MEMORY] if settings.memory else [])]
     settings.only = [name for name in CHOICES if name in chosen]
     return settings
 
@@ -180,24 +200,42 @@ def measure_peer(
     return found
 
 
-def measure_in_spark(
-    settings: argparse.Namespace, shape: Shape, folder: Path
-) -> tuple[list[report.Rate], list[Finding], list[delays.Delay], list[report.Memory]]:
+def measure_forms(spark: SparkSession, names: Sequence[str], rounds: int) -> list[Comparison]:
+    """Measure columns with types beside JSON, on a server for each scenario."""
+    found = []
+    for name in names:
+        with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
+            found.append(typed.measure(spark, name, rounds, folder=Path(folder), tell=tell))
+    return found
+
+
+def measure_sizes(spark: SparkSession) -> list[typed.Size]:
+    """Measure the octets of columns with types beside those of JSON."""
+    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
+        return typed.measure_sizes(spark, folder=Path(folder), tell=tell)
+
+
+def measure_in_spark(settings: argparse.Namespace, shape: Shape, folder: Path) -> Found:
     """Measure what moves rows; Spark is not started for anything else."""
-    chosen = [SCENARIOS[name] for name in settings.only if name in SCENARIOS]
+    if all(name == HEADERS for name in settings.only):
+        return Found()
     beside = [name for name in settings.only if name in peers.CHOICES]
-    waits = [name for name in settings.only if name in delays.CHOICES]
-    if not chosen and not beside and not waits and MEMORY not in settings.only:
-        return [], [], [], []
     peer = peers.Peer.find(tell) if beside else peers.Peer()
     spark = start_spark(folder, peer.connector_jars)
-    rates = [measure(spark, scenario, shape, settings.rounds) for scenario in chosen]
-    compared = measure_peer(spark, peer, beside, shape, settings.rounds)
-    delayed = measure_delays(spark, waits, settings.rounds)
-    sizes = (settings.memory or [memory.PAYLOAD_MIB_DEFAULT]) if MEMORY in settings.only else []
-    memories = [each for mib in sizes for each in measure_memory(spark, mib)]
+    chosen = [SCENARIOS[name] for name in settings.only if name in SCENARIOS]
+    forms = [name for name in settings.only if name in (typed.READ, typed.WRITE)]
+    waits = [name for name in settings.only if name in delays.CHOICES]
+    mibs = (settings.memory or [memory.PAYLOAD_MIB_DEFAULT]) if MEMORY in settings.only else []
+    found = Found(
+        rates=[measure(spark, scenario, shape, settings.rounds) for scenario in chosen],
+        compared=measure_peer(spark, peer, beside, shape, settings.rounds),
+        forms=measure_forms(spark, forms, settings.rounds),
+        sizes=measure_sizes(spark) if typed.BYTES in settings.only else [],
+        delayed=measure_delays(spark, waits, settings.rounds),
+        memories=[each for mib in mibs for each in measure_memory(spark, mib)],
+    )
     spark.stop()
-    return rates, compared, delayed, memories
+    return found
 
 
 def tell(line: str) -> None:
@@ -216,33 +254,43 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder:
         surroundings = report.environment(Path(folder))
         tell(", ".join(f"{name} {value}" for name, value in surroundings.items()))
-        rates, compared, delayed, memories = measure_in_spark(settings, shape, Path(folder))
+        found = measure_in_spark(settings, shape, Path(folder))
         costs = headers.measure() if HEADERS in settings.only else []
     what = f"{settings.rows:,} rows of {settings.values} B"
-    if rates:
-        print(f"\n{what}, {settings.rounds} rounds, {TASKS} tasks\n\n{report.rate_table(rates)}")
-    if compared:
-        print(f"\n{what}, {settings.rounds} rounds, beside a peer\n\n{tables(compared)}")
-    if delayed:
-        print(f"\ntime of a micro-batch\n\n{delays.table(delayed)}")
-    if memories:
-        print(f"\nvalues of {memory.VALUE_BYTES} B\n\n{report.memory_table(memories)}")
-    if costs:
-        print(f"\nprocessor time of one header\n\n{report.header_table(costs)}")
+    show(found, costs, what=what, rounds=settings.rounds)
     results = RESULTS / "results.json"
     report.write_json(
         results,
         settings={**vars(settings), "tasks": TASKS},
         surroundings=surroundings,
-        rates=rates,
-        peer=[asdict(each) for each in compared],
-        delays=delays.to_json(delayed),
-        memories=memories,
+        rates=found.rates,
+        peer=[asdict(each) for each in found.compared],
+        typed=[*map(asdict, found.forms), *map(asdict, found.sizes)],
+        delays=delays.to_json(found.delayed),
+        memories=found.memories,
         headers=costs,
     )
-    picture = report.maybe_draw(RESULTS / "results.png", rates, title=what)
+    picture = report.maybe_draw(RESULTS / "results.png", found.rates, title=what)
     tell(f"\n{results}\n{picture or ''}\n{time.monotonic() - started:.0f} s")
     return 0
+
+
+def show(found: Found, costs: Sequence[report.HeaderCost], *, what: str, rounds: int) -> None:
+    """Print the tables of what was measured."""
+    if found.rates:
+        print(f"\n{what}, {rounds} rounds, {TASKS} tasks\n\n{report.rate_table(found.rates)}")
+    if found.compared:
+        print(f"\n{what}, {rounds} rounds, beside a peer\n\n{tables(found.compared)}")
+    if found.forms:
+        print(f"\nflights as columns, {rounds} rounds, {TASKS} tasks\n\n{tables(found.forms)}")
+    if found.sizes:
+        print(f"\nwhat a flight takes in the log\n\n{typed.size_table(found.sizes)}")
+    if found.delayed:
+        print(f"\ntime of a micro-batch\n\n{delays.table(found.delayed)}")
+    if found.memories:
+        print(f"\nvalues of {memory.VALUE_BYTES} B\n\n{report.memory_table(found.memories)}")
+    if costs:
+        print(f"\nprocessor time of one header\n\n{report.header_table(costs)}")
 
 
 if __name__ == "__main__":

@@ -47,11 +47,12 @@ def decode_body(
     Uncompressed columns are views of the envelope's body, unless that is not aligned to 8 octets:
     then it is copied once. Raises RecordBatchError.
     """
-    check_record_batch_message(envelope.body, record_count=envelope.record_count)
+    is_compressed = check_record_batch_message(envelope.body, record_count=envelope.record_count)
     try:
-        batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
-        if names is not None:
-            batch = batch.select([name for name in schema.names if name in names])
+        if names is None:
+            batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
+        else:
+            batch = _read_some(envelope.body, schema, names, is_compressed=is_compressed)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise RecordBatchError(
@@ -67,6 +68,22 @@ def check_values(batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+
+
+def _read_some(
+    body: memoryview, schema: pa.Schema, names: Collection[str], *, is_compressed: bool
+) -> pa.RecordBatch:
+    """Return the columns that are asked for, not validated.
+
+    Those that are left out are not decompressed. Arrow does so in streams only, which begin with
+    their schema.
+    """
+    wanted = [index for index, name in enumerate(schema.names) if name in names]
+    if not is_compressed or not wanted:
+        return pa.ipc.read_record_batch(_aligned_buffer(body), schema).select(wanted)
+    stream = pa.py_buffer(b"".join((schema.serialize(), body)))
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    return pa.ipc.open_stream(stream, options=options).read_next_batch()
 
 
 def _whole(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -94,11 +94,12 @@ MESSAGE_SCHEMA: Final = Schema(
 )
 
 
-def check_record_batch_message(data: memoryview, *, record_count: int) -> None:
+def check_record_batch_message(data: memoryview, *, record_count: int) -> bool:
     """Check that `data` is one record batch message of `record_count` rows, safe to hand to Arrow.
 
-    Nothing is decompressed. Raises RecordBatchError: another kind of message, a part outside the
-    data, or decoded sizes that sum up to more than `limits.DECODED_BATCH_BYTES_MAX`.
+    Returns whether its buffers are compressed; nothing is decompressed. Raises RecordBatchError:
+    another kind of message, a part outside the data, or decoded sizes that sum up to more than
+    `limits.DECODED_BATCH_BYTES_MAX`.
     """
     header, buffers_start = _read_header(data)
     if header.length != record_count:
@@ -112,6 +113,7 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> None:
             )
     _check_compression(header.compression)
     _check_buffers(data[buffers_start:], header)
+    return header.compression is not None
 
 
 def find_buffers(

@@ -60,7 +60,8 @@ def _map_array(array: pa.Array, target: pa.DataType, place: str) -> pa.Array:
         raise SchemaError(
             f"column {place} is {type_text(kind)}, which does not fit into {type_text(target)}"
         )
-    return array.cast(target)
+    # Nothing valid is lost by widening, and what lies under nulls may be anything.
+    return array.cast(target, safe=False)
 
 
 def _map_struct(array: pa.StructArray, target: pa.StructType, place: str) -> pa.StructArray:

@@ -18,7 +18,8 @@ def code_cells(notebook):
 
 
 def test_there_are_notebooks():
-    assert [path.name for path in NOTEBOOKS] == ["01_quickstart.ipynb"]
+    names = ["01_quickstart.ipynb", "02_typed_streams.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

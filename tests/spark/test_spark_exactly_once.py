@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from altered_sinks import make_doubling_sink, make_forgetful_sink
 from pyspark.errors import PySparkException
-from spark_streams import QUERY_SECONDS, append_values, numbered, wait_until_over
+from spark_streams import QUERY_SECONDS, append_values, forget_commit, numbered, wait_until_over
 
 RETRYING_MAIN = Path(__file__).parents[1] / "support" / "retrying_main.py"
 RETRYING_SECONDS = 300
@@ -30,15 +30,6 @@ def start(sbp, sink, frame, target, checkpoint):
     writer = frame.writeStream.format(sink.name()).options(endpoint=sbp.endpoint, stream=target)
     writer = writer.option("checkpointLocation", str(checkpoint))
     return writer.trigger(availableNow=True).start()
-
-
-def forget_commit(checkpoint):
-    """Let a query do its last micro-batch again; return its number."""
-    commits = checkpoint / "commits"
-    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
-    return last
 
 
 def test_a_replay_in_other_partitions_writes_nothing(sbp, streams, checkpoint):

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from threading import Barrier
 
 import pyarrow as pa
 import pytest
-from typed_records import typed_rows, versions_of
+from pyspark.errors import PySparkException
+from pyspark.sql.types import IntegerType, LongType, StructType
+from spark_streams import append_values, forget_commit, numbered, wait_until_over
+from typed_records import envelopes_of, typed_rows, versions_of
+
+from sbp_spark.datasource import SbpDataSource
+
+NUMBERED = "cast(cast(value as string) as int) as n"
 
 
 def save(sbp, frame, stream, **options):
@@ -72,7 +82,7 @@ def test_a_change_is_refused_with_what_differs_and_made_if_wanted(sbp, new_strea
     (stream,) = new_streams(1)
     save(sbp, sbp.spark.range(3).selectExpr("id", "cast(id as int) as n"), stream)
     grown = sbp.spark.range(3, 6).selectExpr("id", "id as n", "'x' as word")
-    with pytest.raises(Exception, match="set mergeSchema=true") as caught:
+    with pytest.raises(PySparkException, match="set mergeSchema=true") as caught:
         save(sbp, grown, stream)
     told = str(caught.value)
     assert "~ column n widens from int32 to int64" in told
@@ -83,6 +93,161 @@ def test_a_change_is_refused_with_what_differs_and_made_if_wanted(sbp, new_strea
     assert table.column("n").to_pylist() == list(range(9))
     assert table.column("word").to_pylist() == [None] * 3 + ["x"] * 3 + [None] * 3
     wrong = sbp.spark.range(3).selectExpr("cast(id as string) as id", "id as N")
-    with pytest.raises(Exception, match="differs from n by case only") as caught:
+    with pytest.raises(PySparkException, match="differs from n by case only") as caught:
         save(sbp, wrong, stream, mergeSchema="true")
     assert "! column id is string; the stream has int64" in str(caught.value)
+
+
+def copy(sbp, frame, stream, checkpoint, **options):
+    """Write what is available now of a streaming DataFrame."""
+    writer = frame.writeStream.format("sbp").option("checkpointLocation", str(checkpoint))
+    writer = writer.options(endpoint=sbp.endpoint, stream=stream, encoding="columns", **options)
+    wait_until_over(writer.trigger(availableNow=True).start())
+
+
+def test_plain_records_and_columns_do_not_mix(sbp, new_streams, client):
+    plain, typed = new_streams(2)
+    append_values(client, plain, numbered(0, 2))
+    frame = sbp.spark.createDataFrame([("a",)], "value string")
+    with pytest.raises(PySparkException, match="has plain records and no schema"):
+        save(sbp, frame, plain)
+    save(sbp, frame, typed)
+    with pytest.raises(PySparkException, match="set encoding=columns"):
+        sbp.save(frame, stream=typed)
+    with pytest.raises(PySparkException, match="dead letters are plain"):
+        save(sbp, frame, typed, onBadRecord=f"deadletter:{typed}")
+    assert typed_rows(client, typed).to_pylist() == [{"value": "a"}]
+    assert versions_of(client, plain) == ()
+
+
+def test_options_name_what_the_frame_lacks(sbp, new_streams):
+    (stream,) = new_streams(1)
+    frame = sbp.spark.sql("select 1 as id, parse_json('1') as doc, null as nothing")
+    with pytest.raises(PySparkException, match="did you mean id") as caught:
+        save(sbp, frame, stream, timestampColumn="ids")
+    assert "column doc has type variant" in str(caught.value)
+    assert "column nothing has type void" in str(caught.value)
+
+
+def test_drivers_that_race_agree_on_a_schema(cluster, new_streams, client):
+    (stream,) = new_streams(1)
+    options = {"endpoint": cluster.endpoint, "stream": stream, "encoding": "columns"}
+    at_once = Barrier(4)
+
+    def plan(number):
+        schema = StructType().add("id", LongType()).add(f"c{number}", IntegerType())
+        at_once.wait()
+        SbpDataSource({**options, "mergeSchema": "true"}).writer(schema, overwrite=False)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(plan, range(4)))
+    versions = versions_of(client, stream)
+    assert [each.version for each in versions] == [1, 2, 3, 4]
+    assert sorted(versions[-1].schema.arrow.names) == ["c0", "c1", "c2", "c3", "id"]
+
+
+def test_a_routing_column_spreads_as_spark_computes_it(sbp, new_streams, client):
+    streams = new_streams(3)
+    frame = sbp.spark.range(500).selectExpr(
+        "id",
+        "cast(id % 40 as int) as account",
+        "id % 7 = 0 as flag",
+        "date_from_unix_date(id) as day",
+    )
+    for column in ("account", "flag", "day"):
+        options = {"encoding": "columns", "routingColumn": column, "truncate": "true"}
+        writer = frame.write.format("sbp").options(endpoint=sbp.endpoint, **options)
+        writer.option("streams", ",".join(streams)).mode("overwrite").save()
+        expected = frame.selectExpr("id", f"crc32(cast({column} as string)) % 3 as place").collect()
+        found = {
+            number: place
+            for place, name in enumerate(streams)
+            for number in typed_rows(client, name).column("id").to_pylist()
+        }
+        assert found == {row.id: row.place for row in expected}
+
+
+def test_the_timestamp_column_is_named_in_record_batches(sbp, new_streams, client):
+    (stream,) = new_streams(1)
+    save(sbp, sbp.spark.sql("select 1 as id, now() as at"), stream, timestampColumn="at")
+    assert [each.timestamp_column for each in envelopes_of(client, stream)] == ["at"]
+
+
+def test_nulls_are_looked_at_one_by_one_and_kept_as_json(sbp, new_streams, client):
+    stream, letters = new_streams(2)
+    save(sbp, sbp.spark.range(3), stream)
+    frame = sbp.spark.range(3, 7).selectExpr("if(id = 5, null, id) as id").coalesce(1)
+    with pytest.raises(PySparkException, match="column id is null"):
+        save(sbp, frame, stream)
+    save(sbp, frame, stream, onBadRecord=f"deadletter:{letters}")
+    assert sorted(typed_rows(client, stream).column("id").to_pylist()) == [0, 1, 2, 3, 4, 6]
+    (letter,) = sbp.load(letters, includeHeaders="true").collect()
+    assert json.loads(bytes(letter.value)) == {"id": None}
+    assert b"column id is null" in letter.headers["sbp.error"]
+    assert len(versions_of(client, stream)) == 1
+
+
+def test_a_query_goes_on_with_a_grown_schema(sbp, new_streams, client, checkpoint):
+    source, target = new_streams(2)
+    append_values(client, source, numbered(0, 50))
+    frame = sbp.load_stream(source, maxRecordsPerTrigger=20)
+    copy(sbp, frame.selectExpr(NUMBERED), target, checkpoint)
+    append_values(client, source, numbered(50, 80))
+    grown = frame.selectExpr("cast(cast(value as string) as bigint) as n", "'x' as word")
+    with pytest.raises(PySparkException, match="set mergeSchema=true"):
+        copy(sbp, grown, target, checkpoint)
+    copy(sbp, grown, target, checkpoint, mergeSchema="true")
+    append_values(client, source, numbered(80, 90))
+    copy(sbp, frame.selectExpr(NUMBERED), target, checkpoint)
+    table = typed_rows(client, target).sort_by("n")
+    assert table.column("n").to_pylist() == list(range(90))
+    words = [None] * 50 + ["x"] * 30 + [None] * 10
+    assert table.column("word").to_pylist() == words
+    assert table.schema.field("n").type == pa.int64()
+
+
+def test_a_replay_is_the_same_in_other_partitions_and_types(sbp, new_streams, client, checkpoint):
+    source, target = new_streams(2)
+    append_values(client, source, numbered(0, 100))
+    frame = sbp.load_stream(source)
+    columns = [NUMBERED, "array(offset) as list", "cast(value as string) as text"]
+    copy(sbp, frame.selectExpr(*columns), target, checkpoint)
+    forget_commit(checkpoint)
+    again = sbp.load_stream(source, minPartitions=3).selectExpr(
+        "cast(null as string) as new", *columns[::-1]
+    )
+    again = again.withColumn("n", again.n.cast("bigint")).repartition(5)
+    options = {"onReplayMismatch": "fail", "mergeSchema": "true"}
+    copy(sbp, again, target, checkpoint, **options)
+    table = typed_rows(client, target)
+    assert sorted(table.column("n").to_pylist()) == list(range(100))
+    forget_commit(checkpoint)
+    with pytest.raises(PySparkException, match="was committed before, with 100 records"):
+        copy(sbp, again.withColumn("n", again.n + 1), target, checkpoint, **options)
+    assert typed_rows(client, target).num_rows == 100
+
+
+def test_for_each_batch_writes_once(sbp, new_streams, client, checkpoint):
+    source, target = new_streams(2)
+    append_values(client, source, numbered(0, 30))
+
+    def write(frame, batch_id):
+        numbers = {"txnAppId": f"to-{target}", "txnVersion": batch_id, "onReplayMismatch": "fail"}
+        save(sbp, frame.selectExpr(NUMBERED, "timestamp"), target, **numbers)
+
+    for _ in range(2):
+        writer = sbp.load_stream(source).writeStream.foreachBatch(write)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        wait_until_over(writer.trigger(availableNow=True).start())
+        forget_commit(checkpoint)
+    assert sorted(typed_rows(client, target).column("n").to_pylist()) == list(range(30))
+
+
+def test_streams_are_created_with_their_schema(sbp, client):
+    frame = sbp.spark.range(10)
+    options = {"streams": "typed-made-1,typed-made-2", "createStreams": "true"}
+    sbp.save(frame.repartition(3), encoding="columns", **options)
+    found = [typed_rows(client, name) for name in options["streams"].split(",")]
+    ids = pa.concat_tables(found).column("id").to_pylist()
+    assert sorted(ids) == list(range(10))
+    assert all(table.num_rows for table in found)

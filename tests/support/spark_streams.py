@@ -105,3 +105,12 @@ def batch_sizes(query: StreamingQuery) -> list[int]:
     return [
         progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]
     ]
+
+
+def forget_commit(checkpoint: Path) -> int:
+    """Let a query do its last micro-batch again; return its number."""
+    commits = checkpoint / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+    return last

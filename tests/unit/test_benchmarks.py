@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import delays, headers, load, report, sources
+from benchmarks import delays, headers, load, report, sources, typed
+from benchmarks.flights import read_flights
 from benchmarks.isolation import Side
 from benchmarks.memory import Sampler, summarize
 from benchmarks.scenarios import SCENARIOS
@@ -23,6 +25,7 @@ from sbp_core.wire.headers import AppendRequest, decode_header
 from sbp_spark.schema import source_arrow_schema, source_schema
 
 MIB = 1024 * 1024
+USUAL = [*SCENARIOS, *typed.CHOICES, *delays.CHOICES]
 
 
 def one_rate(**changes):
@@ -204,14 +207,14 @@ class TestArguments:
     def test_defaults(self):
         settings = command.parse_arguments([])
         assert settings.rows == 4_000_000
-        assert settings.only == [*SCENARIOS, *delays.CHOICES]
+        assert settings.only == USUAL
 
     def test_larger_values_mean_fewer_rows(self):
         assert command.parse_arguments(["--values", "1000"]).rows == 400_000
         assert command.parse_arguments(["--values", "1000", "--rows", "7"]).rows == 7
 
     def test_memory_comes_on_top_and_last(self):
-        assert command.parse_arguments(["--memory"]).only == [*SCENARIOS, *delays.CHOICES, "memory"]
+        assert command.parse_arguments(["--memory"]).only == [*USUAL, "memory"]
         assert command.parse_arguments(["--memory"]).memory == [1024]
         assert command.parse_arguments(["--memory", "512", "--memory", "4096"]).memory == [
             512,
@@ -228,7 +231,7 @@ class TestArguments:
 
     def test_nothing_is_moved_in_spark_for_headers(self, tmp_path):
         settings = command.parse_arguments(["--headers"])
-        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == ([], [], [], [])
+        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == command.Found()
 
     def test_only_keeps_the_usual_order(self):
         arguments = ["--only", "memory", "--only", "batch-read"]
@@ -252,6 +255,23 @@ class TestDelays:
         assert "micro-batch" in delays.table([found])
 
 
+class TestTyped:
+    def test_a_ratio_below_one_says_that_columns_are_smaller(self):
+        assert typed.size_table([typed.Size("zstd", 20, 40)]).splitlines() == [
+            "batchCompression  columns B/row  JSON B/row  ratio",
+            "----------------  -------------  ----------  -----",
+            "zstd                       20.0        40.0   0.50",
+        ]
+
+    def test_flights_have_types_and_gaps(self):
+        flights = read_flights()
+        assert flights.num_rows == 336_776
+        assert flights.schema.field("time_hour").type == pa.timestamp("us", "UTC")
+        assert flights.schema.field("dep_delay").type == pa.int32()
+        assert flights["dep_delay"].null_count == 8_255
+        assert flights["tailnum"].null_count == 2_512
+
+
 class TestFiles:
     def test_results_hold_everything(self, tmp_path):
         path = tmp_path / "results.json"
@@ -261,6 +281,7 @@ class TestFiles:
             surroundings={"cpu_count": 2},
             rates=[one_rate()],
             peer=[{"scenario": "kafka-batch-read", "absent": "no network"}],
+            typed=[asdict(typed.Size("none", 95, 320))],
             delays=delays.to_json([delays.delay("micro-batch", [0.2], "idle", [0.1])]),
             memories=[report.Memory("write", "server", 1, 2, 3)],
             headers=[report.HeaderCost("FetchRequest", 10, 700, 40, 50)],
@@ -270,6 +291,7 @@ class TestFiles:
         assert content["environment"] == {"cpu_count": 2}
         assert content["rates"][0]["seconds"] == [2.0, 4.0, 5.0]
         assert content["peer"] == [{"scenario": "kafka-batch-read", "absent": "no network"}]
+        assert content["typed"] == [{"compression": "none", "columns_bytes": 95, "json_bytes": 320}]
         assert content["delays"][0]["ratio"] == 2
         assert content["memory"][0]["peak_mib"] == 2
         assert content["headers"][0]["decode_us"] == 50

@@ -169,7 +169,7 @@ def test_rows_too_large_to_be_read_again_are_not_encoded():
         encoded(rows([{"value": bytes(limits.BATCH_BYTES_MAX)}]))
 
 
-@pytest.mark.parametrize(("encoding", "named"), [("columns", "'columns'"), (None, "no encoding")])
+@pytest.mark.parametrize(("encoding", "named"), [("lines", "'lines'"), (None, "no encoding")])
 def test_another_encoding_is_named(encoding, named):
     envelope = replace(decode_envelope(encoded()), encoding=encoding)
     with pytest.raises(RecordBatchError, match=f'{named}; this version reads "rows"'):
