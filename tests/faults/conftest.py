@@ -63,3 +63,10 @@ def full_disk(small_memory: SmallMemory, tmp_path: Path) -> Iterator[LoopDisk]:
         mounted = LoopDisk(tmp_path / "disk", small_memory.folder / "disk.img", LARGE_BYTES)
     yield mounted
     mounted.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a run of many ROUNDS take its time: what a test's own timeout allows is for a short one."""
+    if os.environ.get("ROUNDS"):
+        for item in items:
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "timeout"]
