@@ -14,15 +14,11 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label
-from sbp_core.cli.typed_rows import (
-    BatchDecoder,
-    describe_columns,
-    describe_octets,
-    describe_values,
-)
+from sbp_core.cli.typed_rows import BatchDecoder
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, StatusCode, error_for_code
 from sbp_core.records import COLUMNS_ENCODING, split_envelopes
+from sbp_core.records.json_values import describe_columns, describe_octets, describe_values
 
 _WAIT_MS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

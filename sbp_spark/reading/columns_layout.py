@@ -109,19 +109,18 @@ class ColumnsLayout(Layout):
 
     def _version(self, envelope: Envelope, span: StreamSpan) -> SchemaVersion:
         """Return the version of the stream's schema in which a batch was written."""
-        where = _describe(envelope, span)
         fingerprint = envelope.schema_fingerprint
         if envelope.encoding != COLUMNS_ENCODING or fingerprint is None:
             raise SchemaError(
-                f"{where} is not typed, but the query reads columns: read what is there with"
-                " encoding=rows, and start this query behind it"
+                f"{_describe(envelope, span)} is not typed, but the query reads columns: read"
+                " what is there with encoding=rows, and start this query behind it"
             )
         version = self._versions.maybe_find(span.stream_id, fingerprint)
         if version is None:
             raise SchemaError(
-                f"{where} is of a schema {fingerprint} that the placement driver does not know;"
-                " was it copied from another cluster, or the placement driver's file restored from"
-                " an old copy?"
+                f"{_describe(envelope, span)} is of a schema that the placement driver does"
+                f" not know ({fingerprint}); was it copied from another cluster, or the placement"
+                " driver's file restored from an old copy?"
             )
         return version
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -12,14 +13,16 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import ROWS_SCHEMA, map_columns, record_sizes
+from sbp_core.records.json_values import describe_columns
 from sbp_spark.wording import listed
 from sbp_spark.writing.bad_records import KEPT_BYTES_MAX, BadRows, fault_headers, too_large
 from sbp_spark.writing.routing import StreamIds
-from sbp_spark.writing.row_json import row_json
 from sbp_spark.writing.typed_streams import TypedStream
 
 _GROWTH_MAX: Final = 32
-"""A row of the smallest values may become so many times larger in the types of its stream."""
+"""Lists of the smallest values may become so many times larger in the types of their stream."""
+_FIXED_BYTES_MAX: Final = 17 * limits.SCHEMA_FIELDS_MAX
+"""What all values of fixed width take in a row, at most."""
 
 
 def find_bad_columns(
@@ -44,7 +47,7 @@ def columns_to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.
     for index, each in sorted(described.items()):
         row = rows.slice(index, 1)
         is_kept = int(record_sizes(row)[0]) <= KEPT_BYTES_MAX
-        text = row_json(row) if is_kept else b""
+        text = _json(row) if is_kept else b""
         values.append(text if is_kept and len(text) <= KEPT_BYTES_MAX else None)
         headers.append(fault_headers(each))
     columns = {"value": values, "headers": headers}
@@ -52,6 +55,28 @@ def columns_to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.
         pa.array(columns.get(field.name, [None] * len(values)), field.type) for field in ROWS_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=ROWS_SCHEMA)
+
+
+def _json(row: pa.RecordBatch) -> bytes:
+    try:
+        (values,) = describe_columns(row)
+    except UnicodeDecodeError:
+        octets = [field.with_type(_as_octets(field.type)) for field in row.schema]
+        (values,) = describe_columns(row.cast(pa.schema(octets)))
+    return json.dumps(values, ensure_ascii=False).encode()
+
+
+def _as_octets(kind: pa.DataType) -> pa.DataType:
+    """Return the type with octets for texts, which may be any."""
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_octets(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_as_octets(kind.key_type), _as_octets(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_octets(field.type)) for field in kind])
+    return kind
 
 
 def _missing(
@@ -67,6 +92,8 @@ def _missing(
             for stream_id, stream in streams.items()
             if name in stream.schema.arrow.names and not stream.schema.arrow.field(name).nullable
         }
+        if not requiring:
+            continue
         is_bad = np.asarray(column.is_null()) & np.isin(ids, list(requiring))
         if is_bad.any():
             error = RecordBatchError(
@@ -104,7 +131,7 @@ def _maybe_fault(column: pa.Array) -> str | None:
 def _too_large(
     rows: pa.RecordBatch, ids: npt.NDArray[np.int64], streams: Mapping[int, TypedStream]
 ) -> list[BadRows]:
-    if rows.nbytes <= limits.RECORD_BYTES_MAX // _GROWTH_MAX:
+    if _FIXED_BYTES_MAX + sum(map(_largest, rows.columns)) <= limits.RECORD_BYTES_MAX:
         return []
     ids_by_schema: dict[pa.Schema, list[int]] = {}
     for stream_id in np.unique(ids).tolist():
@@ -115,3 +142,11 @@ def _too_large(
         mapped = map_columns(rows, nullable)
         sizes = np.where(np.isin(ids, stream_ids), record_sizes(mapped), sizes)
     return too_large(sizes)
+
+
+def _largest(column: pa.Array) -> int:
+    """Return what a value of the column takes at most, in octets, beside those of fixed width."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return int(column.nbytes)
+    return int(column.nbytes) * _GROWTH_MAX if pa.types.is_nested(kind) else 0

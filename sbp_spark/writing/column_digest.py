@@ -23,6 +23,7 @@ from sbp_spark.writing.hashing import (
     Hashes,
     hash_lists,
     hash_octets,
+    mix,
     mixed,
     set_nulls,
 )
@@ -44,8 +45,11 @@ def digest_of_columns(rows: pa.RecordBatch, stream_ids: int | npt.NDArray[np.int
 def _sum_fields(fields: Iterable[tuple[str, pa.Array]], count: int) -> Hashes:
     """Return the sums over the columns, or over the fields of a struct."""
     total = np.zeros(count, dtype=np.uint64)
+    spare = np.empty_like(total)
     for name, array in fields:
-        hashes = mixed(_hash_values(array) ^ _seed(name))
+        hashes = _hash_values(array)
+        hashes ^= _seed(name)
+        mix(hashes, spare)
         if array.null_count:
             hashes[np.asarray(array.is_null())] = 0
         total += hashes

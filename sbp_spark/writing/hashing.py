@@ -38,12 +38,18 @@ _ALL: Final = np.uint64(2**64 - 1)
 
 def mixed(hashes: Hashes) -> Hashes:
     """Return numbers each bit of which depends on all bits of the one that was given."""
-    found = hashes ^ (hashes >> np.uint64(30))
-    found *= MIX_FIRST
-    found ^= found >> np.uint64(27)
-    found *= MIX_SECOND
-    found ^= found >> np.uint64(31)
+    found = hashes.copy()
+    mix(found, np.empty_like(found))
     return found
+
+
+def mix(hashes: Hashes, spare: Hashes) -> None:
+    """Do the same in place; `spare` is room for as many numbers."""
+    hashes ^= np.right_shift(hashes, 30, out=spare)
+    hashes *= MIX_FIRST
+    hashes ^= np.right_shift(hashes, 27, out=spare)
+    hashes *= MIX_SECOND
+    hashes ^= np.right_shift(hashes, 31, out=spare)
 
 
 def set_nulls(hashes: Hashes, array: pa.Array) -> None:
@@ -123,7 +129,7 @@ def _hash_words(data: npt.NDArray[np.uint8], starts: _Lengths, lengths: _Lengths
     padded = np.zeros(stop - first + WORD_BYTES, dtype=np.uint8)
     padded[: stop - first] = data[first:stop]
     at_each_octet = np.ndarray((stop - first + 1,), dtype="<u8", buffer=padded, strides=(1,))
-    words: Hashes = at_each_octet.take(starts - first)
+    words: Hashes = at_each_octet[starts - first]
     words &= _WORD_MASKS[lengths]
     words ^= words >> np.uint64(29)
     words *= _PLACE_CONSTANTS[0]

@@ -28,6 +28,8 @@ from sbp_core.client import Client, StreamSpec
 MAIN = Path(__file__).parent.parent / "support" / "sink_main.py"
 LIFE_SECONDS_MAX = 4.0
 SLEEP_MS = 4_000
+RECORDS_MAX_OF_LAST = 100_000
+"""Of a micro-batch when nothing is killed any more, and hours of appends may be left."""
 STREAMS = ("numbers", "even", "odd")
 ENDLESS = {"processingTime": "0 seconds"}
 AVAILABLE_NOW = {"availableNow": True}
@@ -51,7 +53,9 @@ class Copy:
     def is_in_a_batch(self):
         return is_batch_open(self.folder / "checkpoint")
 
-    def begin(self, rng, *, trigger=ENDLESS, partitions=None, failpoints="", **order):
+    def begin(
+        self, rng, *, trigger=ENDLESS, partitions=None, failpoints="", records_max=1_000, **order
+    ):
         self.life_count += 1
         partitions = rng.choice((0, 0, 1, 3, 5)) if partitions is None else partitions
         self.is_ordered = self.is_ordered and partitions == 0
@@ -59,7 +63,7 @@ class Copy:
             "endpoint": self.cluster.endpoint,
             "streams": "numbers",
             "startingOffsets": "earliest",
-            "maxRecordsPerTrigger": str(rng.randint(100, 1_000)),
+            "maxRecordsPerTrigger": str(rng.randint(records_max // 10, records_max)),
             "minPartitions": str(rng.randint(1, 4)),
         }
         return QueryProcess(
@@ -75,7 +79,9 @@ class Copy:
     def finish(self, rng, **order):
         """Copy what is left: a run that was cut short goes on to its own end, the next one on."""
         while True:
-            life = self.begin(rng, trigger=AVAILABLE_NOW, runs=2, **order)
+            life = self.begin(
+                rng, trigger=AVAILABLE_NOW, runs=2, records_max=RECORDS_MAX_OF_LAST, **order
+            )
             exit_code = life.wait_for_end()
             if exit_code == 0:
                 return

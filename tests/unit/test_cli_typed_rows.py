@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sbp_core.cli.table_files import read_file_schema
-from sbp_core.cli.typed_rows import BatchDecoder, describe_columns, describe_values
+from sbp_core.cli.typed_rows import BatchDecoder
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import ConfigurationError, RecordBatchError
 from sbp_core.records import StreamSchema, encode_columns, split_envelopes
+from sbp_core.records.json_values import describe_columns, describe_values
 
 POINT = pa.struct([("x", pa.int8()), ("y", pa.struct([("z", pa.float32())]))])
 UTC = pa.timestamp("us", tz="UTC")

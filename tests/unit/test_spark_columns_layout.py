@@ -240,6 +240,20 @@ def test_a_column_that_had_always_a_value_when_the_query_started():
     ]
 
 
+def test_elements_that_had_always_a_value_when_the_query_started():
+    def lists(*, nullable):
+        return schema_of(some=pa.list_(pa.field("element", pa.int32(), nullable=nullable)))
+
+    strict, loose = lists(nullable=False), lists(nullable=True)
+    payload = batch([{"some": [1, 2]}], strict) + batch([{"some": [3]}], loose, 1)
+    driver = FakePlacementDriver(s7=[strict, loose])
+    found = rows(read([payload], [span(0, 2)], strict.arrow, driver))
+    assert found == [{"some": [1, 2]}, {"some": [3]}]
+    payload += batch([{"some": [4, None]}], loose, 2)
+    with pytest.raises(SchemaError, match=r"offset 2 .*some.* is required.* version 2"):
+        read([payload], [span(0, 3)], strict.arrow, driver)
+
+
 TYPES = {
     pa.int8(): st.integers(-(2**7), 2**7 - 1),
     pa.int32(): st.integers(-(2**31), 2**31 - 1),

@@ -27,3 +27,20 @@ def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind
     other_batches = {"endpoint": "pd:1", "stream": "s", "batchRecords": "5"}
     SbpDataSource(other_batches).streamWriter(VALUES, overwrite=False)
     assert len(checked) == len(kinds)
+
+
+def test_the_streams_of_columns_are_looked_at_once_for_each_schema(monkeypatch):
+    checked = []
+    monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
+    monkeypatch.setattr(client_pool, "_reached", set())
+    grown = StructType([*VALUES.fields, StructField("more", BinaryType())])
+    columns = {"endpoint": "pd:1", "stream": "s", "encoding": "columns"}
+    for _ in range(2):
+        for schema in (VALUES, grown):
+            SbpDataSource(columns).streamWriter(schema, overwrite=False)
+        merging = {**columns, "mergeSchema": "true"}
+        SbpDataSource(merging).streamWriter(grown, overwrite=False)
+    names = [schema.arrow.names for _, schema in checked]
+    assert names == [["value"], ["value", "more"], ["value", "more"]]
+    SbpDataSource({"endpoint": "pd:1", "stream": "s"}).streamWriter(VALUES, overwrite=False)
+    assert checked[-1][1] is None
