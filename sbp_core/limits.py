@@ -233,7 +233,7 @@ TXN_COPIES_MAX: Final = 4
 STUCK_LOG_INTERVAL_MS: Final = 60_000
 """How often the log says that something committed cannot be published."""
 ABORTED_TXNS_KEPT_MS: Final = 30 * 86_400_000
-"""How long a transaction that was given up is known by its id."""
+"""How long a transaction that was given up is known by its id, and what was lost of a decision."""
 TXN_BATCHES_MAX: Final = 500_000
 """Staged batches that become readable at once in one stream, 16 octets each in the log."""
 TXN_RECORDS_MAX: Final = 2**32 - 1

@@ -17,7 +17,7 @@ from sbp_core.cli.parsers.records import add_consume, add_produce
 from sbp_core.cli.parsers.schema import add_schema
 from sbp_core.cli.parsers.serve import add_serve
 from sbp_core.cli.parsers.streams import add_cluster, add_ping, add_streams
-from sbp_core.cli.parsers.txns import add_txns
+from sbp_core.cli.parsers.txns import add_txns, joined
 from sbp_core.errors import ConfigurationError, SbpError
 
 _EXIT_OK = 0
@@ -33,7 +33,7 @@ def main(
     0 is success, 1 a failure of a server or the network, 2 a mistake in how the command was called
     or configured, 130 an interrupt. A failure is one line on standard error.
     """
-    options = _parser(more).parse_args(arguments)
+    options = _parser(more).parse_args(joined(sys.argv[1:] if arguments is None else arguments))
     try:
         exit_code: int = options.run(options)
         sys.stdout.flush()

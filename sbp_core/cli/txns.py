@@ -46,10 +46,12 @@ def give_up(options: Namespace, producer: str, batch_number: int) -> int:
         counts[part.stream_id] += part.record_count
     for stream_id, count in counts.items():
         write_line(f"{count} records of {batch} are lost: stream {stream_id} goes on without them")
-    if not counts:
+    if loss.record_count is None:
+        write_line(f"{batch} was decided too long ago: what became of it is not known any more")
+    elif not counts:
         write_line(f"nothing of {batch} is lost: it is published")
     if not loss.is_published:
-        write_line(f"the rest of {batch} is published when its range servers are back")
+        write_line(f"the rest of {batch} is not published yet: {loss.waits_for}")
     return 0
 
 
@@ -61,15 +63,17 @@ def _range_servers(client: Client) -> set[str]:
 
 
 def _row(each: TxnInfo, now_ms: int) -> tuple[object, ...]:
+    some_lost = ",lost" if each.lost and each.state != "lost" else ""
+    parts = (*each.parts, *each.lost)
     since_ms = each.staged_at_ms if each.decided_at_ms is None else each.decided_at_ms
     return (
-        each.state,
+        each.state + some_lost,
         _shown(each.producer),
         _shown(each.batch_number),
         _shown(each.record_count),
-        _listed([str(part.stream_id) for part in each.parts if part.stream_id >= 0]),
+        _listed([str(part.stream_id) for part in parts if part.stream_id >= 0]),
         "-" if since_ms is None else str(timedelta(seconds=max(now_ms - since_ms, 0) // 1000)),
-        _listed([part.txn_id for part in each.parts]),
+        _listed([part.txn_id for part in parts]),
         _shown(each.server),
     )
 

@@ -283,7 +283,8 @@ class Client:
         """Give up what range servers have lost of a decided batch, so that others can follow.
 
         It may be repeated. Raises NotFoundError if the batch is not decided, InvalidRequestError if
-        it only waits: what can be published is not given up.
+        it only waits: what can be published is not given up; RequestTimeoutError if its range
+        server does not say in time what it has.
         """
         return self._run(txns.give_up_txn(self._context, producer, batch_number))
 

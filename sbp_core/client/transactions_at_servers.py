@@ -84,7 +84,8 @@ async def staged_batches(
 ) -> AsyncIterator[list[bytes]]:
     """Yield the batches that are staged in a range, in order, a frame's worth at a time.
 
-    SPEC "FETCH", with `txn_id`. Raises NotFoundError if nothing is staged there.
+    SPEC "FETCH", with `txn_id`. Raises NotFoundError if nothing is staged there,
+    RangeNotFoundError if the server does not have the range.
     """
     sequence = 0
     while True:

@@ -57,9 +57,14 @@ def commit_txn(
         digest=digest,
         commit=True,
     )
-    answer = (yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse))[-1]
+    answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+    last = answers[-1]
     return TxnDecision(
-        answer.is_replay, answer.is_published, _maybe(answer.record_count), answer.digest
+        last.is_replay,
+        last.is_published,
+        _maybe(last.record_count),
+        last.digest,
+        tuple(_part(each) for answer in answers for each in answer.parts),
     )
 
 
@@ -83,20 +88,23 @@ def give_up_txn(context: Context, producer: str, batch_number: int) -> Program[T
 
     SPEC "COMMIT_TXN" with `give_up`. Raises ConfigurationError for what cannot be a batch,
     NotFoundError for one that is not decided, InvalidRequestError for one that only waits,
-    UnsupportedError if the placement driver does not know how.
+    RequestTimeoutError if its range server does not say in time what it has, UnsupportedError if
+    the placement driver does not know how.
     """
     _check_batch(producer, batch_number)
     header = CommitTxnRequest(
         timeout_ms=context.timeout_ms, producer=producer, batch_number=batch_number, give_up=True
     )
     answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
-    if not answers[-1].is_replay:  # one that does not know `give_up` has aborted no transactions
+    last = answers[-1]
+    if not last.is_replay:  # one that does not know `give_up` has aborted no transactions
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
             "the placement driver cannot give up what is lost of a batch: upgrade it",
         )
     parts = tuple(_part(each) for answer in answers for each in answer.parts)
-    return TxnLoss(parts, answers[-1].is_published)
+    waits_for = (last.status and last.status.message) or ""
+    return TxnLoss(parts, last.is_published, _maybe(last.record_count), waits_for)
 
 
 def describe_txns(
@@ -171,6 +179,7 @@ def _info(found: TxnDescription, server: str | None) -> TxnInfo:
         digest=found.digest,
         decided_at_ms=_maybe(found.decided_at_ms),
         staged_at_ms=_maybe(found.staged_at_ms),
+        lost=tuple(map(_part, found.lost)),
         server=server,
     )
 

@@ -185,33 +185,37 @@ class TxnDecision:
 
     `record_count` and `digest` are those of the decision that counts; None and empty if it is
     older than what is kept. All of it is visible if it `is_published`, and will be if not; except
-    for what somebody gives up, since it is lost.
+    for `lost`, which somebody gave up, as a range server has it no more.
     """
 
     is_replay: bool
     is_published: bool
     record_count: int | None
     digest: bytes
+    lost: tuple[TxnPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TxnLoss:
     """What of a decided batch is given up, and will never be visible.
 
-    The rest is visible if it `is_published`; else it waits for servers that are away.
+    The rest is visible if it `is_published`; else `waits_for` says why not. If `record_count`, that
+    of the decision, is None, it is older than what is kept, and what became of it is not known.
     """
 
     parts: tuple[TxnPart, ...]
     is_published: bool
+    record_count: int | None
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TxnInfo:
     """What became of a transaction, or of a producer's batch of them.
 
-    `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (a range
-    server has other records than were committed), "lost" (`parts` were, and are given up; the rest
-    is published), or "aborted". Times in ms (UTC).
+    `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (it cannot be
+    published as it was committed), "lost" (some of it, the rest is published), or "aborted".
+    `parts` are staged, or not published yet; `lost` are given up. Times in ms (UTC).
     """
 
     state: str
@@ -223,6 +227,7 @@ class TxnInfo:
     decided_at_ms: int | None = None
     staged_at_ms: int | None = None
     server: str | None = None
+    lost: tuple[TxnPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,11 @@ class RangeServers:
         """Return where a range is; None if there is no such stream."""
         return await self._routes.submit((stream_id, range_index))
 
-    async def publish(self, publication: Publication, address: str) -> None:
-        """Publish in the range of `publication`, at its server. Raises what keeps it from that."""
+    async def publish(self, publication: Publication, address: str) -> SbpError | None:
+        """Publish in the range of `publication`, at its server; return why that refuses it.
+
+        What is raised says nothing of this publication: the server did not answer for it.
+        """
         end = TxnEnd(
             publication.stream_id,
             publication.range_index,
@@ -84,8 +87,7 @@ class RangeServers:
             record_count=publication.record_count,
         )
         ended = await self._combiner(_known(address, end.stream_id)).submit(end)
-        if isinstance(ended, SbpError):
-            raise ended
+        return ended if isinstance(ended, SbpError) else None
 
     async def copy_earlier(self, publication: Publication, address: str) -> None:
         """Stage what a publication has in earlier ranges in its own, at its server.

@@ -80,7 +80,7 @@ class PlacementDriverHandlers:
         self._cursors = CursorHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
         self._range_servers = RangeServers(store)
-        self._publisher = Publisher(store, self._range_servers, self._sealer)
+        self._publisher = Publisher(store, self._range_servers, self._sealer, clock)
         self._txns = TxnHandlers(store, self._publisher, self._range_servers, clock)
         self._endpoint = endpoint
 

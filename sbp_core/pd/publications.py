@@ -18,6 +18,8 @@ from sbp_core.errors import (
     InvalidRequestError,
     RangeSealedError,
     SbpError,
+    StatusCode,
+    StorageError,
     TxnEndedError,
     TxnIncompleteError,
 )
@@ -32,7 +34,7 @@ class PublicationState(enum.Enum):
     ENDING = "END_TXN is to be sent to the server of the range"
     COPYING = "what was staged in earlier ranges is to be staged in this one"
     COPIED = "that is done: END_TXN is to be sent again"
-    STUCK = "other records are staged than were committed: what can be done is done again and again"
+    STUCK = "it cannot be published as it was committed: what can be done is done again and again"
     MOVING = "the range is sealed: the next one is to be found"
     PUBLISHED = "the records are visible"
     SETTLED = "that is recorded, or that it was given up, or the stream was deleted"
@@ -44,7 +46,8 @@ class PublicationInput(enum.Enum):
     DONE = "END_TXN was done, now or before"
     SEALED = "END_TXN is refused: the range is sealed"
     COPIES_LACKING = "END_TXN is refused: what was staged in earlier ranges is not here yet"
-    INCOMPLETE = "END_TXN is refused: other records are staged, or the ids were ended otherwise"
+    INCOMPLETE = "END_TXN is refused: other records are staged, or they were dropped"
+    FAULT = "something else is wrong with the request, or what is staged cannot be read"
     COPIED = "what was staged in earlier ranges is staged here"
     COPIES_REFUSED = "the range takes no copies: it is sealed, or END_TXN was done meanwhile"
     MOVED = "the stream has a next range"
@@ -66,14 +69,21 @@ PUBLICATION: Final = Machine(
     PublicationState,
     PublicationInput,
     {
-        _ENDING: _row(DONE=_PUBLISHED, SEALED=_MOVING, COPIES_LACKING=_COPYING, INCOMPLETE=_STUCK),
-        _COPYING: _row(COPIED=_COPIED, COPIES_REFUSED=_ENDING),
-        _COPIED: _row(DONE=_PUBLISHED, SEALED=_MOVING, INCOMPLETE=_STUCK),
+        _ENDING: _row(
+            DONE=_PUBLISHED,
+            SEALED=_MOVING,
+            COPIES_LACKING=_COPYING,
+            INCOMPLETE=_STUCK,
+            FAULT=_STUCK,
+        ),
+        _COPYING: _row(COPIED=_COPIED, COPIES_REFUSED=_ENDING, FAULT=_STUCK),
+        _COPIED: _row(DONE=_PUBLISHED, SEALED=_MOVING, INCOMPLETE=_STUCK, FAULT=_STUCK),
         _STUCK: _row(
             DONE=_PUBLISHED,
             SEALED=_MOVING,
             COPIES_LACKING=_COPYING,
             INCOMPLETE=_STUCK,
+            FAULT=_STUCK,
             GIVEN_UP=_SETTLED,
         ),
         _MOVING: _row(MOVED=_ENDING),
@@ -148,8 +158,10 @@ class Publication:
                 return PublicationInput.SEALED
             case TxnIncompleteError() if self.state in {_ENDING, _STUCK} and self.earlier:
                 return PublicationInput.COPIES_LACKING
-            case TxnIncompleteError() | TxnEndedError() | InvalidRequestError():
-                return None if self.state is _COPYING else PublicationInput.INCOMPLETE
+            case TxnIncompleteError() | TxnEndedError() if self.state is not _COPYING:
+                return PublicationInput.INCOMPLETE
+            case InvalidRequestError() | StorageError(code=StatusCode.RS_DATA_CORRUPTED):
+                return PublicationInput.FAULT
             case _:
                 return None
 

@@ -18,7 +18,14 @@ from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.pd.combining import Combiner
 from sbp_core.pd.ending import RangeServers, Route
-from sbp_core.pd.giving_up import GiveUpWishes
+from sbp_core.pd.giving_up import (
+    EARLIER_FIRST,
+    STOPPING,
+    GiveUpWishes,
+    PublicationKey,
+    Reason,
+)
+from sbp_core.pd.progress import OpenDecisions, Progress
 from sbp_core.pd.publications import (
     Publication,
     PublicationInput,
@@ -29,6 +36,7 @@ from sbp_core.pd.sealing import Sealer
 from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.transactions import Decision, Manifest, TxnRecord
+from sbp_core.server.clock import Clock
 from sbp_core.wire.headers import RangeId
 from sbp_core.wire.status import check_status
 
@@ -39,25 +47,28 @@ _ASKING: Final = {
     PublicationState.COPIED,
     PublicationState.STUCK,
 }
-
-
-class _OpenDecision:
-    """A decision of which some streams do not show their part yet."""
-
-    def __init__(self, publications: Sequence[Publication]) -> None:
-        self.hidden_in = {each.stream_id for each in publications}
-        self.is_published = asyncio.Event()
+_PAUSING: Final = {
+    None,
+    PublicationInput.INCOMPLETE,
+    PublicationInput.FAULT,
+    PublicationInput.COPIES_REFUSED,
+}
+"""What a publication learns that does not bring it on."""
 
 
 class Publisher:
     """Publishes what was committed, in the background."""
 
-    def __init__(self, store: StoreThread, servers: RangeServers, sealer: Sealer) -> None:
+    def __init__(
+        self, store: StoreThread, servers: RangeServers, sealer: Sealer, clock: Clock
+    ) -> None:
         self._store = store
         self._servers = servers
         self._sealer = sealer
+        self._clock = clock
         self._queues: dict[int, deque[Publication]] = {}
-        self._open: dict[int, _OpenDecision] = {}
+        self._open = OpenDecisions()
+        self._stuck: set[PublicationKey] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._recorder = Combiner(self._record, limits.STREAMS_PER_REQUEST_MAX)
         self._wishes = GiveUpWishes()
@@ -71,8 +82,7 @@ class Publisher:
     async def stop(self) -> None:
         """Leave the rest to the next start; nobody waits any longer."""
         self._is_stopped = True
-        for decision in self._open.values():
-            decision.is_published.set()
+        self._open.stop()
         self._wishes.stop()
         for task in self._tasks:
             task.cancel()
@@ -99,7 +109,7 @@ class Publisher:
         publications = publications_of(txn.txn_number, txn.parts)
         if self._is_stopped or not publications:
             return
-        self._open[txn.txn_number] = _OpenDecision(publications)
+        self._open.add(txn)
         for each in publications:
             queue = self._queues.setdefault(each.stream_id, deque())
             queue.append(each)
@@ -108,40 +118,28 @@ class Publisher:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def wait_published(self, txn_number: int, timeout_ms: float) -> bool:
-        """Wait until a decision is visible in all its streams; False if that takes longer."""
-        decision = self._open.get(txn_number)
-        if decision is None:
-            return not self._is_stopped
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await decision.is_published.wait()
-        except TimeoutError:
-            return False
-        return not decision.hidden_in
+    async def wait_published(self, txn: TxnRecord, timeout_ms: float) -> Progress:
+        """Wait until a decision is visible, or given up, in all its streams, but not for longer."""
+        return await self._open.wait(txn, timeout_ms)
 
-    async def give_up(self, txn: TxnRecord, timeout_ms: float) -> list[str]:
+    async def give_up(self, txn: TxnRecord, timeout_ms: float) -> dict[int, Reason]:
         """Give up what a decision has in the streams whose range servers have lost some of it.
 
-        Return why the rest is not given up, for each stream. What can be published is.
+        Return why the rest is not given up, by stream. What can be published is.
         """
         stream_ids = dict.fromkeys(part.stream_id for part in txn.parts)
         reasons = await asyncio.gather(
             *(self._give_up_in(txn.txn_number, each, timeout_ms) for each in stream_ids)
         )
-        return [
-            f"stream {stream_id}: {reason}"
+        return {
+            stream_id: reason
             for stream_id, reason in zip(stream_ids, reasons, strict=True)
             if reason is not None
-        ]
+        }
 
     def stuck_numbers(self) -> set[int]:
-        """Return the decisions that a range server has other records of."""
-        return {
-            queue[0].txn_number
-            for queue in self._queues.values()
-            if queue[0].state is PublicationState.STUCK
-        }
+        """Return the decisions that cannot be published as they were committed, so far."""
+        return {txn_number for txn_number, _ in self._stuck}
 
     async def _publish_all(self, stream_id: int, queue: deque[Publication]) -> None:
         while queue:
@@ -151,13 +149,14 @@ class Publisher:
 
     async def _give_up_in(
         self, txn_number: int, stream_id: int, timeout_ms: float
-    ) -> str | Exception | None:
-        queue = self._queues.get(stream_id, ())
-        waiting = [each.txn_number for each in queue]
-        if self._is_stopped or txn_number not in waiting:
-            return "it is not tried now"
+    ) -> Reason | None:
+        if self._is_stopped:
+            return STOPPING
+        waiting = [each.txn_number for each in self._queues.get(stream_id, ())]
+        if txn_number not in waiting:
+            return None
         if txn_number != waiting[0]:
-            return "an earlier batch has to be published there first, or given up"
+            return EARLIER_FIRST
         return await self._wishes.wish((txn_number, stream_id), timeout_ms)
 
     async def _publish(self, queue: deque[Publication]) -> None:
@@ -180,6 +179,7 @@ class Publisher:
             wait_ms = limits.RETRY_BACKOFF_MS * 2 ** min(failure_count, 16)
             await self._wishes.pause(key, min(wait_ms, limits.RETRY_BACKOFF_MS_MAX) / 1000)
             failure_count += 1
+        self._stuck.discard(key)
         self._wishes.answer(key, None)
 
     async def _step(self, queue: deque[Publication]) -> SbpError | None:
@@ -191,27 +191,30 @@ class Publisher:
             return None
         route = await self._servers.maybe_route(publication.stream_id, publication.range_index)
         if route is None:
-            self._note_visible(publication)
+            self._open.note_done(publication.txn_number, publication.stream_id)
             queue[0] = publication.after(PublicationInput.STREAM_DELETED)
             return None
         if publication.state is PublicationState.MOVING:
             await self._find_next(publication, route)
             queue[0] = publication.after(PublicationInput.MOVED)
             return None
-        error: SbpError | None = None
-        try:
-            if publication.state in _ASKING:
-                await self._servers.publish(publication, route.address)
-            else:
-                await self._servers.copy_earlier(publication, route.address)
-        except SbpError as refusal:
-            error = refusal
+        error = await self._ask(publication, route)
         learned = publication.maybe_learned(error)
         if learned is not None:
             queue[0] = publication.after(learned)
+        if queue[0].state is PublicationState.STUCK:
+            self._stuck.add((publication.txn_number, publication.stream_id))
         if learned is PublicationInput.INCOMPLETE and await self._give_up(queue):
             return None
-        if learned in {None, PublicationInput.INCOMPLETE, PublicationInput.COPIES_REFUSED}:
+        return error if learned in _PAUSING else None
+
+    async def _ask(self, publication: Publication, route: Route) -> SbpError | None:
+        """Let range servers do what is next; return why they refuse it."""
+        if publication.state in _ASKING:
+            return await self._servers.publish(publication, route.address)
+        try:
+            await self._servers.copy_earlier(publication, route.address)
+        except SbpError as error:
             return error
         return None
 
@@ -221,7 +224,8 @@ class Publisher:
         key = (stuck.txn_number, stuck.stream_id)
         with self._wishes.granting(key) as is_wished:
             if is_wished:
-                txn = await self._store.run(lambda store: store.transactions.give_up(*key))
+                now_ms = self._clock.wall_ms()
+                txn = await self._store.run(lambda store: store.transactions.give_up(*key, now_ms))
                 queue[0] = stuck.after(PublicationInput.GIVEN_UP)
                 _LOG.error(
                     "batch %d of %s: %d records of stream %d are lost; the stream goes on without",
@@ -230,7 +234,8 @@ class Publisher:
                     stuck.record_count,
                     stuck.stream_id,
                 )
-                self._note_visible(stuck)
+                self._open.note_given_up(txn)
+                self._open.note_done(*key)
                 self._servers.drop(stuck.remains)
         return is_wished
 
@@ -243,22 +248,14 @@ class Publisher:
             check_status(result.status)
 
     async def _settle(self, publication: Publication) -> None:
-        self._note_visible(publication)
-        await self._recorder.submit((publication.txn_number, publication.stream_id))
+        key = (publication.txn_number, publication.stream_id)
+        self._open.note_done(*key)
+        await self._recorder.submit(key)
         self._servers.drop(publication.leftovers)
 
     async def _record(self, published: Sequence[tuple[int, int]]) -> list[None]:
         await self._store.run(lambda store: store.transactions.record_published(published))
         return [None] * len(published)
-
-    def _note_visible(self, publication: Publication) -> None:
-        decision = self._open.get(publication.txn_number)
-        if decision is None:
-            return
-        decision.hidden_in.discard(publication.stream_id)
-        if not decision.hidden_in:
-            decision.is_published.set()
-            del self._open[publication.txn_number]
 
 
 def _log(publication: Publication, error: Exception) -> None:
@@ -268,7 +265,7 @@ def _log(publication: Publication, error: Exception) -> None:
         "decision %d cannot be published in stream %d %s: %s",
         publication.txn_number,
         publication.stream_id,
-        "because records are missing or too many; it is tried again" if is_stuck else "yet",
+        "as it was committed; it is tried again" if is_stuck else "yet",
         error,
         exc_info=None if isinstance(error, SbpError) else error,
     )

@@ -89,6 +89,7 @@ _GIVEN_UP: Final = (
         stream_id INTEGER NOT NULL,
         range_index INTEGER NOT NULL,
         record_count INTEGER NOT NULL,
+        given_up_at_ms INTEGER NOT NULL,
         PRIMARY KEY (txn_number, position)
     ) WITHOUT ROWID""",
     """CREATE INDEX given_up_parts_by_id ON given_up_parts (txn_id)""",

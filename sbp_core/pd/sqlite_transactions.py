@@ -31,16 +31,20 @@ _GIVEN_UP: Final = (
     "SELECT txn_id, stream_id, range_index, record_count FROM given_up_parts"
     " WHERE txn_number = ? ORDER BY position"
 )
+_IS_DONE_WITH: Final = (
+    "NOT EXISTS (SELECT 1 FROM txn_parts WHERE txn_parts.txn_number = txns.txn_number)"
+    " AND NOT EXISTS (SELECT 1 FROM given_up_parts"
+    " WHERE given_up_parts.txn_number = txns.txn_number AND given_up_at_ms >= ?)"
+)
+"""Nothing waits, and what is lost was told for long enough."""
 _FORGET: Final = (
     "DELETE FROM txns WHERE producer = ? AND batch_number <"
     " (SELECT min(batch_number) FROM (SELECT batch_number FROM txns WHERE producer = ?"
-    " ORDER BY batch_number DESC LIMIT ?))"
-    " AND NOT EXISTS (SELECT 1 FROM txn_parts WHERE txn_parts.txn_number = txns.txn_number)"
+    " ORDER BY batch_number DESC LIMIT ?)) AND"
 )
 _FORGET_ONE_SHOT: Final = (
     "DELETE FROM txns INDEXED BY txns_one_shot"
-    " WHERE producer GLOB 'once-*' AND decided_at_ms < ?"
-    " AND NOT EXISTS (SELECT 1 FROM txn_parts WHERE txn_parts.txn_number = txns.txn_number)"
+    " WHERE producer GLOB 'once-*' AND decided_at_ms < ? AND"
 )
 
 
@@ -119,12 +123,13 @@ class SqliteTransactions:
             for key in published:
                 self._query("DELETE FROM txn_parts WHERE txn_number = ? AND stream_id = ?", *key)
 
-    def give_up(self, txn_number: int, stream_id: int) -> TxnRecord:
+    def give_up(self, txn_number: int, stream_id: int, given_up_at_ms: int) -> TxnRecord:
         """Note that what a decision has in a stream is lost; return the decision as it is then."""
         with self._transaction():
             self._query(
-                "INSERT INTO given_up_parts SELECT * FROM txn_parts"
+                "INSERT INTO given_up_parts SELECT txn_parts.*, ? FROM txn_parts"
                 " WHERE txn_number = ? AND stream_id = ?",
+                given_up_at_ms,
                 txn_number,
                 stream_id,
             )
@@ -244,7 +249,14 @@ class SqliteTransactions:
     def _forget_decisions(self, producer: str, now_ms: int) -> None:
         """Keep the last decisions of a producer, and those that are not published.
 
-        Of producers that have one batch only, those that are new or not published.
+        Of producers that have one batch only, those that are new or not published. What was given
+        up is kept for ABORTED_TXNS_KEPT_MS.
         """
-        self._query(_FORGET, producer, producer, limits.TXNS_KEPT_PER_PRODUCER)
-        self._query(_FORGET_ONE_SHOT, now_ms - limits.ONE_SHOT_KEPT_MS)
+        given_up_since_ms = now_ms - limits.ABORTED_TXNS_KEPT_MS
+        kept_count = limits.TXNS_KEPT_PER_PRODUCER
+        self._query(f"{_FORGET} {_IS_DONE_WITH}", producer, producer, kept_count, given_up_since_ms)
+        self._query(
+            f"{_FORGET_ONE_SHOT} {_IS_DONE_WITH}",
+            now_ms - limits.ONE_SHOT_KEPT_MS,
+            given_up_since_ms,
+        )

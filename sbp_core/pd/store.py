@@ -33,7 +33,7 @@ class TransactionStore(Protocol):
     def record_published(self, published: Sequence[tuple[int, int]]) -> None:
         """Forget the parts of (decision's number, stream id): they are visible."""
 
-    def give_up(self, txn_number: int, stream_id: int) -> TxnRecord:
+    def give_up(self, txn_number: int, stream_id: int, given_up_at_ms: int) -> TxnRecord:
         """Note that what a decision has in a stream is lost; return the decision as it is then."""
 
     def maybe_decided(self, producer: str, batch_number: int) -> Decision | None:

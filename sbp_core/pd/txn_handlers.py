@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from sbp_core import limits
@@ -13,7 +14,9 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.pd.ending import RangeServers
+from sbp_core.pd.giving_up import refusal, told
 from sbp_core.pd.operations import check_item_count
+from sbp_core.pd.progress import Progress
 from sbp_core.pd.publishing import Publisher
 from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.store_thread import StoreThread
@@ -45,6 +48,9 @@ _UNKNOWN: Final = -1
 
 _WAIT_SHARE: Final = 0.75
 """Of the time that the caller waits; the rest is for the answer to get there."""
+
+_FORGOTTEN: Final = Progress(is_published=True, given_up=())
+"""Of a decision that is older than what is kept: nothing of it waits."""
 
 
 class TxnHandlers:
@@ -97,18 +103,10 @@ class TxnHandlers:
         check_manifest(manifest)
         decision = await self._publisher.commit(manifest, self._clock.wall_ms())
         txn = decision.maybe_txn
-        is_published = txn is None or await self._publisher.wait_published(
-            txn.txn_number, _wait_ms(request)
-        )
-        await call.respond(
-            CommitTxnResponse(
-                status=SUCCESS,
-                is_replay=decision.is_replay,
-                is_published=is_published,
-                record_count=_UNKNOWN if txn is None else txn.record_count,
-                digest=b"" if txn is None else txn.digest,
-            )
-        )
+        progress = _FORGOTTEN
+        if txn is not None:
+            progress = await self._publisher.wait_published(txn, _wait_ms(request))
+        await _respond(call, txn, progress, is_replay=decision.is_replay)
 
     async def _give_up(self, call: ServerCall, request: CommitTxnRequest) -> None:
         """Let go of what range servers have lost of a decided batch, so that others can follow."""
@@ -117,27 +115,15 @@ class TxnHandlers:
             raise _invalid("to give up what is lost of a batch, name a producer and the batch only")
         batch = f"batch {batch_number} of {producer}"
         txn = await self._decided(producer, batch_number, batch)
+        message = None
         if txn is not None and txn.parts:
             reasons = await self._publisher.give_up(txn, _wait_ms(request))
             txn = await self._decided(producer, batch_number, batch)
             if txn is not None and txn.parts and not txn.given_up:
-                raise _invalid(
-                    f"{batch} waits, and is not given up: no range server says that some of it is"
-                    " lost. It is published when the servers that it waits for are back. "
-                    + "; ".join(reasons)
-                )
-        await respond_all(
-            call,
-            [_part_table(part) for part in (txn.given_up if txn else ())],
-            lambda some: CommitTxnResponse(
-                status=SUCCESS,
-                is_replay=True,
-                is_published=txn is None or not txn.parts,
-                record_count=_UNKNOWN if txn is None else txn.record_count,
-                digest=b"" if txn is None else txn.digest,
-                parts=some,
-            ),
-        )
+                raise refusal(batch, reasons)
+            message = told(reasons) or None
+        progress = Progress(not txn.parts, txn.given_up) if txn else _FORGOTTEN
+        await _respond(call, txn, progress, is_replay=True, message=message)
 
     async def _decided(self, producer: str, batch_number: int, batch: str) -> TxnRecord | None:
         """Return what was decided, None if that is forgotten. Raises NotFoundError if nothing."""
@@ -185,13 +171,36 @@ class TxnHandlers:
         while txns := await self._store.run(_txns_after, number, producer):
             stuck = self._publisher.stuck_numbers()
             described = [_description(txn, is_stuck=txn.txn_number in stuck) for txn in txns]
-            for some in cut_by_weight(described, lambda each: 1 + len(each.parts)):
+            for some in cut_by_weight(described, _weight):
                 yield tuple(some)
             number = txns[-1].txn_number
         txn_id = ""
         while aborted := await self._store.run(_aborted_after, txn_id, producer):
             yield tuple(map(_aborted_description, aborted))
             txn_id = aborted[-1].txn_id
+
+
+async def _respond(
+    call: ServerCall,
+    txn: TxnRecord | None,
+    progress: Progress,
+    *,
+    is_replay: bool,
+    message: str | None = None,
+) -> None:
+    """Tell what was decided, and what has become of it."""
+    await respond_all(
+        call,
+        [_part_table(part) for part in progress.given_up],
+        lambda some: CommitTxnResponse(
+            status=replace(SUCCESS, message=message),
+            is_replay=is_replay,
+            is_published=progress.is_published,
+            record_count=_UNKNOWN if txn is None else txn.record_count,
+            digest=b"" if txn is None else txn.digest,
+            parts=some,
+        ),
+    )
 
 
 def _wait_ms(request: CommitTxnRequest) -> float:
@@ -207,6 +216,10 @@ def _aborted_after(store: MetadataStore, txn_id: str, producer: str | None) -> l
     return store.transactions.aborted_after(txn_id, limits.RESULTS_PER_FRAME, producer)
 
 
+def _weight(described: TxnDescription) -> int:
+    return 1 + len(described.parts) + len(described.lost)
+
+
 def _description(txn: TxnRecord, *, is_stuck: bool) -> TxnDescription:
     if txn.parts:
         state = "stuck" if is_stuck else "publishing"
@@ -215,7 +228,8 @@ def _description(txn: TxnRecord, *, is_stuck: bool) -> TxnDescription:
     return TxnDescription(
         producer=txn.producer,
         batch_number=txn.batch_number,
-        parts=tuple(map(_part_table, txn.parts or txn.given_up)),
+        parts=tuple(map(_part_table, txn.parts)),
+        lost=tuple(map(_part_table, txn.given_up)),
         state=state,
         record_count=txn.record_count,
         digest=txn.digest,

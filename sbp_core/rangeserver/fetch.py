@@ -98,7 +98,7 @@ class FetchHandler(PromptHandler):
         self._waiters = waiters
         self._readers = readers
         self._reads = ReadScheduler(readers)
-        self._staged = StagedReads(log, self._reads, metrics)
+        self._staged = StagedReads(host, log, self._reads, metrics)
         self._sending_count = 0
         self._clock = clock
         self._metrics = metrics

@@ -22,6 +22,7 @@ from sbp_core.log.log import Log
 from sbp_core.log.rows import Slot
 from sbp_core.log.staged import Staging
 from sbp_core.rangeserver.fetch_items import Item, item_of
+from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
 from sbp_core.rangeserver.read_scheduler import ReadScheduler
@@ -49,7 +50,8 @@ class _Read:
 class StagedReads:
     """Serves the FETCH frames that ask for what is staged, one item after the other."""
 
-    def __init__(self, log: Log, reads: ReadScheduler, metrics: Metrics) -> None:
+    def __init__(self, host: RangeHost, log: Log, reads: ReadScheduler, metrics: Metrics) -> None:
+        self._host = host
         self._log = log
         self._reads = reads
         self._metrics = metrics
@@ -61,6 +63,8 @@ class StagedReads:
         """
         if call.is_one_frame and len(request.fetch_requests) > 1:
             raise _invalid("ask for what is staged under one transaction at a time")
+        items = map(item_of, request.fetch_requests)
+        await self._host.learn((item.stream_id, item.range_index) for item in items)
         last = len(request.fetch_requests) - 1
         for at, info in enumerate(request.fetch_requests):
             await self._answer(call, info, began_at, is_end=at == last)
@@ -90,11 +94,16 @@ class StagedReads:
             call.respond_now(header, found.payload, is_end=is_end)
 
     def _staging_for(self, item: Item, txn_id: str | None) -> Staging:
-        """Return what an item is to be answered from. Raises SbpError if there is none."""
+        """Return what an item is to be answered from. Raises SbpError if there is none.
+
+        NotFoundError says that nothing is staged in a range that is here, RangeNotFoundError that
+        this server knows nothing of it.
+        """
         if txn_id is None:
             raise _invalid("a frame asks for what is staged, or for what is not, never for both")
         if item.range_index < 0:
             raise _invalid("what is staged is read range by range: name a range_index")
+        self._host.table.range_at(item.stream_id, item.range_index)
         staging = self._log.staged.maybe_staging(item.stream_id, item.range_index, txn_id)
         if staging is None:
             raise NotFoundError(

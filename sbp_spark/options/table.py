@@ -386,8 +386,8 @@ SINK_OPTIONS: Final = (
         " commit is trimmed from the streams that `stream` or `streams` name, or that the rows are"
         " for; that of dead letters is left alone. So a write that fails before it is committed"
         " loses nothing, and for a moment readers see both. If the new rows cannot be read within a"
-        " minute, because a server is away, nothing is trimmed and the write fails. Not with"
-        " txnAppId.",
+        " minute, because a server is away, or some of them are lost (`sbp txns give-up`), nothing"
+        " is trimmed and the write fails. Not with txnAppId.",
     ),
     _NETWORK_COMPRESSION,
 )

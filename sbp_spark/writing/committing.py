@@ -59,10 +59,12 @@ def commit_staged(
 ) -> TxnDecision:
     """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
 
-    Return what was decided, now or before. What other tries of the tasks staged is in no message,
-    and is never to be seen. May be repeated. Raises SbpError, and nothing is decided or the same
-    call may find out; ReplayMismatchError where another content was decided before, if that is to
-    fail; IncompleteWriteError where a message is missing.
+    Return what was decided, now or before; what of it is lost is an error in the log. What other
+    tries of the tasks staged is in no message, and is never to be seen. May be repeated.
+
+    Raises SbpError, and nothing is decided or the same call may find out; ReplayMismatchError where
+    another content was decided before, if that is to fail; IncompleteWriteError where a message is
+    missing.
     """
     staged = all_staged(messages)
     staged.sort(key=lambda message: message.partition_id)
@@ -96,6 +98,13 @@ def commit_staged(
     failpoint("sink.committed")
     if decision.is_replay:
         check_replay(decision, key, record_count, encode_digest(digest), on_mismatch)
+    if decision.lost:
+        LOG.error(
+            "%s is committed, but %d of its rows are lost, and given up: `sbp txns %s` tells more",
+            key,
+            sum(part.record_count for part in decision.lost),
+            key.producer,
+        )
     if not decision.is_published:
         LOG.info("%s is committed; its rows are still being published", key)
     LOG.debug("committed %s: %d records, replay: %s", key, record_count, decision.is_replay)

@@ -58,10 +58,20 @@ def commit_and_trim(
 ) -> None:
     """Commit as `commit_staged` does; when the rows can be read, trim what was there before.
 
-    May be repeated. Raises SbpError, and NotTrimmedError if the rows cannot be read for long.
+    May be repeated. Raises SbpError, and NotTrimmedError if the rows cannot be read for long, or
+    some of them were lost.
     """
     give_up_at = time.monotonic() + PUBLISH_WAIT_MS / 1_000
-    while not commit_staged(client, messages, key, on_mismatch).is_published:
+    while True:
+        decision = commit_staged(client, messages, key, on_mismatch)
+        if decision.lost:
+            raise NotTrimmedError(
+                f"{key} is committed, but a range server lost"
+                f" {sum(part.record_count for part in decision.lost)} of its rows, which were given"
+                " up; so what was there before was not trimmed: write again"
+            )
+        if decision.is_published:
+            break
         if time.monotonic() >= give_up_at:
             raise NotTrimmedError(
                 f"{key} is committed, and its rows will be there, but after"

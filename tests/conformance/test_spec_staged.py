@@ -49,12 +49,18 @@ async def end(client, placed, *txn_ids, commit=True, range_index=0, record_count
     return result
 
 
-async def read(client, placed, *, txn_id=None, offset=0):
-    """(base offset, body) of batches: of those that are readable, or staged."""
-    where = StreamRange(stream_id=placed.stream_id, range_index=0, end_offset=-1)
+async def ask(client, placed, *, txn_id=None, offset=0, range_index=0):
+    """The result of FETCH of one item, and what came with it."""
+    where = StreamRange(stream_id=placed.stream_id, range_index=range_index, end_offset=-1)
     info = FetchInfo(where, 0, offset, 1 << 20, placed.stream_id, txn_id=txn_id)
     (frame,) = await client.call(Opcode.FETCH, FetchRequest(0, 1, (info,)))
     (result,) = decode_header(FetchResponse, frame.header).fetch_responses
+    return result, frame
+
+
+async def read(client, placed, **asked):
+    """(base offset, body) of batches: of those that are readable, or staged."""
+    result, frame = await ask(client, placed, **asked)
     assert code_of(result.status) == 0
     found = [(each.base_offset, bytes(each.body)) for each in split_envelopes(frame.payload)]
     assert result.batch_count == len(found)
@@ -115,6 +121,21 @@ def test_a_repeat_is_not_staged_again(at_server):
         assert [body for _, body in found] == [b"conformance-1", b"conformance-2"]
         assert next_sequence == 3
         assert await read(client, placed, txn_id="conformance", offset=3) == ([], 3)
+
+    at_server(test)
+
+
+def test_what_is_not_staged_here(at_server):
+    """In a range of the server, and in others. Rule: fetch-staged-unknown."""
+
+    async def test(client, placed):
+        assert await codes(client, placed, 0) == [0]
+        nothing, _ = await ask(client, placed, txn_id="another")
+        assert code_of(nothing.status) == StatusCode.NOT_FOUND
+        elsewhere, _ = await ask(client, placed, txn_id="conformance", range_index=7)
+        assert code_of(elsewhere.status) == StatusCode.RANGE_NOT_FOUND
+        elsewhere, _ = await ask(client, replace(placed, stream_id=2**40), txn_id="conformance")
+        assert code_of(elsewhere.status) == StatusCode.RANGE_NOT_FOUND
 
     at_server(test)
 

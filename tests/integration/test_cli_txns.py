@@ -81,6 +81,7 @@ def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, ne
     (bounds,) = client.stream_bounds([stream_id])
     assert bounds.next_offset == 2
     assert [row.split()[0] for row in shown(producer)[1:3]] == ["lost", "published"]
+    assert str(stream_id) in shown(producer)[1].split()
     assert shown("give-up", producer, "2") == [
         f"nothing of batch 2 of {producer} is lost: it is published"
     ]

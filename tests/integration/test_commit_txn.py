@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -52,9 +53,9 @@ class Servers:
             await self._pd.stop()
             self._pd = None
 
-    async def start_server(self, name: str) -> None:
+    async def start_server(self, name: str, port: int = 0) -> None:
         settings = RangeServerSettings(
-            data_dir=self._folder / name, placement_driver=f"127.0.0.1:{self._port}", port=0
+            data_dir=self._folder / name, placement_driver=f"127.0.0.1:{self._port}", port=port
         )
         self._servers[name] = RangeServer(settings)
         await self._servers[name].start()
@@ -62,8 +63,8 @@ class Servers:
     async def stop_server(self, name: str) -> None:
         await self._servers.pop(name).stop()
 
-    async def lose_staged(self, name: str, letters: str) -> None:
-        """Damage what a server has staged, a batch with these letters, and repair its log."""
+    async def damage_staged(self, name: str, letters: str) -> None:
+        """Damage what a server has staged, a batch with these letters, while it is down."""
         await self.stop_server(name)
         directory = self._folder / name / "log"
         hits = 0
@@ -72,6 +73,12 @@ class Servers:
             hits += octets.count(letters.encode())
             path.write_bytes(octets.replace(letters.encode(), b"?" * len(letters)))
         assert hits == 1
+        await self.start_server(name)
+
+    async def repair_log(self, name: str) -> None:
+        """Let a server go on without what is damaged in its log."""
+        await self.stop_server(name)
+        directory = self._folder / name / "log"
         found = inspect_log(OsDisk(), directory)
         assert found.faults
         repair_log(OsDisk(), directory, found, 0)
@@ -350,7 +357,8 @@ def test_a_stream_goes_on_without_what_a_server_has_lost(tmp_path):
         if is_sealed:
             await client.seal_streams([one])
         await stage(client, later, one, "fg")
-        await servers.lose_staged(host, "lost-letters")
+        await servers.damage_staged(host, "lost-letters")
+        await servers.repair_log(host)
         lost = (*torn.parts(), *(each for each in whole.parts() if each.stream_id == one))
         assert not (await commit(client, 0, (*lost, whole.parts()[-1]), 1_000)).is_published
         assert not (await commit(client, 1, later.parts(), 200)).is_published
@@ -382,11 +390,66 @@ def test_what_waits_for_a_server_that_is_away_is_not_given_up(tmp_path):
         await stage(client, transaction, one, "ab")
         await servers.stop_server(host)
         await commit(client, 0, transaction.parts(), 200)
-        with pytest.raises(InvalidRequestError, match="servers that it waits for"):
+        with pytest.raises(InvalidRequestError, match="when that server is back"):
             await client.give_up_txn("p", 0)
         await servers.start_server(host)
         assert (await commit(client, 0, ())).is_published
         assert await letters(client, one) == "ab"
+
+    run(tmp_path, body)
+
+
+async def moved_away(client: AsyncClient, stream_id: int) -> str:
+    """Seal a stream until its last range is at another server than its first; return the first."""
+    first = (await client.list_ranges([stream_id]))[stream_id][0].servers[0]
+    while True:
+        others = await create(client, *(uuid.uuid4().hex for _ in range(4)))
+        for other, ranges in (await client.list_ranges(others)).items():
+            if ranges[0].servers[0] != first:
+                await client.delete_streams([other])
+        await client.seal_streams([stream_id])
+        if (await client.list_ranges([stream_id]))[stream_id][-1].servers[0] != first:
+            return first
+
+
+def test_another_server_at_an_address_does_not_make_anything_lost(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        (one,) = await create(client, "one")
+        transaction = Transaction("p.0.x")
+        await stage(client, transaction, one, "ab")
+        first = await moved_away(client, one)
+        await stage(client, transaction, one, "c")
+        port = int(first.rpartition(":")[2])
+        host = servers.name_at(first)
+        await servers.stop_server(host)
+        await servers.start_server("impostor", port)
+        await commit(client, 0, transaction.parts(), 500)
+        with pytest.raises(InvalidRequestError, match="is not given up"):
+            await client.give_up_txn("p", 0)
+        await servers.stop_server("impostor")
+        await servers.start_server(host, port)
+        assert (await commit(client, 0, ())).is_published
+        assert await letters(client, one) == "abc"
+
+    run(tmp_path, body)
+
+
+def test_damage_in_a_sealed_range_is_stuck_and_given_up_once_the_log_is_repaired(tmp_path):
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        (one,) = await create(client, "one")
+        transaction = Transaction("p.0.x")
+        for text in ("ab", "lost-letters", "cd"):
+            await stage(client, transaction, one, text)
+        host = servers.name_at(await moved_away(client, one))
+        await servers.damage_staged(host, "lost-letters")
+        assert not (await commit(client, 0, transaction.parts(), 500)).is_published
+        await eventually(lambda: is_stuck(client))
+        with pytest.raises(InvalidRequestError, match="sbp log repair"):
+            await client.give_up_txn("p", 0)
+        await servers.repair_log(host)
+        assert sum(part.record_count for part in (await client.give_up_txn("p", 0)).parts) == 16
+        assert (await decided(client))[0].state == "lost"
+        assert (await commit(client, 0, ())).lost
 
     run(tmp_path, body)
 

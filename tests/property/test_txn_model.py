@@ -9,6 +9,8 @@ from txn_exploration import explore
 from txn_model import ViolationError, World
 from txn_values import Work
 
+from sbp_core.errors import StatusCode
+
 ONE = Work(1, ((0, "p.1.a"),))
 TWO = Work(2, ((0, "p.2.d"),))
 LOSER = Work(1, ((0, "p.1.b"),))
@@ -27,6 +29,13 @@ TWO_STREAMS = World(
 )
 LOST_AND_SEALED = replace(SEALED_TWICE, losses_max=1)
 LOST_AND_ZOMBIE = World(((ONE,), (LOSER,)), losses_max=1)
+REFUSALS = (
+    StatusCode.RANGE_NOT_FOUND,
+    StatusCode.INVALID_REQUEST,
+    StatusCode.RS_DATA_CORRUPTED,
+)
+REFUSED = replace(SEALED_TWICE, faults=REFUSALS)
+REFUSED_AND_ZOMBIE = World(((ONE,), (LOSER,)), faults=REFUSALS)
 LOST_IN_ONE = World(((Work(1, ((0, "p.1.a"), (1, "p.1.a"))), TWO),), stream_count=2, losses_max=1)
 
 
@@ -41,6 +50,8 @@ LOST_IN_ONE = World(((Work(1, ((0, "p.1.a"), (1, "p.1.a"))), TWO),), stream_coun
         (LOST_IN_ONE, 8_000),
         (LOST_AND_SEALED, 10_000),
         (LOST_AND_ZOMBIE, 22_000),
+        (REFUSED, 3_100),
+        (REFUSED_AND_ZOMBIE, 3_800),
     ],
     ids=[
         "sealed twice",
@@ -51,6 +62,8 @@ LOST_IN_ONE = World(((Work(1, ((0, "p.1.a"), (1, "p.1.a"))), TWO),), stream_coun
         "lost in one of two streams",
         "lost and sealed twice",
         "lost, and a zombie",
+        "refused, and sealed twice",
+        "refused, and a zombie",
     ],
 )
 def test_nothing_goes_wrong(world, states_min) -> None:
@@ -69,7 +82,9 @@ def key_by_tasks(ledger, manifest) -> bool:
         (replace(TWO_DRIVERS, is_timeout_enough=True), "takes away what is committed"),
         (replace(TWO_DRIVERS, remembers_ends=False), "became visible behind"),
         (replace(SEALED_TWICE, asks_sealed_ranges=False), "is not as it was committed"),
-        (replace(LOST_IN_ONE, asks_before_giving_up=False), "told to be lost, and is visible"),
+        (replace(LOST_IN_ONE, asks_before_giving_up=False), "is visible|nothing of it is lost"),
+        (replace(REFUSED, faults=(StatusCode.NOT_FOUND,)), "nothing of it is lost"),
+        (replace(REFUSED, faults=(StatusCode.TXN_INCOMPLETE,)), "nothing of it is lost"),
     ],
     ids=[
         "every set of tasks decides for itself",
@@ -78,6 +93,8 @@ def key_by_tasks(ledger, manifest) -> bool:
         "a server forgets what it published",
         "a sealed range is passed over without asking",
         "what may be published by now is given up",
+        "who does not have a range says that nothing is staged there",
+        "who does not have a range refuses to publish as if it had",
     ],
 )
 def test_broken_rules_are_noticed(world, fault) -> None:

@@ -4,8 +4,9 @@ A state is a value that can be hashed, and `steps` returns whatever may happen n
 the next thing, a message is lost, or arrives late or once more, a driver or the placement driver
 dies, a range is sealed. What the placement driver decides, how it publishes, and what a log makes
 of its entries is the real code. Range servers lose nothing by dying: what they answer is on disk.
-Only where a world says so a disk loses something staged, while its server is down; somebody gives
-up then what is stuck, when nothing of it is under way any more.
+Only where a world says so a disk loses something staged, while its server is down, or a server
+refuses what it is asked for another reason; somebody wants to give up then whatever can be, when
+nothing of it is under way any more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from txn_values import (
     serve,
 )
 
-from sbp_core.errors import RangeSealedError, SbpError
+from sbp_core.errors import RangeSealedError, SbpError, StatusCode, error_for_code
 from sbp_core.pd import transactions
 from sbp_core.pd.publications import (
     Publication,
@@ -64,6 +65,8 @@ class World:
     remembers_ends: bool = True
     asks_sealed_ranges: bool = True
     losses_max: int = 0
+    faults: tuple[StatusCode, ...] = ()
+    """What servers answer now and then though nothing is lost: one at the address of another."""
     asks_before_giving_up: bool = True
 
     def begin(self) -> State:
@@ -96,7 +99,7 @@ class World:
             elif stream.sealed == stream.known:
                 yield _with_stream(state, stream_id, stream._replace(known=stream.known + 1))
         yield from self._sweep(state)
-        if state.lost_count < self.losses_max:
+        if len(state.lost) < self.losses_max:
             yield from _losses(state)
         yield state._replace(
             publications=tuple(self._first(state, each) for each in range(self.stream_count))
@@ -201,18 +204,24 @@ class World:
                 yield _with_head(opened, head.after(PublicationInput.MOVED))
             case PublicationState.COPYING:
                 yield from self._copy(state, head)
-            case PublicationState.STUCK if not state.lost_count:
+                for code in self.faults:
+                    # Who copies takes it for an answer that nothing is staged there.
+                    is_answer = code is StatusCode.NOT_FOUND
+                    yield _learned(state, head, None if is_answer else error_for_code(code, ""))
+            case PublicationState.STUCK if not state.lost and not self.faults:
                 raise ViolationError(f"{head} is not as it was committed: {state}")
             case _:
                 message = End(stream_id, head.range_index, head.txn_ids)
                 after, refusal = self._deliver(state, message)
-                is_refused = head.maybe_learned(refusal) is PublicationInput.INCOMPLETE
-                if state.lost_count and is_refused:
-                    yield self._give_up(after, head.after(PublicationInput.INCOMPLETE))
-                if state.lost_count and not self.asks_before_giving_up:
+                if state.lost or self.faults:
+                    yield from self._wished(after, head, refusal)
+                if state.lost and not self.asks_before_giving_up:
                     yield self._give_up(state, replace(head, state=PublicationState.STUCK))
                 yield _learned(after, head, refusal)
                 yield _sent(state, message)
+                for code in self.faults:
+                    yield from self._wished(state, head, error_for_code(code, ""))
+                    yield _learned(state, head, error_for_code(code, ""))
 
     def _first(self, state: State, stream_id: int) -> Publication | None:
         """Return what is to be published first in a stream, as the store has it."""
@@ -246,8 +255,14 @@ class World:
         heads[head.stream_id] = self._first(state, head.stream_id)
         return state._replace(publications=tuple(heads))
 
+    def _wished(self, state: State, head: Publication, refusal: SbpError | None) -> Iterator[State]:
+        """Yield that somebody wants to give up what a server refuses, if that may be."""
+        if head.maybe_learned(refusal) is PublicationInput.INCOMPLETE:
+            yield self._give_up(state, head.after(PublicationInput.INCOMPLETE))
+
     def _give_up(self, state: State, head: Publication) -> State:
         """Give up what is stuck; nothing that was sent for it arrives later."""
+        _check_lost(state, head)
         named = {part.txn_id for part in head.parts}
         if named & set(state.streams[head.stream_id].visible):
             raise ViolationError(f"{head} is told to be lost, and is visible: {state}")
@@ -293,6 +308,18 @@ class World:
         return state, refusal
 
 
+def _check_lost(state: State, head: Publication) -> None:
+    """Raise ViolationError unless a disk has lost something of what is to be published."""
+    originals = {(part.range_index, part.txn_id) for part in head.parts}
+    here = {(head.range_index, txn_id) for txn_id in head.txn_ids}
+    servers = state.servers[head.stream_id]
+    for range_index, txn_id in originals | here:
+        is_there = (range_index, txn_id) in servers[range_index % 2].stagings
+        if not is_there and (head.stream_id, range_index, txn_id) in state.lost:
+            return
+    raise ViolationError(f"{head} is given up, and nothing of it is lost: {state}")
+
+
 def _check_visible(state: State, message: End) -> None:
     """Raise ViolationError unless this is what is to be published in the stream next."""
     stream = state.streams[message.stream_id]
@@ -328,7 +355,9 @@ def _losses(state: State) -> Iterator[State]:
                 all_servers = list(state.servers)
                 all_servers[stream_id] = (after[0], after[1])
                 yield state._replace(
-                    servers=tuple(all_servers), net=arriving, lost_count=state.lost_count + 1
+                    servers=tuple(all_servers),
+                    net=arriving,
+                    lost=state.lost | {(stream_id, *staging)},
                 )
 
 

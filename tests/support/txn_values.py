@@ -89,7 +89,10 @@ class Stream(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything. `net` has what was sent and may arrive, once more or late, at any time."""
+    """Everything. `net` has what was sent and may arrive, once more or late, at any time.
+
+    `lost` is what disks lost: stream id, range index, what it was staged under.
+    """
 
     drivers: tuple[Driver, ...]
     streams: tuple[Stream, ...]
@@ -99,7 +102,7 @@ class State(NamedTuple):
     aborted: frozenset[str] = frozenset()
     publications: tuple[Publication | None, ...] = ()
     net: frozenset[Message] = frozenset()
-    lost_count: int = 0
+    lost: frozenset[tuple[int, int, str]] = frozenset()
     given_up: frozenset[tuple[int, int]] = frozenset()
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sbp_core.cli import main as command
-from sbp_core.cli import output, streams
+from sbp_core.cli import output, streams, txns
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
 
@@ -120,11 +120,40 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
 
 
 @pytest.mark.parametrize(
-    "words", [["p", "7"], ["give-up", "p"], ["give-up", "p", "x"], ["give-up", "p", "7", "8"]]
+    ("words", "told"),
+    [
+        (["p", "7"], "unrecognized arguments: 7"),
+        (["give-up", "p"], "required: BATCH"),
+        (["give-up", "p", "x"], "'x' is not the number of a batch"),
+        (["give-up", "p", "-1"], "'-1' is not the number of a batch"),
+        (["give-up", "p", str(2**63)], "is not the number of a batch"),
+        (["give-up", "p", 5_000 * "9"], "is not the number of a batch"),
+        (["give-up", "p", "7", "8"], "unrecognized arguments: 8"),
+    ],
 )
-def test_what_txns_cannot_do(capsys, words):
-    assert command.main(["txns", *words]) == 2
-    assert "give-up with a producer" in capsys.readouterr().err
+def test_what_txns_cannot_do(capsys, words, told):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["txns", *words])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert len(line) < 200
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["give-up", "p", "7", "--endpoint", "127.0.0.1:1"],
+        ["give-up", "--endpoint", "127.0.0.1:1", "p", "7"],
+        ["give-up", "p", "--endpoint", "127.0.0.1:1", "7"],
+        ["--endpoint", "127.0.0.1:1", "--", "give-up"],
+    ],
+)
+def test_options_of_txns_stand_anywhere(capsys, monkeypatch, words):
+    ran = []
+    monkeypatch.setattr(txns, "give_up", lambda *these: ran.append(these[1:]) or 0)
+    monkeypatch.setattr(txns, "txns", lambda *these: ran.append(these[1:]) or 0)
+    assert command.main(["txns", *words]) == 0
+    assert ran == [("p", 7) if words[0] == "give-up" else ("give-up",)]
 
 
 def test_notes_of_an_error_stand_in_its_line(capsys):

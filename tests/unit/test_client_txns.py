@@ -104,15 +104,29 @@ def test_an_abort_tells_what_is_given_up(make, peer) -> None:
 
 
 def test_who_gives_up_what_is_lost_is_told_what_that_is(make, peer) -> None:
-    done = CommitTxnResponse(is_replay=True, is_published=True, parts=wire(*PARTS))
-    peer.script(Opcode.COMMIT_TXN, reset, answer(done))
+    done = CommitTxnResponse(is_replay=True, is_published=True, record_count=6, parts=wire(*PARTS))
+    rest = headers.Status(message="a server is away")
+    some = CommitTxnResponse(status=rest, is_replay=True, record_count=6, parts=wire(PARTS[0]))
+    old = CommitTxnResponse(is_replay=True, is_published=True, record_count=-1)
+    peer.script(Opcode.COMMIT_TXN, reset, answer(done), answer(some), answer(old))
     driver = make(peer.endpoint)
-    assert driver.do("give_up_txn", "p", 7) == TxnLoss(tuple(PARTS), is_published=True)
+    assert [driver.do("give_up_txn", "p", 7) for _ in range(3)] == [
+        TxnLoss(tuple(PARTS), is_published=True, record_count=6),
+        TxnLoss((PARTS[0],), False, 6, "a server is away"),
+        TxnLoss((), is_published=True, record_count=None),
+    ]
     for each in peer.seen(Opcode.COMMIT_TXN):
         asked = (each.header.producer, each.header.batch_number, each.header.give_up)
         assert asked == ("p", 7, True)
         assert not each.header.commit
         assert each.header.parts == ()
+
+
+def test_who_commits_is_told_what_is_lost(make, peer) -> None:
+    told = CommitTxnResponse(is_replay=True, is_published=True, parts=wire(*PARTS))
+    peer.script(Opcode.COMMIT_TXN, answer(told))
+    decision = make(peer.endpoint).do("commit_txn", "p", 1, PARTS, **DECISION)
+    assert decision.lost == tuple(PARTS)
 
 
 def test_an_earlier_placement_driver_gives_nothing_up(make, peer) -> None:

@@ -8,20 +8,30 @@ from dataclasses import replace
 import pytest
 from pd_cluster import running
 from pd_txns import DIGEST, asked, becomes, commit, describe, end, part, range_server, seen
-from scripted_peer import silent
+from scripted_peer import silent, status
 
 from sbp_core.errors import (
-    DeadlineExceededError,
+    ConnectError,
     InvalidRequestError,
     NotFoundError,
+    RequestTimeoutError,
+    ShuttingDownError,
     StatusCode,
     StatusError,
+    StorageError,
     TxnAbortedError,
 )
 from sbp_core.pd.ending import RangeServers
-from sbp_core.pd.giving_up import GiveUpWishes
+from sbp_core.pd.giving_up import (
+    EARLIER_FIRST,
+    STOPPING,
+    UNANSWERED,
+    GiveUpWishes,
+    refusal,
+    told,
+)
 from sbp_core.pd.sqlite_transactions import SqliteTransactions
-from sbp_core.wire.headers import CommitTxnRequest
+from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
 from sbp_core.wire.opcodes import Opcode
 
 INCOMPLETE = StatusCode.TXN_INCOMPLETE
@@ -42,6 +52,15 @@ async def give_up(cluster, batch_number, *, producer="p", timeout_ms=20_000, **f
     return answer
 
 
+async def dropped(peer, item):
+    """Wait until the server was asked for that."""
+    async with asyncio.timeout(30):
+        while True:
+            if [item] in asked(peer):
+                return
+            await asyncio.sleep(0.01)
+
+
 def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, caplog):
     async def main():
         async with running(tmp_path) as cluster:
@@ -56,14 +75,16 @@ def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, capl
             assert (answer.parts, answer.is_published) == (lost, True)
             assert (answer.record_count, answer.digest) == (5, DIGEST)
             await becomes(cluster, "lost", "stuck")
-            assert (await describe(cluster))[0].parts == lost
-            assert [(one, 0, ("p.1.a", "p.1.b"), False, -1)] in asked(peer)
+            described = (await describe(cluster))[0]
+            assert (described.parts, described.lost) == ((), lost)
+            await dropped(peer, (one, 0, ("p.1.a", "p.1.b"), False, -1))
             peer.script(Opcode.END_TXN, end())
             await becomes(cluster, "lost", "published")
         async with running(tmp_path) as cluster:
             assert (await give_up(cluster, 1)).parts == lost, "it may be repeated"
             replay = await commit(cluster, 1, part("p.1.z", one))
             assert (replay.is_replay, replay.is_published) == (True, True)
+            assert replay.parts == lost, "who commits it is told, too"
             assert (replay.record_count, replay.digest) == (5, DIGEST)
 
     asyncio.run(main())
@@ -79,12 +100,14 @@ def test_what_waits_is_not_given_up(tmp_path, peer):
             peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.RS_INTERNAL}))
             for number in (1, 2):
                 await commit(cluster, number, part(f"p.{number}.a", one), timeout_ms=100)
-            with pytest.raises(InvalidRequestError, match=f"servers.*are back. stream {one}: "):
+            with pytest.raises(
+                InvalidRequestError, match=f"says to be incomplete is. stream {one}"
+            ):
                 await give_up(cluster, 1)
             with pytest.raises(InvalidRequestError, match="an earlier batch"):
                 await give_up(cluster, 2)
             peer.script(Opcode.END_TXN, silent)
-            with pytest.raises(InvalidRequestError, match="has not answered yet"):
+            with pytest.raises(RequestTimeoutError, match="has not answered yet"):
                 await give_up(cluster, 1, timeout_ms=200)
             assert [txn.state for txn in await describe(cluster)] == ["publishing", "publishing"]
         peer.script(Opcode.END_TXN, end())
@@ -92,6 +115,48 @@ def test_what_waits_is_not_given_up(tmp_path, peer):
             await becomes(cluster, "published", "published")
             answer = await give_up(cluster, 2)
             assert (answer.parts, answer.is_published) == ((), True)
+
+    asyncio.run(main())
+
+
+def test_a_committer_that_waits_is_told_what_is_given_up(tmp_path, peer):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}))
+            lost = part("p.1.a", one)
+            waiting = asyncio.create_task(commit(cluster, 1, lost, timeout_ms=60_000))
+            await becomes(cluster, "stuck")
+            await give_up(cluster, 1)
+            async with asyncio.timeout(30):
+                answer = await waiting
+            assert (answer.is_replay, answer.is_published) == (False, True)
+            assert answer.parts == (lost,)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_of_frame", [False, True])
+def test_a_request_that_is_refused_says_of_nothing_that_it_is_lost(tmp_path, peer, is_of_frame):
+    async def main():
+        async with running(tmp_path) as cluster:
+            await cluster.add_server(peer.endpoint)
+            one = await cluster.created_id()
+            invalid = StatusCode.INVALID_REQUEST
+            refused = EndTxnResponse(status=status(invalid))
+            peer.script(
+                Opcode.END_TXN,
+                (lambda exchange: exchange.answer(refused))
+                if is_of_frame
+                else end(**{f"s{one}": invalid}),
+            )
+            await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
+            with pytest.raises(InvalidRequestError, match="waits, and is not given up"):
+                await give_up(cluster, 1)
+            await becomes(cluster, "publishing" if is_of_frame else "stuck")
+            peer.script(Opcode.END_TXN, end())
+            await becomes(cluster, "published")
 
     asyncio.run(main())
 
@@ -128,7 +193,12 @@ def test_a_part_is_lost_and_another_waits(tmp_path, peer):
             await commit(cluster, 1, *parts, timeout_ms=100)
             answer = await give_up(cluster, 1)
             assert (answer.parts, answer.is_published) == (parts[:1], False)
+            assert f"stream {two}: " in answer.status.message
             await becomes(cluster, "publishing")
+            (described,) = await describe(cluster)
+            assert (described.parts, described.lost) == (parts[1:], parts[:1])
+            replay = await commit(cluster, 1, timeout_ms=100)
+            assert (replay.parts, replay.is_published) == (parts[:1], False)
             peer.script(Opcode.END_TXN, end())
             await becomes(cluster, "lost")
             assert (await give_up(cluster, 1)).is_published
@@ -233,6 +303,37 @@ def test_who_has_gone_wants_nothing_any_more():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_who_has_gone_does_not_end_the_wish_of_others(is_cancelled):
+    async def main():
+        wishes = GiveUpWishes()
+        gone = asyncio.create_task(wishes.wish(KEY, 3_600_000 if is_cancelled else 0))
+        patient = asyncio.create_task(wishes.wish(KEY, 3_600_000))
+        await asyncio.sleep(0)
+        if is_cancelled:
+            gone.cancel()
+        (ended,) = await asyncio.gather(gone, return_exceptions=True)
+        assert is_cancelled or ended is UNANSWERED
+        with wishes.granting(KEY) as is_wished:
+            assert is_wished
+        assert await patient is None
+
+    asyncio.run(main())
+
+
+def test_why_nothing_is_given_up_tells_what_helps():
+    damaged = StorageError(StatusCode.RS_DATA_CORRUPTED, "batch 3")
+    reasons = {1: EARLIER_FIRST, 2: ConnectError("a:1 refuses"), 3: damaged}
+    error = refusal("batch 1 of p", reasons)
+    assert isinstance(error, InvalidRequestError)
+    assert "stream 1: an earlier batch" in error.message
+    assert "refuses (it is published when that server is back)" in error.message
+    assert "run `sbp log repair`" in error.message
+    assert isinstance(refusal("b", {**reasons, 4: UNANSWERED}), RequestTimeoutError)
+    assert isinstance(refusal("b", {4: UNANSWERED, 5: STOPPING}), ShuttingDownError)
+    assert told(dict.fromkeys(range(12), "x")).endswith("; stream 9: x; and 2 streams more")
+
+
 def test_who_stops_grants_nothing():
     async def main():
         wishes = GiveUpWishes()
@@ -248,6 +349,6 @@ def test_who_stops_grants_nothing():
         granting.cancel()
         wishes.stop()
         for reason in await asyncio.gather(*tasks):
-            assert isinstance(reason, DeadlineExceededError)
+            assert reason is STOPPING
 
     asyncio.run(main())

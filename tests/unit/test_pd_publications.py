@@ -11,6 +11,7 @@ from sbp_core.errors import (
     RangeNotFoundError,
     RangeSealedError,
     StatusCode,
+    StorageError,
     TxnEndedError,
     TxnIncompleteError,
 )
@@ -28,6 +29,7 @@ S, Told = PublicationState, PublicationInput
 SEALED = RangeSealedError(StatusCode.RANGE_ALREADY_SEALED, "")
 INCOMPLETE = TxnIncompleteError(StatusCode.TXN_INCOMPLETE, "")
 ENDED = TxnEndedError(StatusCode.TXN_ENDED, "")
+DAMAGED = StorageError(StatusCode.RS_DATA_CORRUPTED, "")
 INVALID = InvalidRequestError(StatusCode.INVALID_REQUEST, "")
 
 
@@ -80,7 +82,19 @@ def test_who_cannot_copy_asks_again_whether_it_was_done(error):
     assert (again.state, again.range_index) == (S.ENDING, 1)
 
 
-@pytest.mark.parametrize("error", [INCOMPLETE, INVALID, ENDED])
+@pytest.mark.parametrize("error", [INVALID, DAMAGED])
+def test_a_fault_is_shown_as_stuck_but_says_of_nothing_that_it_is_lost(error):
+    publication = Publication.of(1, [Part("a", 1, 0, 5)])
+    copying = walk(publication, Told.SEALED, Told.MOVED, Told.COPIES_LACKING)
+    for each in (publication, copying, copying.after(Told.COPIED)):
+        assert each.maybe_learned(error) is Told.FAULT
+        stuck = each.after(Told.FAULT)
+        assert stuck.state is S.STUCK
+        assert stuck.maybe_learned(error) is Told.FAULT
+        assert stuck.maybe_learned(None) is Told.DONE
+
+
+@pytest.mark.parametrize("error", [INCOMPLETE, ENDED])
 def test_what_is_not_as_committed_is_stuck_and_asked_again(error):
     publication = Publication.of(1, [Part("a", 1, 0, 5)])
     assert publication.maybe_learned(error) is Told.INCOMPLETE
@@ -105,6 +119,7 @@ def test_only_what_is_stuck_is_given_up():
     "error",
     [
         ConnectError(),
+        StorageError(StatusCode.RS_INTERNAL, ""),
         NotFoundError(StatusCode.NOT_FOUND, ""),
         RangeNotFoundError(StatusCode.RANGE_NOT_FOUND, ""),
     ],

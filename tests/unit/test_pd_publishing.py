@@ -145,10 +145,11 @@ def test_a_stop_lets_nobody_wait(tmp_path, peer):
 
 def test_who_has_stopped_says_of_nothing_that_it_is_published(tmp_path):
     async def main():
-        publisher = Publisher(None, None, None)
+        publisher = Publisher(None, None, None, None)
         await publisher.stop()
-        publisher.add(TxnRecord(7, "p", 1, 5, DIGEST, 9, (Part("p.1.a", 1, 0, 5),)))
-        assert not await publisher.wait_published(7, 1_000)
+        txn = TxnRecord(7, "p", 1, 5, DIGEST, 9, (Part("p.1.a", 1, 0, 5),))
+        publisher.add(txn)
+        assert not (await publisher.wait_published(txn, 1_000)).is_published
 
     asyncio.run(main())
 
@@ -217,7 +218,7 @@ def test_what_is_not_as_committed_is_stuck_and_tried_again(tmp_path, peer, caplo
             assert await describe(cluster, "q") == []
             peer.script(Opcode.END_TXN, end())
             await becomes(cluster, "published")
-        assert "records are missing or too many" in caplog.text
+        assert "as it was committed; it is tried again" in caplog.text
 
     asyncio.run(main())
 

@@ -295,16 +295,16 @@ def test_manifests_that_do():
     check_manifest(manifest(1, sized("x", *most), replace(sized("x", *most), stream_id=2)))
 
 
-def test_what_is_lost_of_a_decision_is_noted_for_as_long_as_the_decision(txns):
+def test_what_is_lost_of_a_decision_is_noted(txns):
     parts = (part("p.1.a"), part("p.1.a", 2), part("one", count=2))
     number = commit(txns, 1, *parts)
-    found = txns.give_up(number, 1)
+    found = txns.give_up(number, 1, 9)
     assert (found.batch_number, found.parts, found.given_up) == (
         1,
         parts[1:2],
         (parts[0], parts[2]),
     )
-    assert txns.give_up(number, 1) == found
+    assert txns.give_up(number, 1, 10) == found
     assert txns.maybe_decided("p", 1) == Decision(is_replay=True, maybe_txn=found)
     assert txns.maybe_decided("p", 2) is txns.maybe_decided("q", 1) is None
     assert txns.abort([part("p.1.a"), part("p.1.a", 2)], 9) == [Verdict.DEAD, Verdict.KEPT]
@@ -313,7 +313,17 @@ def test_what_is_lost_of_a_decision_is_noted_for_as_long_as_the_decision(txns):
         commit(txns, 2, part("one"))
     publish(txns, number)
     assert txns.unpublished() == []
-    for later in range(2, TXNS_KEPT_PER_PRODUCER + 2):
-        commit(txns, later)
-    assert txns.maybe_decided("p", 1) == Decision(is_replay=True, maybe_txn=None)
+
+
+@pytest.mark.parametrize("producer", ["p", "once-p"])
+def test_what_is_lost_of_a_decision_is_known_for_long_whatever_comes_after(txns, producer):
+    number = commit(txns, 1, part("one"), producer=producer)
+    told_until_ms = 9 + ABORTED_TXNS_KEPT_MS
+    lost = txns.give_up(number, 1, 9)
+    for later in range(2, TXNS_KEPT_PER_PRODUCER + 3):
+        txns.commit(manifest(later, producer=producer), told_until_ms)
+    assert txns.maybe_decided(producer, 1) == Decision(is_replay=True, maybe_txn=lost)
+    assert txns.abort([part("one", count=-1)], 9) == [Verdict.DEAD]
+    txns.commit(manifest(99, producer=producer), told_until_ms + 1)
+    assert txns.maybe_decided(producer, 1) == Decision(is_replay=True, maybe_txn=None)
     assert txns.abort([part("one", count=-1)], 9) == [Verdict.KEPT], "nothing is known any more"

@@ -320,6 +320,23 @@ def test_what_was_there_stays_if_the_new_rows_cannot_be_read_for_long(client, mo
     assert client.trims == []
 
 
+@pytest.mark.parametrize("is_published", [False, True])
+def test_what_was_there_stays_if_new_rows_are_lost(client, monkeypatch, caplog, is_published):
+    client.is_published = is_published
+    sink = batch_sink("s1", is_truncating=True)
+    messages = written(sink, monkeypatch, [b"b", b"c"])
+    commit_txn = client.commit_txn
+
+    def given_up_meanwhile(producer, number, parts, **more):
+        return replace(commit_txn(producer, number, parts, **more), lost=tuple(parts))
+
+    client.commit_txn = given_up_meanwhile
+    with pytest.raises(NotTrimmedError, match=r"lost 2 of its rows.*was not trimmed: write again"):
+        sink.commit(messages)
+    assert client.trims == []
+    assert "2 of its rows are lost" in caplog.text
+
+
 def test_a_trim_that_fails_is_told_with_what_became_of_the_rows(client, monkeypatch):
     def refused(offsets):
         raise ConnectError("refused")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from datetime import UTC, datetime
+from typing import Final
+
+_DIGITS_MAX: Final = 100
+"""More digits than this are no number: Python refuses to read thousands of them."""
 
 
 def parse_positive(text: str) -> int:
     """Return a number, 1 or more."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+    if not _is_offset(text) or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
 
@@ -44,8 +48,16 @@ def parse_offset(text: str) -> int:
     return int(text)
 
 
+def parse_batch_number(text: str) -> int:
+    """Return the number of a producer's batch."""
+    if not _is_offset(text):
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not the number of a batch")
+    return int(text)
+
+
 def _is_offset(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) < 2**63
+    is_short = len(text) <= _DIGITS_MAX
+    return is_short and text.isascii() and text.isdigit() and int(text) < 2**63
 
 
 def parse_separator(text: str) -> str:

@@ -443,6 +443,7 @@ class TxnDescription:
     digest: bytes = b""
     decided_at_ms: int = -1
     staged_at_ms: int = -1
+    lost: tuple[TxnPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -1061,6 +1062,7 @@ LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
         Field("digest", 5, Octets()),
         Field("decided_at_ms", 6, Scalar("q"), -1),
         Field("staged_at_ms", 7, Scalar("q"), -1),
+        Field("lost", 8, Vector(Table("TxnPart"))),
     ),
     UpdateStreamResult: (
         Field("updated_stream", 0, Table("Stream")),
