@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from sbp_core.client import Client, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError, UnsupportedError
@@ -31,7 +31,7 @@ class SourceColumns:
     def check(self, given: StructType) -> None:
         """Raise ConfigurationError, naming all faults, unless `given` can be read.
 
-        Of typed streams they may be wider than they are there, and have nulls where there are none.
+        Of typed streams they may be wider than they are there.
         """
         if not self.form.is_typed:
             check_source_schema(given, include_headers="headers" in self.schema.names)
@@ -42,7 +42,7 @@ class SourceColumns:
         check_selection(
             given,
             self.schema,
-            compare=as_wide,
+            check=as_wide,
             more_faults=faults,
             remark="; as the schemas of the streams are now: if they have changed, load again",
         )
@@ -99,7 +99,8 @@ def _typed(
             " no headers; remove it, or set encoding=rows"
         )
     named = {display_name(streams[each]): version.schema for each, version in newest.items()}
-    schema = from_arrow_schema(_union(named).arrow, prefer_timestamp_ntz=True)
+    # What a schema requires today it may not require tomorrow, while the query runs.
+    schema = _nullable(from_arrow_schema(_union(named).arrow, prefer_timestamp_ntz=True))
     if not contents.include_metadata:
         return SourceColumns(schema, Form.COLUMNS)
     if METADATA_COLUMN in map(str.lower, schema.names):
@@ -108,6 +109,22 @@ def _typed(
             " remove the option, or write to other streams without that column"
         )
     return SourceColumns(StructType([*schema.fields, METADATA_FIELD]), Form.COLUMNS_WITH_METADATA)
+
+
+def _nullable(schema: StructType) -> StructType:
+    """Return the columns and all that is in them without not null; keys of maps always have one."""
+    return StructType([StructField(each.name, _nullable_type(each.dataType)) for each in schema])
+
+
+def _nullable_type(kind: DataType) -> DataType:
+    match kind:
+        case StructType():
+            return _nullable(kind)
+        case ArrayType():
+            return ArrayType(_nullable_type(kind.elementType))
+        case MapType():
+            return MapType(kind.keyType, _nullable_type(kind.valueType))
+    return kind
 
 
 def _union(named: Mapping[str, StreamSchema]) -> StreamSchema:

@@ -62,7 +62,7 @@ def test_a_typed_stream_without_records_has_columns_and_no_rows(sbp, new_streams
     client.register_schema(info.stream_id, strict, version=1)
     frame = sbp.load(stream, includeMetadata="true")
     assert [(each.name, each.nullable) for each in frame.schema] == [
-        ("id", False), ("_metadata", True),
+        ("id", True), ("_metadata", True),
     ]  # fmt: skip
     assert frame.collect() == []
 
