@@ -9,13 +9,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from sbp_core.client import Client, SchemaVersion, StreamInfo
-from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError, UnsupportedError
+from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema, union_schemas
 from sbp_spark.column_schema import METADATA_COLUMN
 from sbp_spark.options import Contents, SourceEncoding, SourceOptions
 from sbp_spark.reading.columns_layout import METADATA_FIELD
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.positions import display_name
+from sbp_spark.reading.stream_kinds import newest_schemas
 from sbp_spark.schema import check_source_schema, source_schema
 from sbp_spark.selection import as_wide, check_selection
 from sbp_spark.wording import listed
@@ -57,10 +58,15 @@ def find_columns(
     the streams whose schemas do not go together.
     """
     contents = options.contents
-    newest = {} if contents.encoding is SourceEncoding.ROWS else _newest(client, contents, streams)
+    is_typed_wanted = contents.encoding is SourceEncoding.COLUMNS
+    newest = (
+        {}
+        if contents.encoding is SourceEncoding.ROWS
+        else newest_schemas(client, streams, is_required=is_typed_wanted)
+    )
     if newest:
         return _typed(contents, newest, streams)
-    if contents.encoding is SourceEncoding.COLUMNS:
+    if is_typed_wanted:
         names = listed([display_name(each) for each in streams.values()]) or "there are none"
         raise ConfigurationError(
             f"option encoding: none of the streams ({names}) has a schema, so there are no columns;"
@@ -72,22 +78,6 @@ def find_columns(
             " themselves; remove it"
         )
     return SourceColumns(source_schema(include_headers=contents.include_headers), Form.ROWS)
-
-
-def _newest(
-    client: Client, contents: Contents, streams: Mapping[int, StreamInfo]
-) -> dict[int, SchemaVersion]:
-    """Return the newest schema of each stream that has one, by id."""
-    try:
-        found = client.describe_schemas(list(streams), newest_only=True)
-    except UnsupportedError:
-        if contents.encoding is SourceEncoding.COLUMNS:
-            raise
-        return {}  # a placement driver that knows no schemas has no typed stream
-    except NotFoundError:  # deleted since it was selected; whoever reads it says so
-        there = [each.stream_id for each in client.list_streams() if each.stream_id in streams]
-        found = client.describe_schemas(there, newest_only=True)
-    return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}
 
 
 def _typed(
