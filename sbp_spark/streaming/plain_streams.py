@@ -17,7 +17,6 @@ class PlainStreams:
 
     def __init__(self, kinds: StreamKinds) -> None:
         self._kinds = kinds
-        self._plain: set[int] = set()
         self._seen = Snapshot()
         self._shown = Snapshot()
 
@@ -28,13 +27,10 @@ class PlainStreams:
         """
         if seen is self._seen and known.keys() <= self._shown.streams.keys():
             return self._shown
-        self._plain.update(known)
-        unsure = [
-            each for each in seen.streams if each not in self._plain and _may_have(seen, each)
-        ]
+        unsure = [each for each in seen.streams if each not in known and _may_have(seen, each)]
         typed = self._kinds.find_typed(client, unsure)
-        self._plain.update(each for each in unsure if each not in typed)
-        self._seen, self._shown = seen, seen.only(self._plain)
+        plain = {each for each in unsure if each not in typed}
+        self._seen, self._shown = seen, seen.only(known.keys() | plain)
         return self._shown
 
 

@@ -1,11 +1,14 @@
 """A pattern beside an encoding: only streams of that kind are read, whatever others become."""
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 from fake_streams import ALL, nexts, read_up, spans, use_fake_cluster
 from pyspark.sql.types import IntegerType, StructField, StructType
 from typed_streams import schema_of, versions_of
 
+from sbp_core.client import BoundsView
 from sbp_core.errors import NotFoundError, StatusCode, UnsupportedError
 from sbp_spark.options import parse_source_options
 from sbp_spark.reading.source_streams import select_streams
@@ -92,6 +95,27 @@ def test_a_stream_that_a_checkpoint_knows_stays(cluster, options):
     later = query("rows", **options)
     planned = later.partitions(end, later.latestOffset(end, ALL))
     assert spans(planned) == [(3, 0, 10)]
+
+
+def test_a_schema_is_noticed_though_the_metadata_stay_the_same(cluster, monkeypatch):
+    watch = cluster.watch_bounds
+
+    def watch_revision(ids, earlier=None):
+        basis = SimpleNamespace(revision=cluster.revision)
+        return BoundsView(watch(ids).bounds, ids, basis)
+
+    monkeypatch.setattr(cluster, "watch_bounds", watch_revision)
+    cluster.change(c=[3, 300, 0, 10])
+    running = query("columns")
+    _, end = read_up(running)
+    assert set(nexts(end)) == {1}
+    listings = cluster.listings
+    type_stream(cluster, 3)
+    read, end = read_up(running, end)
+    assert read == [(3, 0, 10)]
+    type_stream(cluster, 2)
+    assert read_up(running, end)[0] == [(2, 10, 30)]
+    assert cluster.listings == listings
 
 
 @pytest.mark.parametrize("options", STALLING)
