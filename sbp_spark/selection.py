@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import is_widening
 
-Comparison: TypeAlias = Callable[[StructField, StructField, str], Iterator[str]]
+FieldCheck: TypeAlias = Callable[[StructField, StructField, str], Iterator[str]]
 """Yields what is wrong with a column, from what is asked for, what is there, and the path to it."""
 
 
@@ -52,7 +52,7 @@ def check_selection(
     given: StructType,
     there: StructType,
     *,
-    compare: Comparison = exactly,
+    check: FieldCheck = exactly,
     more_faults: Iterable[str] = (),
     remark: str = "",
 ) -> None:
@@ -60,7 +60,7 @@ def check_selection(
 
     `more_faults` the caller has found by itself; `remark` is told after everything.
     """
-    faults = [*_faults(given, there, compare, ""), *more_faults]
+    faults = [*_faults(given, there, check, ""), *more_faults]
     if faults:
         lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(
@@ -77,7 +77,7 @@ def ddl(schema: StructType) -> str:
     )
 
 
-def _faults(given: StructType, there: StructType, compare: Comparison, path: str) -> Iterator[str]:
+def _faults(given: StructType, there: StructType, check: FieldCheck, path: str) -> Iterator[str]:
     columns = {field.name: field for field in there}
     seen: set[str] = set()
     for field in given.fields:
@@ -89,7 +89,7 @@ def _faults(given: StructType, there: StructType, compare: Comparison, path: str
             hint = f"; did you mean {near[0]}?" if near else ""
             yield f"column {path}{field.name} does not exist{hint}"
         else:
-            yield from compare(field, known, path)
+            yield from check(field, known, path)
         seen.add(field.name)
     if not given.fields:
         yield f"there is no column{f' in {path[:-1]}' if path else '; name one, such as offset'}"

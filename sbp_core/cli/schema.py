@@ -10,7 +10,7 @@ from typing import Final
 from sbp_core.cli.connect import connect, find_stream, label, newest_versions
 from sbp_core.cli.output import show_time, write_json, write_line
 from sbp_core.cli.table_files import read_file_schema
-from sbp_core.client import SchemaVersion, StreamInfo
+from sbp_core.client import Client, SchemaVersion, StreamInfo
 from sbp_core.errors import NotFoundError, StatusCode
 from sbp_core.records import Change, Difference, StreamSchema, compare_schemas, field_text
 
@@ -58,8 +58,8 @@ def check(options: Namespace) -> int:
     with connect(options) as client:
         info = find_stream(client, options.stream)
         newest = newest_versions(client, [info.stream_id]).get(info.stream_id)
-        (bounds,) = client.stream_bounds([info.stream_id])
-    if newest is None and bounds.next_offset > bounds.start_offset:
+        has_plain = newest is None and _has_records(client, info)
+    if has_plain:
         return _tell(options, info, None, "it has plain records and no schema", [])
     if newest is None:
         return _tell(options, info, _AS_IS, "it gets the schema of what is written first", [])
@@ -72,6 +72,11 @@ def check(options: Namespace) -> int:
     return _tell(
         options, info, maybe_how, f"version {newest.version} of its schema", compared.differences
     )
+
+
+def _has_records(client: Client, info: StreamInfo) -> bool:
+    (bounds,) = client.stream_bounds([info.stream_id])
+    return bounds.next_offset > bounds.start_offset
 
 
 def _tell(

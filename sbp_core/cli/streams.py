@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from sbp_core import limits
 from sbp_core.cli.connect import connect, find_stream, label, newest_versions, parse_stream
 from sbp_core.cli.output import show_time, write_json, write_line, write_table
 from sbp_core.client import (
+    Client,
     RangeInfo,
     SchemaVersion,
     StreamBounds,
@@ -16,7 +18,7 @@ from sbp_core.client import (
     StreamSpec,
     StreamUpdate,
 )
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records.stream_schema import name_text
 
 
@@ -78,13 +80,12 @@ def describe(options: Namespace) -> int:
         stream_ids = [info.stream_id for info in infos]
         bounds = client.stream_bounds(stream_ids)
         ranges = client.list_ranges(stream_ids)
-        schemas = newest_versions(client, stream_ids)
+        schemas = _newest_schemas(client, stream_ids)
     for info, held in zip(infos, bounds, strict=True):
         if options.json:
             shown = [asdict(piece) for piece in ranges[info.stream_id]]
             newest = schemas.get(info.stream_id)
-            version = None if newest is None else newest.version
-            described = {**asdict(info), **asdict(held), "schema_version": version}
+            described = {**asdict(info), **asdict(held), **_described_schema(newest)}
             write_json({**described, "ranges": shown})
         else:
             _write_stream(info, held, schemas.get(info.stream_id), ranges[info.stream_id])
@@ -188,10 +189,35 @@ def _check_name(name: str) -> None:
         )
 
 
+def _newest_schemas(
+    client: Client, stream_ids: Sequence[int]
+) -> dict[int, SchemaVersion | SchemaError]:
+    """Return each stream's newest schema, or why it cannot be read: it may be a later release's."""
+    found: dict[int, SchemaVersion | SchemaError] = {}
+    try:
+        found.update(newest_versions(client, stream_ids))
+    except SchemaError:
+        for stream_id in stream_ids:
+            try:
+                found.update(newest_versions(client, [stream_id]))
+            except SchemaError as error:
+                found[stream_id] = error
+    return found
+
+
+def _described_schema(schema: SchemaVersion | SchemaError | None) -> dict[str, object]:
+    match schema:
+        case None:
+            return {"schema_version": None}
+        case SchemaError():
+            return {"schema_version": None, "schema_error": str(schema)}
+    return {"schema_version": schema.version}
+
+
 def _write_stream(
     info: StreamInfo,
     held: StreamBounds,
-    schema: SchemaVersion | None,
+    schema: SchemaVersion | SchemaError | None,
     ranges: tuple[RangeInfo, ...],
 ) -> None:
     write_line(f"{label(info)} (id {info.stream_id})")
@@ -200,7 +226,9 @@ def _write_stream(
     write_line(f"  replicas   {info.replica_count}")
     write_line(f"  retention  {_retention(info)}")
     write_line(f"  created    {show_time(info.created_at_ms)}")
-    if schema is not None:
+    if isinstance(schema, SchemaError):
+        write_line(f"  schema     {schema}")
+    elif schema is not None:
         columns = ", ".join(map(name_text, schema.schema.arrow.names))
         write_line(f"  schema     version {schema.version}: {columns}")
     for piece in ranges:

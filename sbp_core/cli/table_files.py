@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ from sbp_core.errors import ConfigurationError
 
 _PARQUET_MAGIC: Final = b"PAR1"
 _ARROW_MAGIC: Final = b"ARROW1"
+_INT96: Final = "INT96"
 
 _SPARK_READS: Final[dict[pa.DataType, pa.DataType]] = {
     pa.large_string(): pa.string(),
@@ -35,8 +38,10 @@ def read_file_schema(path: Path) -> pa.Schema:
         with path.open("rb") as file:
             magic = file.read(len(_ARROW_MAGIC))
             file.seek(0)
+            leaves: Iterator[str] = repeat("")
             if magic.startswith(_PARQUET_MAGIC):
-                found = pq.read_schema(file)
+                parquet = pq.ParquetFile(file)
+                found, leaves = parquet.schema_arrow, iter(_physical_types(parquet))
             elif magic == _ARROW_MAGIC:
                 found = pa.ipc.open_file(file).schema
             else:
@@ -45,22 +50,43 @@ def read_file_schema(path: Path) -> pa.Schema:
         raise ConfigurationError(
             f"{path} cannot be read as Parquet, Arrow file or Arrow stream: {error}"
         ) from error
-    return pa.schema([_field(each) for each in found])
+    return pa.schema([_field(each, leaves) for each in found])
 
 
-def _field(given: pa.Field) -> pa.Field:
-    return pa.field(given.name, _type(given.type), nullable=given.nullable)
+def _physical_types(file: pq.ParquetFile) -> list[str]:
+    """Return how a Parquet file has each column without parts, in the order of its schema."""
+    return [file.schema.column(index).physical_type for index in range(len(file.schema))]
 
 
-def _type(given: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(given):
-        return _type(given.value_type)
-    if pa.types.is_timestamp(given):
-        return pa.timestamp("us", tz=None if given.tz is None else "UTC")
+def _field(given: pa.Field, leaves: Iterator[str]) -> pa.Field:
+    return pa.field(given.name, _type(given.type, leaves), nullable=given.nullable)
+
+
+def _type(given: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
+    """Return what Spark has for a type; of types without parts, `leaves` is how Parquet has them.
+
+    Times of Parquet's old INT96 are in UTC for Spark; Arrow gives them no zone.
+    """
     if pa.types.is_struct(given):
-        return pa.struct([_field(each) for each in given])
+        return pa.struct([_field(each, leaves) for each in given])
     if pa.types.is_map(given):
-        return pa.map_(_field(given.key_field), _field(given.item_field))
-    if pa.types.is_list(given) or pa.types.is_large_list(given):
-        return pa.list_(_field(given.value_field))
+        return pa.map_(_field(given.key_field, leaves), _field(given.item_field, leaves))
+    if _is_list(given):
+        return pa.list_(_field(given.value_field, leaves))
+    leaf = next(leaves)
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if pa.types.is_timestamp(given):
+        is_zoned = leaf == _INT96 or given.tz is not None
+        return pa.timestamp("us", tz="UTC" if is_zoned else None)
+    if pa.types.is_fixed_size_binary(given):
+        return pa.binary()
     return _SPARK_READS.get(given, given)
+
+
+def _is_list(given: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(given)
+        or pa.types.is_large_list(given)
+        or pa.types.is_fixed_size_list(given)
+    )

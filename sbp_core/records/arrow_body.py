@@ -40,19 +40,26 @@ def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:
 
 
 def decode_body(
-    envelope: Envelope, schema: pa.Schema, names: Collection[str] | None = None
+    envelope: Envelope,
+    schema: pa.Schema,
+    names: Collection[str] | None = None,
+    *,
+    schema_message: bytes = b"",
 ) -> pa.RecordBatch:
     """Return the rows of a record batch, those columns that are asked for, fully validated.
 
-    Uncompressed columns are views of the envelope's body, unless that is not aligned to 8 octets:
-    then it is copied once. Raises RecordBatchError.
+    With `names` comes `schema_message`, the schema as Arrow's streams begin with it. Uncompressed
+    columns are views of the envelope's body, unless that is not aligned to 8 octets: then it is
+    copied once. Raises RecordBatchError.
     """
     is_compressed = check_record_batch_message(envelope.body, record_count=envelope.record_count)
     try:
-        if names is None:
-            batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
+        wanted = [index for index, name in enumerate(schema.names) if name in (names or ())]
+        if is_compressed and wanted:
+            batch = _decompress_some(envelope.body, schema_message, wanted)
         else:
-            batch = _read_some(envelope.body, schema, names, is_compressed=is_compressed)
+            batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
+            batch = batch if names is None else batch.select(wanted)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise RecordBatchError(
@@ -70,18 +77,12 @@ def check_values(batch: pa.RecordBatch) -> None:
         raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
 
 
-def _read_some(
-    body: memoryview, schema: pa.Schema, names: Collection[str], *, is_compressed: bool
-) -> pa.RecordBatch:
-    """Return the columns that are asked for, not validated.
+def _decompress_some(body: memoryview, schema_message: bytes, wanted: list[int]) -> pa.RecordBatch:
+    """Return the columns at these indexes, not validated; no others are decompressed.
 
-    Those that are left out are not decompressed. Arrow does so in streams only, which begin with
-    their schema.
+    Arrow leaves columns out of streams only.
     """
-    wanted = [index for index, name in enumerate(schema.names) if name in names]
-    if not is_compressed or not wanted:
-        return pa.ipc.read_record_batch(_aligned_buffer(body), schema).select(wanted)
-    stream = pa.py_buffer(b"".join((schema.serialize(), body)))
+    stream = pa.py_buffer(b"".join((schema_message, body)))
     options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
     return pa.ipc.open_stream(stream, options=options).read_next_batch()
 

@@ -67,7 +67,7 @@ def decode_columns(
             f" encoding {found[0]!r}, schema {found[1]!r}; expected {COLUMNS_ENCODING!r},"
             f" {schema.fingerprint!r}"
         )
-    batch = decode_body(envelope, schema.arrow, names)
+    batch = decode_body(envelope, schema.arrow, names, schema_message=schema.encode())
     try:
         check_required(batch)
     except SchemaError as error:

@@ -1,7 +1,8 @@
 """Rows of typed streams as values that JSON has.
 
-Times are ISO 8601, in UTC unless they have no zone; durations are microseconds, decimals text,
-octets text or base64. A map with text for keys is an object, any other one a list of pairs.
+Times are ISO 8601, in UTC unless they have no zone; durations are microseconds, decimals text
+without an exponent, octets text or base64. A float32 has the digits that tell it from its
+neighbours. A map with text for keys is an object, any other one a list of pairs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,10 +50,12 @@ def describe_values(array: pa.Array) -> list[Any]:
         return _each(array.cast(pa.int64()), _time_of_day)
     if pa.types.is_duration(kind):
         return _each(array.cast(pa.int64()), int)
+    if pa.types.is_float32(kind):
+        return _each(array, _float32)
     if pa.types.is_floating(kind):
         return _each(array, lambda value: value if math.isfinite(value) else str(value))
     if pa.types.is_decimal(kind):
-        return _each(array, str)
+        return _each(array, lambda value: format(value, "f"))
     if pa.types.is_binary(kind):
         return _each(array, describe_octets)
     values: list[Any] = array.to_pylist()
@@ -64,6 +68,10 @@ def describe_octets(octets: bytes) -> Any:
         return octets.decode("utf-8")
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(octets).decode("ascii")}
+
+
+def _float32(value: float) -> float | str:
+    return float(str(np.float32(value))) if math.isfinite(value) else str(value)
 
 
 def _each(array: pa.Array, describe: Describe) -> list[Any]:

@@ -221,10 +221,13 @@ SOURCE_OPTIONS: Final = (
         "auto",
         "What records are read as: `rows` (key, value, headers, timestamp), `columns` (those of the"
         " schemas that typed streams have), or `auto`: columns if any of the streams has a schema"
-        " when the query starts, else rows. Of several streams the columns of all are read; what a"
-        " stream lacks is null. A query keeps the columns it started with: columns that are new are"
-        " seen by the next query, or after a restart, and where a type was widened meanwhile the"
-        " query fails, and goes on when it is loaded and started again.",
+        " when the query starts, else rows. Beside `streamsPattern`, `rows` and `columns` select:"
+        " of the streams that match only those without a schema are read, or only those with one,"
+        " also of those that come while a query runs. So no stream of the other kind can end it, as"
+        " it can with `auto`. Of several streams the columns of all are read; what a stream lacks"
+        " is null. A query keeps the columns it started with: columns that are new are seen by the"
+        " next query, or after a restart, and where a type was widened meanwhile the query fails,"
+        " and goes on when it is loaded and started again.",
     ),
     OptionSpec(
         "includeHeaders",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from sbp_core import limits
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
@@ -27,7 +28,7 @@ from sbp_core.records import (
     map_columns,
 )
 from sbp_spark.column_schema import METADATA_COLUMN
-from sbp_spark.reading.layout import Layout, Piece, joined
+from sbp_spark.reading.layout import Piece, joined
 from sbp_spark.reading.place_columns import place_column
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
@@ -47,9 +48,12 @@ METADATA_FIELD: Final = StructField(
 """The column that says where a record was, and its time."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _MS_MAX: Final = (2**63 - 1) // 1000
+_PIECE_BYTES: Final = 4 * limits.BATCH_TARGET_BYTES
+"""What is mapped at a time, about: more than what a full record batch decodes to."""
+_SAMPLE_ROWS: Final = 1_024
 
 
-class ColumnsLayout(Layout):
+class ColumnsLayout:
     """Makes the columns of `schema` of record batches of any versions.
 
     With `has_metadata` the column `_metadata` in it is not one of the streams'. Behind the columns
@@ -71,20 +75,37 @@ class ColumnsLayout(Layout):
         self._rows_schema = (
             pa.schema([*data, pa.field("", _TIMESTAMP)]) if self._has_times else self._data_schema
         )
+        self._row_bytes = _fixed_row_bytes(self._rows_schema)
 
-    def decode(self, envelope: Envelope, span: StreamSpan) -> pa.RecordBatch:
-        """Return the columns of a batch. Raises SchemaError, RecordBatchError."""
+    def decode(
+        self, envelope: Envelope, span: StreamSpan, start_offset: int, count: int
+    ) -> Iterator[Piece]:
+        """Yield the columns of some records of a batch. Raises SchemaError, RecordBatchError.
+
+        An old batch may be far smaller than its columns are in the schema that has grown since, so
+        they are made piece by piece.
+        """
         version = self._version(envelope, span)
         names = self._data_names
         if self._has_times and envelope.timestamp_column is not None:
             names |= {envelope.timestamp_column}
-        found = decode_columns(envelope, version.schema, names)
-        try:
-            rows = map_columns(found, self._data_schema)
-        except SchemaError as error:
-            raise self._misfit(envelope, span, version, error) from None
-        if not self._has_times:
-            return rows
+        decoded = decode_columns(envelope, version.schema, names)
+        row_bytes = self._row_bytes + decoded.get_total_buffer_size() // envelope.record_count
+        step = max(1, _PIECE_BYTES // max(1, row_bytes))
+        end_offset = start_offset + count
+        for offset in range(start_offset, end_offset, step):
+            found = decoded.slice(offset - envelope.base_offset, min(step, end_offset - offset))
+            try:
+                rows = map_columns(found, self._data_schema)
+            except SchemaError as error:
+                raise self._misfit(envelope, span, version, error) from None
+            if self._has_times:
+                rows = self._with_times(rows, envelope, found)
+            yield Piece(span, offset, rows, rows.nbytes)
+
+    def _with_times(
+        self, rows: pa.RecordBatch, envelope: Envelope, found: pa.RecordBatch
+    ) -> pa.RecordBatch:
         columns = [*rows.columns, _times(envelope, found)]
         return pa.RecordBatch.from_arrays(columns, schema=self._rows_schema)
 
@@ -141,6 +162,12 @@ class ColumnsLayout(Layout):
         return all(each.change is Change.ADDED for each in differences)
 
 
+def _fixed_row_bytes(schema: pa.Schema) -> int:
+    """Return what a row takes at least, which is what a row of nulls does."""
+    sample = [pa.nulls(_SAMPLE_ROWS, each.type) for each in schema]
+    return sum(int(each.nbytes) for each in sample) // _SAMPLE_ROWS
+
+
 def _describe(envelope: Envelope, span: StreamSpan) -> str:
     return (
         f"record batch at offset {envelope.base_offset} of stream {span.stream_name} (id"
@@ -155,7 +182,7 @@ def _times(envelope: Envelope, rows: pa.RecordBatch) -> pa.Array:
     base = pa.scalar(base_ms * 1000 if abs(base_ms) <= _MS_MAX else None, _TIMESTAMP)
     name = envelope.timestamp_column
     if name is None:
-        return pa.repeat(base, envelope.record_count)
+        return pa.repeat(base, rows.num_rows)
     index = rows.schema.get_field_index(name)
     if index < 0 or not pa.types.is_timestamp(rows.schema.field(index).type):
         raise RecordBatchError(

@@ -108,11 +108,8 @@ def decode_chunks(
             _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
             skip_count = position - envelope.base_offset
             take_count = min(span.end_offset - position, envelope.record_count - skip_count)
-            rows = layout.decode(envelope, span)
-            size_bytes = rows.get_total_buffer_size() * take_count // envelope.record_count
-            if take_count < envelope.record_count:
-                rows = rows.slice(skip_count, take_count)
-            yield from joiner.add(Piece(span, position, take_count, size_bytes, rows))
+            for piece in layout.decode(envelope, span, position, take_count):
+                yield from joiner.add(piece)
             positions[chunk.span_index] = position + take_count
     yield from joiner.flush()
     for span, position in zip(spans, positions, strict=True):

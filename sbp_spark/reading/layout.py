@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -28,20 +28,30 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records of a span whose offsets begin at `start_offset`; their columns take `size_bytes`."""
+    """Records of a span whose offsets begin at `start_offset`; they take about `size_bytes`."""
 
     span: StreamSpan
     start_offset: int
-    count: int
-    size_bytes: int
     rows: pa.RecordBatch
+    size_bytes: int
+
+    @property
+    def count(self) -> int:
+        """How many records these are."""
+        return int(self.rows.num_rows)
 
 
 class Layout(Protocol):
     """Makes of record batches, one by one, the columns that Spark demands of all of them."""
 
-    def decode(self, envelope: Envelope, span: StreamSpan) -> pa.RecordBatch:
-        """Return what `join` needs of all records of a batch, validated. Raises SbpError."""
+    def decode(
+        self, envelope: Envelope, span: StreamSpan, start_offset: int, count: int
+    ) -> Iterator[Piece]:
+        """Yield what `join` needs of `count` records of a batch, in their order.
+
+        The batch is validated as a whole. Pieces are made as they are drawn, none much larger than
+        a batch is when it is decoded. Raises SbpError.
+        """
         ...
 
     def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:

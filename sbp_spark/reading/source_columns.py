@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from sbp_core.client import Client, SchemaVersion, StreamInfo
-from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError, UnsupportedError
+from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema, union_schemas
 from sbp_spark.column_schema import METADATA_COLUMN
 from sbp_spark.options import Contents, SourceEncoding, SourceOptions
 from sbp_spark.reading.columns_layout import METADATA_FIELD
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.positions import display_name
+from sbp_spark.reading.stream_kinds import newest_schemas
 from sbp_spark.schema import check_source_schema, source_schema
 from sbp_spark.selection import as_wide, check_selection
 from sbp_spark.wording import listed
@@ -31,7 +32,7 @@ class SourceColumns:
     def check(self, given: StructType) -> None:
         """Raise ConfigurationError, naming all faults, unless `given` can be read.
 
-        Of typed streams they may be wider than they are there, and have nulls where there are none.
+        Of typed streams they may be wider than they are there.
         """
         if not self.form.is_typed:
             check_source_schema(given, include_headers="headers" in self.schema.names)
@@ -42,7 +43,7 @@ class SourceColumns:
         check_selection(
             given,
             self.schema,
-            compare=as_wide,
+            check=as_wide,
             more_faults=faults,
             remark="; as the schemas of the streams are now: if they have changed, load again",
         )
@@ -57,10 +58,15 @@ def find_columns(
     the streams whose schemas do not go together.
     """
     contents = options.contents
-    newest = {} if contents.encoding is SourceEncoding.ROWS else _newest(client, contents, streams)
+    is_typed_wanted = contents.encoding is SourceEncoding.COLUMNS
+    newest = (
+        {}
+        if contents.encoding is SourceEncoding.ROWS
+        else newest_schemas(client, streams, is_required=is_typed_wanted)
+    )
     if newest:
         return _typed(contents, newest, streams)
-    if contents.encoding is SourceEncoding.COLUMNS:
+    if is_typed_wanted:
         names = listed([display_name(each) for each in streams.values()]) or "there are none"
         raise ConfigurationError(
             f"option encoding: none of the streams ({names}) has a schema, so there are no columns;"
@@ -74,22 +80,6 @@ def find_columns(
     return SourceColumns(source_schema(include_headers=contents.include_headers), Form.ROWS)
 
 
-def _newest(
-    client: Client, contents: Contents, streams: Mapping[int, StreamInfo]
-) -> dict[int, SchemaVersion]:
-    """Return the newest schema of each stream that has one, by id."""
-    try:
-        found = client.describe_schemas(list(streams), newest_only=True)
-    except UnsupportedError:
-        if contents.encoding is SourceEncoding.COLUMNS:
-            raise
-        return {}  # a placement driver that knows no schemas has no typed stream
-    except NotFoundError:  # deleted since it was selected; whoever reads it says so
-        there = [each.stream_id for each in client.list_streams() if each.stream_id in streams]
-        found = client.describe_schemas(there, newest_only=True)
-    return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}
-
-
 def _typed(
     contents: Contents, newest: Mapping[int, SchemaVersion], streams: Mapping[int, StreamInfo]
 ) -> SourceColumns:
@@ -99,7 +89,8 @@ def _typed(
             " no headers; remove it, or set encoding=rows"
         )
     named = {display_name(streams[each]): version.schema for each, version in newest.items()}
-    schema = from_arrow_schema(_union(named).arrow, prefer_timestamp_ntz=True)
+    # What a schema requires today it may not require tomorrow, while the query runs.
+    schema = _nullable(from_arrow_schema(_union(named).arrow, prefer_timestamp_ntz=True))
     if not contents.include_metadata:
         return SourceColumns(schema, Form.COLUMNS)
     if METADATA_COLUMN in map(str.lower, schema.names):
@@ -108,6 +99,22 @@ def _typed(
             " remove the option, or write to other streams without that column"
         )
     return SourceColumns(StructType([*schema.fields, METADATA_FIELD]), Form.COLUMNS_WITH_METADATA)
+
+
+def _nullable(schema: StructType) -> StructType:
+    """Return the columns and all that is in them without not null; keys of maps always have one."""
+    return StructType([StructField(each.name, _nullable_type(each.dataType)) for each in schema])
+
+
+def _nullable_type(kind: DataType) -> DataType:
+    match kind:
+        case StructType():
+            return _nullable(kind)
+        case ArrayType():
+            return ArrayType(_nullable_type(kind.elementType))
+        case MapType():
+            return MapType(kind.keyType, _nullable_type(kind.valueType))
+    return kind
 
 
 def _union(named: Mapping[str, StreamSchema]) -> StreamSchema:

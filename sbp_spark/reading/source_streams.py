@@ -30,6 +30,7 @@ from sbp_spark.reading.positions import (
     check_positions,
     positions_of,
 )
+from sbp_spark.reading.stream_kinds import StreamKinds, maybe_kinds
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def wanted(refs: Sequence[StreamRef]) -> list[int | str]:
     return [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
 
 
-def select_streams(options: SourceOptions) -> dict[int, StreamInfo]:
+def select_streams(options: SourceOptions) -> Mapping[int, StreamInfo]:
     """Return the streams that are to be read, by id, asking for the first time.
 
     Raises SbpError when nobody answers, when any that is named is missing or named twice, or when
@@ -87,12 +88,21 @@ def select_streams(options: SourceOptions) -> dict[int, StreamInfo]:
     selection = options.selection
     if isinstance(selection, StreamPattern):
         with first_contact(options.servers) as client:
-            found = client.list_streams()
-        return {info.stream_id: info for info in found if selection.matches(info.name)}
+            return select_matching(client, selection, maybe_kinds(options))
     infos = describe_refs(options.servers, selection.refs, selection.option)
     _check_distinct(selection, infos)
     check_option_positions(options, infos)
     return {info.stream_id: info for info in infos}
+
+
+def select_matching(
+    client: Client, pattern: StreamPattern, kinds: StreamKinds | None
+) -> Mapping[int, StreamInfo]:
+    """Return the streams that match, and are of the kind if only one is wanted. Raises SbpError."""
+    matching = {
+        info.stream_id: info for info in client.list_streams() if pattern.matches(info.name)
+    }
+    return matching if kinds is None else kinds.select(client, matching)
 
 
 def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:

@@ -11,7 +11,7 @@ from sbp_spark.options import Ago, AtCursor, AtTime, Position, Positions
 from sbp_spark.reading.lookups import find_times, time_of, wall_ms
 from sbp_spark.reading.offsets import SourceOffset, StreamPosition
 from sbp_spark.reading.positions import is_moving, locate, positions_of
-from sbp_spark.streaming.stream_watch import Snapshot
+from sbp_spark.streaming.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

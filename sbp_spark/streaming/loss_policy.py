@@ -17,7 +17,7 @@ from sbp_spark.reading.offsets import (
     find_gone,
 )
 from sbp_spark.reading.positions import display_name
-from sbp_spark.streaming.stream_watch import Snapshot
+from sbp_spark.streaming.snapshot import Snapshot
 from sbp_spark.wording import listed
 
 

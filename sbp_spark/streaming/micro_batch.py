@@ -17,8 +17,8 @@ from sbp_spark.reading.offsets import SourceOffset, StreamPosition
 from sbp_spark.reading.positions import check_ends, positions_of
 from sbp_spark.reading.source_streams import starting_offsets
 from sbp_spark.streaming.endings import NO_ENDING, Ending, find_endings
+from sbp_spark.streaming.snapshot import Snapshot
 from sbp_spark.streaming.stalls import answer_ms
-from sbp_spark.streaming.stream_watch import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

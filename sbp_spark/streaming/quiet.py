@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sbp_spark.reading.offsets import SourceOffset
 from sbp_spark.streaming.micro_batch import Way
-from sbp_spark.streaming.stream_watch import Snapshot
+from sbp_spark.streaming.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

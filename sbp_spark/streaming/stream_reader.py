@@ -39,7 +39,8 @@ from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
 from sbp_spark.streaming.micro_batch import Way, frozen_targets, way_ahead
 from sbp_spark.streaming.quiet import NOTHING_AHEAD, Quiet, is_quiet
-from sbp_spark.streaming.stream_watch import Snapshot, StreamWatch, is_plausible
+from sbp_spark.streaming.snapshot import Snapshot, is_plausible
+from sbp_spark.streaming.stream_watch import StreamWatch
 from sbp_spark.streaming.trigger import Trigger
 
 

@@ -4,61 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 
-from sbp_core.client import AwayRange, BoundsView, Client, Reach, StreamBounds, StreamInfo
+from sbp_core.client import BoundsView, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Selection, SourceOptions, StreamPattern
 from sbp_spark.reading.data_loss import DOUBT_WAITS_S
-from sbp_spark.reading.offsets import StreamPosition
-from sbp_spark.reading.source_streams import select_streams, wanted
+from sbp_spark.reading.source_streams import select_matching, select_streams, wanted
+from sbp_spark.reading.stream_kinds import maybe_kinds
+from sbp_spark.streaming.plain_streams import PlainStreams
+from sbp_spark.streaming.snapshot import Snapshot, is_plausible
 from sbp_spark.streaming.stalls import Stalls
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The streams of a query as they were at one moment, by id.
-
-    Where range servers were away, `away` has their ranges, in order, and `stalled` the time since
-    when, in ms (UTC). The bound of a stream whose tail is not known for that ends where reading
-    can go; one that was not read yet has none.
-    """
-
-    streams: Mapping[int, StreamInfo] = field(default_factory=dict)
-    bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
-    away: Mapping[int, tuple[AwayRange, ...]] = field(default_factory=dict)
-    stalled: Mapping[int, int] = field(default_factory=dict)
-
-    @cached_property
-    def tails(self) -> dict[int, int]:
-        """The next offset to be written of each stream."""
-        return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}
-
-    def positions(self) -> dict[int, StreamPosition]:
-        """Return where a query would be that has read everything."""
-        return {
-            stream_id: StreamPosition(stream_id, self.streams[stream_id].created_at_ms, tail)
-            for stream_id, tail in self.tails.items()
-        }
-
-    def is_tail_known(self, stream_id: int) -> bool:
-        """Whether the server of the stream's open range has said where the stream ends."""
-        away = self.away.get(stream_id, ())
-        return not away or away[-1].end_offset is not None
-
-    def maybe_upto(self, stream_id: int, start_offset: int) -> int | None:
-        """Return how far one can read from `start_offset`; None if no server away is in the way."""
-        for piece in self.away.get(stream_id, ()):
-            if piece.end_offset is None or piece.end_offset > start_offset:
-                return max(piece.start_offset, start_offset)
-        return None
-
-
-def is_plausible(snapshot: Snapshot, known: Mapping[int, int]) -> bool:
-    """Whether all streams are there, as far as they were read."""
-    return all(snapshot.tails.get(each, -1) >= offset for each, offset in known.items())
 
 
 class StreamWatch:
@@ -75,7 +31,10 @@ class StreamWatch:
         self._sleep = sleep
         stall_ms_max = options.limits.stall_ms_max
         self._maybe_stalls = None if stall_ms_max is None else Stalls(stall_ms_max, sleep=sleep)
-        self._streams: dict[int, StreamInfo] | None = None
+        self._maybe_kinds = kinds = maybe_kinds(options)
+        is_held_back = kinds is not None and not kinds.is_typed_wanted
+        self._maybe_plain = PlainStreams(kinds) if kinds is not None and is_held_back else None
+        self._streams: Mapping[int, StreamInfo] | None = None
         self._revision: int | None = None
         self._view: BoundsView | None = None
         self._last = Snapshot()
@@ -102,6 +61,8 @@ class StreamWatch:
         if revision is None or revision != self._revision:
             self._streams = self._select_again(self._options.selection)
             self._revision = revision
+        elif self._maybe_kinds is not None and self._maybe_kinds.is_open:
+            self._streams = self._maybe_kinds.select_again(self.client)
         return self._streams
 
     def look(
@@ -128,6 +89,12 @@ class StreamWatch:
         return self._look_once(known or {})
 
     def _look_once(self, known: Mapping[int, int]) -> Snapshot:
+        seen = self._see(known)
+        return (
+            seen if self._maybe_plain is None else self._maybe_plain.show(self.client, seen, known)
+        )
+
+    def _see(self, known: Mapping[int, int]) -> Snapshot:
         if self._maybe_stalls is None:
             streams, view = self._watch_bounds()
             if streams is not self._last.streams or view.bounds is not self._last.bounds:
@@ -157,13 +124,17 @@ class StreamWatch:
         return streams, self._view
 
     def _is_current(self, view: BoundsView) -> bool:
-        """Whether bounds are of the metadata in which the streams were found."""
+        """Whether bounds are of the metadata in which the streams were found, and they suffice.
+
+        That a stream gets a schema does not change the revision.
+        """
+        if self._maybe_kinds is not None and self._maybe_kinds.is_open:
+            return False
         return self._revision is not None and view.maybe_revision == self._revision
 
-    def _select_again(self, selection: Selection) -> dict[int, StreamInfo]:
+    def _select_again(self, selection: Selection) -> Mapping[int, StreamInfo]:
         if isinstance(selection, StreamPattern):
-            found = self.client.list_streams()
-            return {info.stream_id: info for info in found if selection.matches(info.name)}
+            return select_matching(self.client, selection, self._maybe_kinds)
         try:
             infos = self.client.describe_streams(wanted(selection.refs))
         except NotFoundError:

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sbp_core.cli.main import main
-from sbp_core.client import AppendItem
-from sbp_core.records import StreamSchema, encode_columns
+from sbp_core.client import AppendItem, Client, schemas
+from sbp_core.errors import SchemaError
+from sbp_core.records import StreamSchema, decode_stream_schema, encode_columns
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("name", pa.string())])
 SECOND = pa.schema([pa.field("id", pa.int64()), FIRST.field("name"), pa.field("at", pa.date32())])
@@ -166,3 +167,38 @@ def test_lines_are_not_produced_to_columns(shell, client, stream_id):
     exit_code, (error,) = shell.run("produce", shell.stream)
     assert exit_code == 2
     assert "has a schema, and lines have no columns" in error
+
+
+def test_a_schema_of_a_later_release_does_not_hide_others(
+    shell, client, stream_id, new_streams, monkeypatch
+):
+    (other,) = new_streams(1)
+    (info,) = client.describe_streams([other])
+    evolve(client, stream_id, SECOND)
+    evolve(client, info.stream_id, FIRST)
+
+    def decode_first_only(data):
+        schema = decode_stream_schema(data)
+        if schema.arrow == SECOND:
+            raise SchemaError("unknown type")
+        return schema
+
+    monkeypatch.setattr(schemas, "decode_stream_schema", decode_first_only)
+    told = shell.done("streams", "describe", shell.stream, other)
+    found = [line for line in told if line.startswith("  schema  ")]
+    assert found[1:] == ["  schema     version 1: id, name"]
+    assert "unknown type; a later release may know it" in found[0]
+    lines = shell.done("streams", "describe", shell.stream, other, "--json")
+    unknown, known = map(json.loads, lines)
+    assert (unknown["schema_version"], known["schema_version"]) == (None, 1)
+    assert "unknown type" in unknown["schema_error"]
+    assert "schema_error" not in known
+
+
+def test_whether_a_file_fits_is_asked_of_the_placement_driver_alone(
+    shell, client, stream_id, tmp_path, monkeypatch
+):
+    evolve(client, stream_id, FIRST)
+    monkeypatch.delattr(Client, "stream_bounds")
+    path = saved(tmp_path / "a.parquet", FIRST)
+    shell.done("schema", "check", shell.stream, path)

@@ -155,7 +155,8 @@ def test_columns_come_back_however_they_have_changed(sbp, new_streams, history):
         frame = sbp.spark.createDataFrame(rows, schema).coalesce(1)
         sbp.save(frame, stream=stream, encoding="columns", mergeSchema="true")
     read = sbp.load(stream, includeMetadata="true").orderBy("_metadata.offset").drop("_metadata")
-    expected = sbp.spark.createDataFrame(history.rows, StructType(list(history.columns.values())))
+    columns = StructType(list(history.columns.values())).toNullable()
+    expected = sbp.spark.createDataFrame(history.rows, columns)
     assert_df_equality(read, expected)
 
 

@@ -62,7 +62,7 @@ def test_a_typed_stream_without_records_has_columns_and_no_rows(sbp, new_streams
     client.register_schema(info.stream_id, strict, version=1)
     frame = sbp.load(stream, includeMetadata="true")
     assert [(each.name, each.nullable) for each in frame.schema] == [
-        ("id", False), ("_metadata", True),
+        ("id", True), ("_metadata", True),
     ]  # fmt: skip
     assert frame.collect() == []
 
@@ -269,6 +269,32 @@ def test_a_stream_that_matches_later_is_read_in_the_columns_of_the_query(sbp, cl
     append_values(client, "typed-later-3", numbered(0, 2))
     with pytest.raises(PySparkException, match=r"offset 0 of stream typed-later-3 .*encoding=rows"):
         run(frame, checkpoint)
+
+
+def test_a_pattern_with_an_encoding_selects_streams_of_that_kind(sbp, client, checkpoint):
+    names = [f"kinds-{each}" for each in ("typed", "plain", "later")]
+    client.create_streams([StreamSpec(name) for name in names])
+    append_columns(client, "kinds-typed", people(0, 3))
+    append_values(client, "kinds-plain", numbered(0, 2))
+    options = {
+        "endpoint": sbp.endpoint,
+        "streamsPattern": "kinds-.*",
+        "startingOffsets": "earliest",
+    }
+
+    def load(reader, encoding):
+        return reader.format("sbp").options(encoding=encoding, **options).load()
+
+    assert load(sbp.spark.read, "rows").select("stream", "offset").collect() == [
+        ("kinds-plain", 0), ("kinds-plain", 1),
+    ]  # fmt: skip
+    assert sorted(map(tuple, load(sbp.spark.read, "columns").collect())) == people_rows(0, 3)
+    frame = load(sbp.spark.readStream, "rows").select("stream", "offset")
+    assert run(frame, checkpoint) == [("kinds-plain", 0), ("kinds-plain", 1)]
+    append_columns(client, "kinds-later", people(3, 5))
+    append_values(client, "kinds-plain", numbered(2, 3))
+    assert run(frame, checkpoint) == [("kinds-plain", 2)]
+    assert len(load(sbp.spark.read, "columns").collect()) == 5
 
 
 def test_rows_and_columns_are_not_mixed_up(sbp, new_streams, client):

@@ -27,7 +27,9 @@ UTC = pa.timestamp("us", tz="UTC")
         (pa.bool_(), [True], [True]),
         (pa.int64(), [-(2**63)], [-(2**63)]),
         (pa.float64(), [0.5, float("nan"), float("-inf")], [0.5, "nan", "-inf"]),
+        (pa.float32(), [0.1, 1e-30, float("inf")], [0.1, 1e-30, "inf"]),
         (pa.decimal128(10, 2), [Decimal("1.50")], ["1.50"]),
+        (pa.decimal128(38, 10), [Decimal("0E-10")], ["0.0000000000"]),
         (pa.string(), ["\u00fc"], ["\u00fc"]),
         (pa.binary(), [b"a", b"\xff"], ["a", {"base64": "/w=="}]),
         (pa.date32(), [1, 2**30], ["1970-01-02", 2**30]),
@@ -116,6 +118,45 @@ def test_the_columns_of_a_file_are_those_that_spark_writes(tmp_path, make):
     with make(str(path), GIVEN) as writer:
         writer.write_table(GIVEN.empty_table())
     assert StreamSchema.of(read_file_schema(path)) == StreamSchema.of(FOUND)
+
+
+LOCAL = pa.timestamp("us")
+TIMES = pa.schema(
+    [
+        ("at", LOCAL),
+        ("list", pa.list_(pa.field("element", pa.struct([("in.side", LOCAL)])))),
+        ("map", pa.map_(pa.date32(), LOCAL)),
+        ("id", pa.binary(16)),
+        ("pair", pa.list_(pa.binary(2), 2)),
+        ("last", pa.dictionary(pa.int8(), pa.string())),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("is_int96", "kind"), [(True, pa.timestamp("us", tz="UTC")), (False, LOCAL)]
+)
+def test_times_of_a_parquet_file_are_in_utc_where_spark_has_them_so(tmp_path, is_int96, kind):
+    path = tmp_path / "table"
+    pq.write_table(TIMES.empty_table(), path, use_deprecated_int96_timestamps=is_int96)
+    expected = pa.schema(
+        [
+            ("at", kind),
+            ("list", pa.list_(pa.field("element", pa.struct([("in.side", kind)])))),
+            ("map", pa.map_(pa.date32(), kind)),
+            ("id", pa.binary()),
+            ("pair", pa.list_(pa.binary())),
+            ("last", pa.string()),
+        ]
+    )
+    assert StreamSchema.of(read_file_schema(path)) == StreamSchema.of(expected)
+
+
+def test_some_times_of_a_parquet_file_are_in_utc(tmp_path):
+    path = tmp_path / "table"
+    mixed = pa.schema([("zoned", UTC), ("local", LOCAL), ("n", pa.int64())])
+    pq.write_table(mixed.empty_table(), path)
+    assert StreamSchema.of(read_file_schema(path)).arrow == mixed
 
 
 @pytest.mark.parametrize("octets", [b"", b"PAR1", b"ARROW1", b"lines\n" * 9])

@@ -65,11 +65,18 @@ def register(store, *entries, time_ms=1):
     return register_schemas(store, entries, time_ms)
 
 
-def history(store, *stream_ids, newest_only=False):
-    """Everything that is described, and in how many frames."""
-    entries, place, count = [], Place(), 0
+def frames(store, *stream_ids, newest_only=False):
+    """Everything that is described, frame by frame."""
+    place = Place()
     while place is not None:
         some, place = describe_schemas(store, stream_ids, place, newest_only=newest_only)
+        yield some
+
+
+def history(store, *stream_ids, newest_only=False):
+    """Everything that is described, and in how many frames."""
+    entries, count = [], 0
+    for some in frames(store, *stream_ids, newest_only=newest_only):
         assert decode_header(
             DescribeSchemasResponse, encode_header(DescribeSchemasResponse(schemas=tuple(some)))
         ).schemas == tuple(some)
@@ -271,3 +278,23 @@ def test_frames_are_cut_anywhere_and_lose_nothing(store, stream_id, monkeypatch,
     assert count >= 8 // per_frame
     newest, _ = history(store, *asked_for, newest_only=True)
     assert [each.version for each in newest] == [3, 0, -1, 3]
+
+
+@pytest.mark.parametrize("newest_only", [True, False])
+def test_a_frame_has_so_many_octets_of_schemas_and_no_more(store, newest_only):
+    large = bytes(limits.SCHEMA_BYTES_MAX)
+    stream_ids = [create(store, f"s{each}") for each in range(10)]
+    store.schemas.register(
+        [
+            SchemaRecord(each, version, f"{version:032}", large, 1)
+            for each in stream_ids
+            for version in (1, 2)
+        ]
+    )
+    told = list(frames(store, *stream_ids, newest_only=newest_only))
+    bytes_max = limits.RESULTS_PER_FRAME * limits.SCHEMA_RESULT_BYTES + limits.SCHEMA_BYTES_MAX
+    sizes = [sum(len(each.schema) for each in some) for some in told]
+    assert max(sizes) <= bytes_max < limits.HEADER_BYTES_MAX
+    assert [each.version for some in told for each in some] == (
+        [2] * 10 if newest_only else [1, 2] * 10
+    )

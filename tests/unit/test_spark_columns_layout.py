@@ -8,6 +8,7 @@ from pyspark.sql.types import StructType
 from spark_streams import numbered, rows_of
 from typed_streams import rows_in, schema_of, versions_of
 
+from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import StreamSchema, encode_columns, encode_rows, merge_schemas
 from sbp_spark.options import Endpoint, Servers
@@ -225,33 +226,77 @@ def test_a_column_that_was_widened_since_the_query_started():
     assert [row["id"] for row in rows(found)] == [0, 1, 2, 3]
 
 
-def required(schema, *names):
-    return pa.schema([each.with_nullable(each.name not in names) for each in schema])
-
-
-def test_a_column_that_had_always_a_value_when_the_query_started():
-    strict = StreamSchema.of(required(FIRST.arrow, "id"))
+def test_a_column_that_was_required_once_is_read_like_any_other():
+    required = pa.schema([FIRST.arrow.field("id").with_nullable(False), FIRST.arrow.field("name")])
+    strict = StreamSchema.of(required)
     payload = batch(numbers(0, 2), strict) + batch([{"name": "x"}], FIRST, 2)
     driver = FakePlacementDriver(s7=[strict, FIRST])
-    with pytest.raises(SchemaError, match=r"offset 2 .*column id is required.* version 2"):
-        read([payload], [span(0, 3)], strict.arrow, driver)
-    assert rows(read([payload], [span(0, 2)], strict.arrow, driver)) == [
-        {"id": n, "name": None} for n in range(2)
-    ]
+    found = rows(read([payload], [span(0, 3)], FIRST.arrow, driver))
+    assert [row["id"] for row in found] == [0, 1, None]
 
 
-def test_elements_that_had_always_a_value_when_the_query_started():
-    def lists(*, nullable):
-        return schema_of(some=pa.list_(pa.field("element", pa.int32(), nullable=nullable)))
+def grown_schema(old):
+    return merge_schemas(old, schema_of(**{f"added{n}": pa.string() for n in range(200)}))
 
-    strict, loose = lists(nullable=False), lists(nullable=True)
-    payload = batch([{"some": [1, 2]}], strict) + batch([{"some": [3]}], loose, 1)
-    driver = FakePlacementDriver(s7=[strict, loose])
-    found = rows(read([payload], [span(0, 2)], strict.arrow, driver))
-    assert found == [{"some": [1, 2]}, {"some": [3]}]
-    payload += batch([{"some": [4, None]}], loose, 2)
-    with pytest.raises(SchemaError, match=r"offset 2 .*some.* is required.* version 2"):
-        read([payload], [span(0, 3)], strict.arrow, driver)
+
+@pytest.fixture
+def mapped(monkeypatch):
+    """How many rows are mapped each time."""
+    counts = []
+    original = columns_layout.map_columns
+    monkeypatch.setattr(
+        columns_layout,
+        "map_columns",
+        lambda found, schema: counts.append(found.num_rows) or original(found, schema),
+    )
+    return counts
+
+
+NARROW = schema_of(flag=pa.int8())
+WIDE = grown_schema(NARROW)
+OLD_COUNT = 500_000
+
+
+@pytest.fixture(scope="module")
+def old_batch():
+    """Many records in few octets."""
+    rows = pa.record_batch([pa.array([1] * OLD_COUNT, pa.int8())], schema=NARROW.arrow)
+    return encode_columns(rows, NARROW, stream_id=7, timestamp_ms=0, compression="zstd")
+
+
+def test_an_old_batch_in_a_schema_that_has_grown_takes_bounded_memory(old_batch, mapped):
+    assert len(old_batch) < 10_000
+    layout = ColumnsLayout(
+        with_metadata(WIDE.arrow),
+        SchemaVersions(FakePlacementDriver(s7=[NARROW, WIDE]), SERVERS),
+        has_metadata=True,
+    )
+    next_offset = 0
+    for found in decode_chunks([Chunk(0, memoryview(old_batch))], [span(0, OLD_COUNT)], layout):
+        assert found.nbytes < 8 * limits.BATCH_TARGET_BYTES
+        offsets = found.column("_metadata").field("offset")
+        assert offsets[0].as_py() == next_offset
+        next_offset += found.num_rows
+        assert offsets[-1].as_py() == next_offset - 1
+        assert sum(mapped) == next_offset
+    assert next_offset == OLD_COUNT
+
+
+def test_only_what_a_span_has_is_mapped(old_batch, mapped):
+    driver = FakePlacementDriver(s7=[NARROW, WIDE])
+    (found,) = read([old_batch], [span(400_000, 400_010)], WIDE.arrow, driver)
+    assert (found.num_rows, mapped) == (10, [10])
+
+
+def test_a_full_batch_stays_whole(mapped):
+    schema = schema_of(id=pa.int64())
+    values = pa.array(range(limits.BATCH_TARGET_BYTES // 8))
+    rows = pa.record_batch([values], schema=schema.arrow)
+    payload = encode_columns(rows, schema, stream_id=7, timestamp_ms=0)
+    (found,) = read(
+        [payload], [span(0, len(values))], schema.arrow, FakePlacementDriver(s7=[schema])
+    )
+    assert mapped == [found.num_rows] == [len(values)]
 
 
 TYPES = {

@@ -102,8 +102,8 @@ def test_several_streams_have_the_columns_of_all():
     required = StreamSchema.of(
         pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("x", pa.string(), False)])
     )
-    assert ddl(find(strict, required)) == "id bigint not null, x string"
-    assert ddl(find(strict, None)) == "id bigint not null"
+    assert ddl(find(strict, required)) == "id bigint, x string"
+    assert ddl(find(strict, None)) == "id bigint"
     assert ddl(find(strict, strict, ORDERS)) == "id bigint, price decimal(9,2)"
 
 
@@ -206,6 +206,29 @@ ALL_TYPES = pa.schema(
 )  # fmt: skip
 
 
+OPEN_TYPES = pa.schema(
+    [
+        *(field for field in ALL_TYPES if field.name not in {"required", "list", "map", "struct"}),
+        ("required", pa.int64()),
+        ("list", pa.list_(pa.field("element", pa.timestamp("us")))),
+        ("map", pa.map_(pa.string(), pa.duration("us"))),
+        (
+            "struct",
+            pa.struct(
+                [
+                    ("value", pa.binary()),
+                    (
+                        "metadata",
+                        pa.list_(pa.field("element", pa.struct([("x", pa.time64("ns"))]))),
+                    ),
+                ]
+            ),
+        ),
+    ]
+)
+"""The same, with nulls wherever there may be any."""
+
+
 def test_every_type_is_one_of_sparks_and_back():
     schema = StreamSchema.of(ALL_TYPES)
     found = find(schema)
@@ -230,8 +253,24 @@ def test_every_type_is_one_of_sparks_and_back():
         "map": MapType,
         "struct": StructType,
     }
-    assert source_arrow_schema(found.schema).equals(schema.arrow)
+    assert source_arrow_schema(found.schema).equals(OPEN_TYPES)
     found.check(found.schema)
+
+
+def test_nothing_is_promised_to_have_a_value_but_keys():
+    inside = pa.struct([pa.field("x", pa.int32(), nullable=False)])
+    kinds = {
+        "list": pa.list_(pa.field("element", inside, nullable=False)),
+        "map": pa.map_(inside, pa.field("value", inside, nullable=False)),
+        "struct": pa.struct([pa.field("part", inside, nullable=False)]),
+    }
+    schema = StreamSchema.of(pa.schema([pa.field(*each, nullable=False) for each in kinds.items()]))
+    part = columns(x=IntegerType())
+    assert find(schema).schema == columns(
+        list=ArrayType(part),
+        map=MapType(required("x", IntegerType()), part),
+        struct=columns(part=part),
+    )
 
 
 NESTED = StreamSchema.of(
@@ -263,11 +302,10 @@ def metadata(**types):
     "given",
     [
         columns(id=IntegerType()),
-        required("id", LongType()),
+        columns(id=LongType()),
         columns(price=DecimalType(20, 4), id=LongType()),
         columns(tags=ArrayType(LongType()), names=MapType(StringType(), DoubleType())),
         columns(place=columns(y=StringType(), x=LongType())),
-        columns(place=required("y", StringType())),
     ],
 )
 def test_what_may_be_asked_for(given):
@@ -280,9 +318,11 @@ def test_what_may_be_asked_for(given):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (columns(id=ShortType()), "column id smallint; expected id int not null: cast it after"),
-        (columns(id=StringType()), "column id string; expected id int not null: cast it after"),
+        (columns(id=ShortType()), "column id smallint; expected id int: cast it after"),
+        (columns(id=StringType()), "column id string; expected id int: cast it after"),
         (columns(id=DoubleType()), "column id double"),
+        (required("id", IntegerType()), "or leave not null out"),
+        (columns(place=required("y", StringType())), "y string not null; expected place.y string"),
         (columns(price=DecimalType(9, 1)), "price decimal(9,1); expected price decimal(9,2)"),
         (required("price", DecimalType(9, 2)), "or leave not null out"),
         (columns(prize=DecimalType(9, 2)), "column prize does not exist; did you mean price?"),

@@ -39,8 +39,9 @@ def add_consume(add_parser: AddParser, client: Parser) -> None:
         parents=[client],
         help="print the records of a stream",
         description="Print the value of each record and a newline, up to the records that are"
-        " there now. With --json one object per record; octets that are not UTF-8 stand there as"
-        ' {"base64": ...}.',
+        " there now; of a stream with a schema, the columns of each record as a JSON object. With"
+        " --json one object per record, which tells its offset, too; octets that are not UTF-8"
+        ' stand in objects as {"base64": ...}.',
     )
     consume.add_argument("stream", metavar="NAME_OR_ID")
     start = consume.add_mutually_exclusive_group()
