@@ -12,7 +12,11 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, check_values
-from sbp_core.records.columns import check_columns_schema, encode_columns
+from sbp_core.records.columns import (
+    check_columns_schema,
+    check_timestamp_column,
+    encode_columns,
+)
 from sbp_core.records.required import check_required
 from sbp_core.records.row_sizes import row_ends
 from sbp_core.records.rows import check_rows_schema, encode_rows
@@ -163,7 +167,10 @@ class RowsBuilder(BatchBuilder):
 
 
 class ColumnsBuilder(BatchBuilder):
-    """Builds record batches of a typed stream, whose `timestamp_column` has the records' times."""
+    """Builds record batches of a typed stream, whose `timestamp_column` has the records' times.
+
+    Raises SchemaError if that is no timestamp of the schema.
+    """
 
     def __init__(
         self,
@@ -177,6 +184,7 @@ class ColumnsBuilder(BatchBuilder):
     ) -> None:
         super().__init__(target_bytes=target_bytes, records_max=records_max)
         self._stream_id = stream_id
+        check_timestamp_column(timestamp_column, schema)
         self._schema = schema
         self._timestamp_column = timestamp_column
         self._compression: Compression = compression

@@ -62,7 +62,8 @@ def decode_rows(envelope: Envelope) -> pa.RecordBatch:
         if envelope.encoding == COLUMNS_ENCODING:
             raise RecordBatchError(
                 f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
-                " typed, it has columns and not rows: read it with encoding=columns"
+                " typed, it has columns and not rows: read it with encoding=columns. Where a stream"
+                " has both, read each stretch by its offsets, or trim what is before"
             )
         named = "no encoding" if envelope.encoding is None else f"encoding {envelope.encoding!r}"
         raise RecordBatchError(
