@@ -15,11 +15,11 @@ from sbp_core.records.arrow_body import Compression, check_values
 from sbp_core.records.columns import (
     check_columns_schema,
     check_timestamp_column,
-    encode_columns,
+    encode_checked_columns,
 )
 from sbp_core.records.required import check_required
 from sbp_core.records.row_sizes import row_ends
-from sbp_core.records.rows import check_rows_schema, encode_rows
+from sbp_core.records.rows import check_rows_schema, encode_checked_rows
 from sbp_core.records.stream_schema import StreamSchema
 
 _SLICES_MAX: Final = 256
@@ -111,7 +111,7 @@ class BatchBuilder(ABC):
 
     @abstractmethod
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        """Return a record batch."""
+        """Return a record batch of rows that were checked when they were added."""
 
     def _fitting_stop(self, ends: npt.NDArray[np.int64], start: int) -> int:
         """Return the end of the rows from `start` that still fit beside the waiting ones.
@@ -158,7 +158,7 @@ class RowsBuilder(BatchBuilder):
         """Do nothing: rows may lack anything."""
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_rows(
+        return encode_checked_rows(
             rows,
             stream_id=self._stream_id,
             timestamp_ms=timestamp_ms,
@@ -196,7 +196,7 @@ class ColumnsBuilder(BatchBuilder):
         check_required(rows)
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_columns(
+        return encode_checked_columns(
             rows,
             self._schema,
             stream_id=self._stream_id,

@@ -13,7 +13,12 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError, SchemaError
-from sbp_core.records.arrow_body import Compression, decode_body, encode_body
+from sbp_core.records.arrow_body import (
+    Compression,
+    check_values,
+    decode_body,
+    encode_body,
+)
 from sbp_core.records.envelope import Envelope, encode_envelope
 from sbp_core.records.required import check_required
 from sbp_core.records.stream_schema import StreamSchema, name_text, schema_text
@@ -39,10 +44,32 @@ def encode_columns(
     """
     check_columns_schema(batch, schema)
     check_timestamp_column(timestamp_column, schema)
-    body = encode_body(batch, compression)
+    check_values(batch)
     check_required(batch)
+    return encode_checked_columns(
+        batch,
+        schema,
+        stream_id=stream_id,
+        timestamp_ms=timestamp_ms,
+        timestamp_column=timestamp_column,
+        compression=compression,
+        base_offset=base_offset,
+    )
+
+
+def encode_checked_columns(
+    batch: pa.RecordBatch,
+    schema: StreamSchema,
+    *,
+    stream_id: int,
+    timestamp_ms: int,
+    timestamp_column: str | None,
+    compression: Compression,
+    base_offset: int = 0,
+) -> bytes:
+    """Return rows as `encode_columns` does, which its caller has checked."""
     return encode_envelope(
-        [body],
+        [encode_body(batch, compression)],
         stream_id=stream_id,
         record_count=batch.num_rows,
         base_timestamp_ms=timestamp_ms,
