@@ -43,6 +43,7 @@ SbpError
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -125,7 +126,14 @@ class RecordBatchError(ProtocolError):
 
 
 class SchemaError(SbpError):
-    """Columns that a stream cannot have, or that do not fit those it has; one line for each."""
+    """Columns that a stream cannot have, or that do not fit those it has.
+
+    `faults` names them one by one, where more than one may be wrong.
+    """
+
+    def __init__(self, message: str = "", faults: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
 
 
 class TransportError(SbpError):

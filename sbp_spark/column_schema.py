@@ -34,7 +34,7 @@ from sbp_core.records import StreamSchema
 from sbp_spark.options import ColumnOptions
 
 METADATA_COLUMN: Final = "_metadata"
-"""What a source tells of a record beside its columns; it is not written."""
+"""What a source tells of a record beside its columns."""
 
 _REMEDIES: Final[dict[type[DataType], str]] = {
     VariantType: "make a text of it, for example with to_json",
@@ -53,8 +53,14 @@ def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
     Raises ConfigurationError naming all columns that cannot be written, or that options name and
     that cannot be what they say.
     """
-    fields = [field for field in schema if field.name != METADATA_COLUMN]
+    fields = list(schema)
     given, faults = _converted(fields)
+    faults += [
+        f"column {field.name} is not what a source calls so, and could not be read beside that;"
+        " rename it, or drop it"
+        for field in fields
+        if field.name.lower() == METADATA_COLUMN
+    ]
     faults += _option_faults(
         fields,
         "routingColumn",
@@ -89,8 +95,7 @@ def _converted(fields: list[StructField]) -> tuple[StreamSchema | None, list[str
     try:
         return StreamSchema.of(to_arrow_schema(StructType(possible), timezone="UTC")), faults
     except SchemaError as error:
-        _, *lines = str(error).splitlines()
-        return None, [*faults, *(line.removeprefix("  - ") for line in lines)]
+        return None, [*faults, *error.faults]
 
 
 def _type_faults(kind: DataType, place: str) -> list[str]:

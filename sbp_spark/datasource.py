@@ -24,6 +24,7 @@ from sbp_spark.schema import check_sink_schema
 from sbp_spark.selection import check_selection
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.writing.batch_writer import SbpBatchWriter
+from sbp_spark.writing.own_columns import without_metadata
 from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.targets import check_targets, purpose_of
 
@@ -112,6 +113,6 @@ class SbpDataSource(DataSource):
         """Return the options and, if columns are to be written, which. Raises SbpError."""
         options = parse_sink_options(self.options, streaming=streaming)
         if options.maybe_columns is not None:
-            return options, written_columns(schema, options.maybe_columns)
+            return options, written_columns(without_metadata(schema), options.maybe_columns)
         check_sink_schema(schema, is_stream_given=bool(options.targets.refs))
         return options, None

@@ -12,10 +12,14 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, check_values
-from sbp_core.records.columns import check_columns_schema, encode_columns
+from sbp_core.records.columns import (
+    check_columns_schema,
+    check_timestamp_column,
+    encode_checked_columns,
+)
 from sbp_core.records.required import check_required
 from sbp_core.records.row_sizes import row_ends
-from sbp_core.records.rows import check_rows_schema, encode_rows
+from sbp_core.records.rows import check_rows_schema, encode_checked_rows
 from sbp_core.records.stream_schema import StreamSchema
 
 _SLICES_MAX: Final = 256
@@ -107,7 +111,7 @@ class BatchBuilder(ABC):
 
     @abstractmethod
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        """Return a record batch."""
+        """Return a record batch of rows that were checked when they were added."""
 
     def _fitting_stop(self, ends: npt.NDArray[np.int64], start: int) -> int:
         """Return the end of the rows from `start` that still fit beside the waiting ones.
@@ -154,7 +158,7 @@ class RowsBuilder(BatchBuilder):
         """Do nothing: rows may lack anything."""
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_rows(
+        return encode_checked_rows(
             rows,
             stream_id=self._stream_id,
             timestamp_ms=timestamp_ms,
@@ -163,7 +167,10 @@ class RowsBuilder(BatchBuilder):
 
 
 class ColumnsBuilder(BatchBuilder):
-    """Builds record batches of a typed stream, whose `timestamp_column` has the records' times."""
+    """Builds record batches of a typed stream, whose `timestamp_column` has the records' times.
+
+    Raises SchemaError if that is no timestamp of the schema.
+    """
 
     def __init__(
         self,
@@ -177,6 +184,7 @@ class ColumnsBuilder(BatchBuilder):
     ) -> None:
         super().__init__(target_bytes=target_bytes, records_max=records_max)
         self._stream_id = stream_id
+        check_timestamp_column(timestamp_column, schema)
         self._schema = schema
         self._timestamp_column = timestamp_column
         self._compression: Compression = compression
@@ -188,7 +196,7 @@ class ColumnsBuilder(BatchBuilder):
         check_required(rows)
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_columns(
+        return encode_checked_columns(
             rows,
             self._schema,
             stream_id=self._stream_id,

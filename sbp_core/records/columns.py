@@ -13,10 +13,15 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError, SchemaError
-from sbp_core.records.arrow_body import Compression, decode_body, encode_body
+from sbp_core.records.arrow_body import (
+    Compression,
+    check_values,
+    decode_body,
+    encode_body,
+)
 from sbp_core.records.envelope import Envelope, encode_envelope
 from sbp_core.records.required import check_required
-from sbp_core.records.stream_schema import StreamSchema, schema_text
+from sbp_core.records.stream_schema import StreamSchema, name_text, schema_text
 
 COLUMNS_ENCODING: Final = "columns"
 
@@ -34,14 +39,37 @@ def encode_columns(
     """Return rows of a schema as a whole record batch, envelope included.
 
     `timestamp_ms` is the base timestamp, milliseconds since the epoch. Raises SchemaError for rows
-    of another schema or with a null in a required column, RecordBatchError for others that no
-    reader would accept.
+    of another schema or with a null in a required column, and for a `timestamp_column` that is no
+    timestamp of the schema; RecordBatchError for other rows that no reader would accept.
     """
     check_columns_schema(batch, schema)
-    body = encode_body(batch, compression)
+    check_timestamp_column(timestamp_column, schema)
+    check_values(batch)
     check_required(batch)
+    return encode_checked_columns(
+        batch,
+        schema,
+        stream_id=stream_id,
+        timestamp_ms=timestamp_ms,
+        timestamp_column=timestamp_column,
+        compression=compression,
+        base_offset=base_offset,
+    )
+
+
+def encode_checked_columns(
+    batch: pa.RecordBatch,
+    schema: StreamSchema,
+    *,
+    stream_id: int,
+    timestamp_ms: int,
+    timestamp_column: str | None,
+    compression: Compression,
+    base_offset: int = 0,
+) -> bytes:
+    """Return rows as `encode_columns` does, which its caller has checked."""
     return encode_envelope(
-        [body],
+        [encode_body(batch, compression)],
         stream_id=stream_id,
         record_count=batch.num_rows,
         base_timestamp_ms=timestamp_ms,
@@ -84,4 +112,16 @@ def check_columns_schema(batch: pa.RecordBatch, schema: StreamSchema) -> None:
         raise SchemaError(
             f"rows of schema ({schema_text(batch.schema)}); expected"
             f" ({schema_text(schema.arrow)}): map them first"
+        )
+
+
+def check_timestamp_column(maybe_name: str | None, schema: StreamSchema) -> None:
+    """Raise SchemaError unless the times are in a timestamp column of the schema, or in none."""
+    if maybe_name is None:
+        return
+    index = schema.arrow.get_field_index(maybe_name)
+    if index < 0 or not pa.types.is_timestamp(schema.arrow.field(index).type):
+        raise SchemaError(
+            f"column {name_text(maybe_name)} is to have the times of the records, and is no"
+            f" timestamp in ({schema_text(schema.arrow)})"
         )

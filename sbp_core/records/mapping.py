@@ -10,16 +10,20 @@ from sbp_core.records.required import check_required
 from sbp_core.records.stream_schema import name_text, type_text
 
 
-def map_columns(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+def map_columns(
+    batch: pa.RecordBatch, target: pa.Schema, *, is_loss_allowed: bool = True
+) -> pa.RecordBatch:
     """Return the columns of `target`, in its order, with the values of `batch`.
 
-    Columns that the batch lacks are null, what it has beside them is left out, and narrower types
-    are widened. Raises SchemaError for a column that cannot be had so, or that is required and has
-    a null.
+    Columns that the batch lacks are null, and narrower types are widened. What it has beside them
+    is left out, unless no loss is allowed. Raises SchemaError for a column that cannot be had so,
+    or that is required and has a null.
     """
     if batch.schema.equals(target):
         check_required(batch)
         return batch
+    if not is_loss_allowed:
+        _check_all_there(batch.schema, target, "")
     columns = []
     for field in target:
         place = name_text(field.name)
@@ -32,6 +36,27 @@ def map_columns(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     mapped = pa.RecordBatch.from_arrays(columns, schema=target)
     check_required(mapped)
     return mapped
+
+
+def _check_all_there(
+    given: pa.Schema | pa.StructType, target: pa.Schema | pa.StructType, path: str
+) -> None:
+    """Raise SchemaError for a column that the target lacks, or part of one."""
+    for field in given:
+        place = f"{path}{name_text(field.name)}"
+        index = _maybe_index(target, field.name, place)
+        if index is None:
+            raise SchemaError(f"column {place} has no place in the schema that it is mapped onto")
+        _check_parts_there(field.type, target.field(index).type, place)
+
+
+def _check_parts_there(given: pa.DataType, target: pa.DataType, place: str) -> None:
+    if pa.types.is_struct(given) and pa.types.is_struct(target):
+        _check_all_there(given, target, f"{place}.")
+    elif pa.types.is_list(given) and pa.types.is_list(target):
+        _check_parts_there(given.value_type, target.value_type, f"{place}.element")
+    elif pa.types.is_map(given) and pa.types.is_map(target):
+        _check_parts_there(given.item_type, target.item_type, f"{place}.value")
 
 
 def _maybe_index(fields: pa.Schema | pa.StructType, name: str, place: str) -> int | None:

@@ -12,7 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_body import Compression, decode_body, encode_body
+from sbp_core.records.arrow_body import (
+    Compression,
+    check_values,
+    decode_body,
+    encode_body,
+)
 from sbp_core.records.columns import COLUMNS_ENCODING
 from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
 
@@ -42,6 +47,25 @@ def encode_rows(
     nothing is written that no reader would accept. Raises RecordBatchError.
     """
     check_rows_schema(batch)
+    check_values(batch)
+    return encode_checked_rows(
+        batch,
+        stream_id=stream_id,
+        timestamp_ms=timestamp_ms,
+        compression=compression,
+        base_offset=base_offset,
+    )
+
+
+def encode_checked_rows(
+    batch: pa.RecordBatch,
+    *,
+    stream_id: int,
+    timestamp_ms: int,
+    compression: Compression,
+    base_offset: int = 0,
+) -> bytes:
+    """Return rows as `encode_rows` does, which its caller has checked."""
     return encode_envelope(
         [encode_body(batch, compression)],
         stream_id=stream_id,
@@ -62,7 +86,8 @@ def decode_rows(envelope: Envelope) -> pa.RecordBatch:
         if envelope.encoding == COLUMNS_ENCODING:
             raise RecordBatchError(
                 f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
-                " typed, it has columns and not rows: read it with encoding=columns"
+                " typed, it has columns and not rows: read it with encoding=columns. Where a stream"
+                " has both, read each stretch by its offsets, or trim what is before"
             )
         named = "no encoding" if envelope.encoding is None else f"encoding {envelope.encoding!r}"
         raise RecordBatchError(

@@ -150,7 +150,7 @@ def faults_error(what: str, faults: Iterable[str]) -> SchemaError:
     if len(shown) > _FAULTS_SHOWN_MAX:
         shown[_FAULTS_SHOWN_MAX:] = [f"and {len(shown) - _FAULTS_SHOWN_MAX} more like these"]
     lines = "\n".join(f"  - {fault}" for fault in shown)
-    return SchemaError(f"{what}:\n{lines}")
+    return SchemaError(f"{what}:\n{lines}", shown)
 
 
 def _full_type_text(field: pa.Field) -> str:
@@ -176,7 +176,10 @@ def _canonical_fields(
             continue
         if name.lower() in seen:
             other = seen[name.lower()]
-            how = "stands there twice" if other == name else f"differs from {other} by case only"
+            is_same = other == name
+            how = (
+                "stands there twice" if is_same else f"differs from {name_text(other)} by case only"
+            )
             faults.append(f"column {place} {how}; rename one of them")
         seen.setdefault(name.lower(), name)
         kind = _maybe_canonical(field.type, place, depth, faults)

@@ -275,8 +275,9 @@ SINK_OPTIONS: Final = (
         "rows",
         "What is written. `rows`: plain records, from the columns key, value, headers and"
         " timestamp. `columns`: every column of the DataFrame, with its type, to typed streams,"
-        " which `stream` or `streams` name; only the column `_metadata`, as a source adds it, is"
-        " left out. The first write gives a stream its schema; later ones have to fit, by the names"
+        " which `stream` or `streams` name; only the struct `_metadata` that a source adds, or some"
+        " of its fields, is left out. The first write gives a stream its schema; a column which"
+        " Spark knows to have no nulls becomes required. Later ones have to fit, by the names"
         " of columns: columns that may be null may be missing, types may be narrower, the order is"
         " any. Streams with plain records take no columns, and the other way round.",
     ),
@@ -293,7 +294,8 @@ SINK_OPTIONS: Final = (
         "routingColumn",
         "none",
         "With encoding=columns and `streams`: the column whose value is the key of `routing`, as"
-        " text (cast to string) or octets. A string, binary, integer, boolean or date.",
+        " text (cast to string) or octets. A string, binary, integer, boolean or date, of dates"
+        " those of the years 0 to 9999.",
     ),
     OptionSpec(
         "timestampColumn",
@@ -356,12 +358,13 @@ SINK_OPTIONS: Final = (
     OptionSpec(
         "onBadRecord",
         "fail",
-        "What happens to rows that cannot be written: too large, without a stream or of one that"
-        " does not exist, with headers that are no UTF-8; of columns, with a null that the stream"
-        " does not take, or a text that is no UTF-8. `fail` fails the task; `skip` leaves them"
-        " out, with their number in the log; `deadletter:STREAM` writes them to that stream in the"
-        " same transaction, with the headers `sbp.error` and `sbp.stream`, and without a value that"
-        " is too large. Of columns the value is the row as JSON; the stream has no schema.",
+        "What happens to rows that cannot be written: too large, without a stream, of one that"
+        " does not exist or has a schema, with headers that are no UTF-8; of columns, with a null"
+        " that the stream does not take, or a text that is no UTF-8. `fail` fails the task; `skip`"
+        " leaves them out, with their number in the log; `deadletter:STREAM` writes them to that"
+        " stream in the same transaction, with the headers `sbp.error` and `sbp.stream`, and"
+        " without a value that is too large. Of columns the value is the row as JSON; the stream"
+        " has no schema.",
     ),
     OptionSpec(
         "batchBytes",

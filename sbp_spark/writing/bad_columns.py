@@ -20,7 +20,7 @@ from sbp_spark.writing.routing import StreamIds
 from sbp_spark.writing.typed_streams import TypedStream
 
 _GROWTH_MAX: Final = 32
-"""Lists of the smallest values may become so many times larger in the types of their stream."""
+"""What nested values take in a record is at most so many times what Arrow says that they take."""
 _FIXED_BYTES_MAX: Final = 17 * limits.SCHEMA_FIELDS_MAX
 """What all values of fixed width take in a row, at most."""
 
@@ -131,17 +131,28 @@ def _maybe_fault(column: pa.Array) -> str | None:
 def _too_large(
     rows: pa.RecordBatch, ids: npt.NDArray[np.int64], streams: Mapping[int, TypedStream]
 ) -> list[BadRows]:
-    if _FIXED_BYTES_MAX + sum(map(_largest, rows.columns)) <= limits.RECORD_BYTES_MAX:
-        return []
     ids_by_schema: dict[pa.Schema, list[int]] = {}
     for stream_id in np.unique(ids).tolist():
         ids_by_schema.setdefault(streams[stream_id].schema.arrow, []).append(stream_id)
+    is_bounded = all(_is_nested_alike(rows.schema, schema) for schema in ids_by_schema)
+    largest = _FIXED_BYTES_MAX + sum(map(_largest, rows.columns))
+    if is_bounded and largest <= limits.RECORD_BYTES_MAX:
+        return []
     sizes = np.zeros(rows.num_rows, dtype=np.int64)
     for schema, stream_ids in ids_by_schema.items():
         nullable = pa.schema([field.with_nullable(True) for field in schema])
         mapped = map_columns(rows, nullable)
         sizes = np.where(np.isin(ids, stream_ids), record_sizes(mapped), sizes)
     return too_large(sizes)
+
+
+def _is_nested_alike(given: pa.Schema, there: pa.Schema) -> bool:
+    """Whether nested values stay as they are; in other types they may grow by any factor."""
+    return all(
+        there.field(field.name).type == field.type
+        for field in given
+        if pa.types.is_nested(field.type)
+    )
 
 
 def _largest(column: pa.Array) -> int:

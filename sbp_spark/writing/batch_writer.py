@@ -12,7 +12,12 @@ from sbp_core.records import StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.reading.source_streams import plain_errors
-from sbp_spark.writing.committing import abort_staged, commit_staged, log_lost
+from sbp_spark.writing.committing import (
+    abort_staged,
+    check_plain_parts,
+    commit_staged,
+    log_lost,
+)
 from sbp_spark.writing.overwriting import commit_and_trim
 from sbp_spark.writing.task import StagedFor, write_rows
 
@@ -46,6 +51,8 @@ class SbpBatchWriter(DataSourceArrowWriter):
             delivery = self._options.delivery
             commit = commit_and_trim if delivery.is_truncating else commit_staged
             with plain_errors():
+                if self._maybe_schema is None:
+                    check_plain_parts(client, messages)
                 commit(client, messages, self._maybe_staged_for.key, delivery.on_replay_mismatch)
         log_lost(messages, "the write")
 

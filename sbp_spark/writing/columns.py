@@ -27,7 +27,8 @@ class ColumnsPayload:
         batching: Batching,
         timestamp_column: str | None = None,
     ) -> None:
-        self._given = given.arrow
+        # Whether a null may be where Spark says that there is none, the streams say.
+        self._given = pa.schema([field.with_nullable(True) for field in given.arrow])
         self._streams = streams
         self._batching = batching
         self._timestamp_column = timestamp_column
@@ -55,7 +56,7 @@ class ColumnsPayload:
         for stream_id, part in split_rows(rows, stream_ids):
             stream = self._streams[stream_id]
             try:
-                yield stream_id, map_columns(part, stream.schema.arrow)
+                yield stream_id, map_columns(part, stream.schema.arrow, is_loss_allowed=False)
             except SchemaError as error:
                 error.add_note(f"while writing to stream {stream.name!r}")
                 raise

@@ -21,9 +21,10 @@ from sbp_spark.options import BatchKey, OnReplayMismatch
 from sbp_spark.task_log import LOG
 from sbp_spark.writing.digest import encode_digest, join_digests
 from sbp_spark.writing.messages import StagedMessage, WrittenMessage
+from sbp_spark.writing.typed_streams import DescribingClient, check_still_plain
 
 
-class CommittingClient(Protocol):
+class CommittingClient(DescribingClient, Protocol):
     """What is needed of a client."""
 
     def commit_txn(
@@ -111,6 +112,14 @@ def commit_staged(
     return decision
 
 
+def check_plain_parts(
+    client: DescribingClient, messages: Sequence[WriterCommitMessage | None]
+) -> None:
+    """Raise SchemaError if a stream that plain rows were staged for has got a schema meanwhile."""
+    parts = (part for message in staged_messages(messages) for part in message.txn_parts())
+    check_still_plain(client, sorted({part.stream_id for part in parts}))
+
+
 def abort_staged(client: CommittingClient, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Give up what the messages name, as far as it is not committed; failures are only logged.
 
@@ -138,7 +147,7 @@ def check_replay(
 
     Raises ReplayMismatchError if they differ, or nobody knows that, and that is to fail.
     """
-    if (decision.record_count, decision.digest) == (record_count, digest):
+    if decision.digest == digest:
         return
     if decision.record_count is None or decision.record_count < 0:
         told = (

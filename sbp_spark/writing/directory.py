@@ -16,9 +16,10 @@ from sbp_core.errors import (
 from sbp_spark.options import Creation, StreamRef, parse_stream_ref
 from sbp_spark.reading.source_streams import wanted
 from sbp_spark.wording import listed
+from sbp_spark.writing.typed_streams import DescribingClient, typed_among, typed_error
 
 
-class DirectoryClient(Protocol):
+class DirectoryClient(DescribingClient, Protocol):
     """What is needed of a client."""
 
     def describe_streams(self, refs: Sequence[int | str]) -> list[StreamInfo]:
@@ -35,10 +36,21 @@ class DirectoryClient(Protocol):
 
 
 class StreamDirectory:
-    """Looks up each name or id once. `where` names the options or columns that have them."""
+    """Looks up each name or id once. `where` names the options or columns that have them.
 
-    def __init__(self, client: DirectoryClient, creation: Creation | None, where: str) -> None:
+    For plain records a stream with a schema is none that rows can go to.
+    """
+
+    def __init__(
+        self,
+        client: DirectoryClient,
+        creation: Creation | None,
+        where: str,
+        *,
+        is_for_columns: bool = False,
+    ) -> None:
         self._client = client
+        self._is_for_columns = is_for_columns
         self._creation = creation
         self._where = where
         self._ids: dict[str, int] = {}
@@ -74,6 +86,8 @@ class StreamDirectory:
                     self._faults[text] = ConfigurationError(f"{self._where}: {error}")
         if refs:
             self._describe(refs)
+            if not self._is_for_columns:
+                self._refuse_typed([ref.text for ref in refs])
 
     def _describe(self, refs: list[StreamRef]) -> None:
         try:
@@ -98,6 +112,15 @@ class StreamDirectory:
         else:
             found = {ref.text: info.stream_id for ref, info in zip(refs, infos, strict=True)}
             self._ids |= found
+
+    def _refuse_typed(self, texts: Iterable[str]) -> None:
+        """Take streams with a schema for faults."""
+        found = {text: self._ids[text] for text in texts if text in self._ids}
+        typed = set(typed_among(self._client, sorted(set(found.values()))))
+        for text, stream_id in found.items():
+            if stream_id in typed:
+                del self._ids[text]
+                self._faults[text] = typed_error([text], self._where)
 
 
 def create_missing(client: DirectoryClient, refs: Iterable[StreamRef], creation: Creation) -> None:

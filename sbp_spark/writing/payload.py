@@ -13,7 +13,7 @@ from sbp_spark.writing.bad_records import BadRows
 from sbp_spark.writing.columns import ColumnsPayload
 from sbp_spark.writing.routing import Router, StreamIds
 from sbp_spark.writing.rows import RowsPayload
-from sbp_spark.writing.typed_streams import SchemasClient, newest_schemas
+from sbp_spark.writing.typed_streams import TypedStreamsClient, evolve_streams
 
 
 class Payload(Protocol):
@@ -50,7 +50,7 @@ class Payload(Protocol):
 
 
 def make_payload(
-    client: SchemasClient, options: SinkOptions, router: Router, schema: StreamSchema | None
+    client: TypedStreamsClient, options: SinkOptions, router: Router, schema: StreamSchema | None
 ) -> Payload:
     """Return what makes record batches of a DataFrame of this schema; None for plain records.
 
@@ -59,5 +59,5 @@ def make_payload(
     columns = options.maybe_columns
     if schema is None or columns is None:
         return RowsPayload(options.batching)
-    streams = newest_schemas(client, router.option_streams(), schema, may_change=columns.is_merging)
+    streams = evolve_streams(client, router.option_streams(), schema, may_change=columns.is_merging)
     return ColumnsPayload(schema, streams, options.batching, columns.timestamp_column)

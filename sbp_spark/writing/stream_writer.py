@@ -13,7 +13,13 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.reading.source_streams import plain_errors
 from sbp_spark.task_log import LOG, task_ids
-from sbp_spark.writing.committing import abort_staged, all_staged, commit_staged, log_lost
+from sbp_spark.writing.committing import (
+    abort_staged,
+    all_staged,
+    check_plain_parts,
+    commit_staged,
+    log_lost,
+)
 from sbp_spark.writing.task import StagedFor, write_rows
 
 
@@ -50,6 +56,8 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
         client = client_for(self._options.servers, Patience.RUNNING)
         on_mismatch = self._options.delivery.on_replay_mismatch
         with plain_errors():
+            if self._maybe_schema is None:
+                check_plain_parts(client, messages)
             commit_staged(client, messages, BatchKey(producer, batchId), on_mismatch)
         log_lost(messages, BatchKey(producer, batchId))
 

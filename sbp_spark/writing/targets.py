@@ -10,7 +10,7 @@ from sbp_spark.options import SinkOptions, StreamRef
 from sbp_spark.reading.source_streams import describe_refs, first_contact
 from sbp_spark.wording import listed
 from sbp_spark.writing.directory import create_missing
-from sbp_spark.writing.typed_streams import check_plain, evolve_streams
+from sbp_spark.writing.typed_streams import ON_BAD_RECORD, check_plain, evolve_streams
 
 
 def check_targets(options: SinkOptions, maybe_schema: StreamSchema | None = None) -> None:
@@ -23,9 +23,9 @@ def check_targets(options: SinkOptions, maybe_schema: StreamSchema | None = None
     targets = _named(options, options.targets.refs, option)
     letters = _named(options, list(filter(None, [options.bad_records.dead_letters])), "onBadRecord")
     with first_contact(options.servers) as client:
-        check_plain(client, letters, "onBadRecord")
+        check_plain(client, letters, ON_BAD_RECORD)
         if maybe_schema is None or options.maybe_columns is None:
-            check_plain(client, targets, option)
+            check_plain(client, targets, f"option {option}")
             return
         both = [repr(targets[stream_id]) for stream_id in letters if stream_id in targets]
         if both:

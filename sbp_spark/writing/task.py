@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow as pa
 from sbp_core.client import Transaction, txn_id_of
 from sbp_core.errors import UnsupportedError
 from sbp_core.failpoints import failpoint
-from sbp_core.records import StreamSchema
+from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.garbage import settle_once
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
@@ -32,13 +33,13 @@ from sbp_spark.writing.digest import join_digests
 from sbp_spark.writing.directory import DirectoryClient, StreamDirectory
 from sbp_spark.writing.messages import StagedMessage, WrittenMessage
 from sbp_spark.writing.overwriting import tails_of
-from sbp_spark.writing.payload import make_payload
+from sbp_spark.writing.payload import Payload, make_payload
 from sbp_spark.writing.routing import Router, StreamIds
 from sbp_spark.writing.rows import fill_times
-from sbp_spark.writing.typed_streams import SchemasClient
+from sbp_spark.writing.typed_streams import ON_BAD_RECORD, TypedStreamsClient
 
 
-class WritingClient(AppendingClient, DirectoryClient, SchemasClient, Protocol):
+class WritingClient(AppendingClient, DirectoryClient, TypedStreamsClient, Protocol):
     """What is needed of a client."""
 
 
@@ -151,16 +152,21 @@ class _Work:
         *,
         is_digested: bool = False,
     ) -> None:
-        directory = StreamDirectory(client, options.maybe_creation, _where(options.targets))
+        directory = StreamDirectory(
+            client,
+            options.maybe_creation,
+            _where(options.targets),
+            is_for_columns=maybe_schema is not None,
+        )
         self.digest = 0
         self._is_digested = is_digested
         self._router = Router(
             options.targets, directory, key_column=options.key_column, partition_id=partition_id
         )
-        self._payload = make_payload(client, options, self._router, maybe_schema)
+        self._make_payload = partial(make_payload, client, options, self._router, maybe_schema)
         self._policy = options.bad_records
-        self._dead_letters = StreamDirectory(client, options.maybe_creation, "option onBadRecord")
-        self._builders = Builders(self._payload.make_builder, options.batching.linger_ms)
+        self._dead_letters = StreamDirectory(client, options.maybe_creation, ON_BAD_RECORD)
+        self._builders = Builders(self._make_builder, options.batching.linger_ms)
         self._sender = sender
         self._skipped_count = 0
         self._dead_letter_count = 0
@@ -193,12 +199,21 @@ class _Work:
         """Return the streams that options name or rows were for, not that of dead letters."""
         return sorted(self._target_ids.union(self._router.option_ids().tolist()))
 
+    @cached_property
+    def _payload(self) -> Payload:
+        """How rows are written; a task without any asks nobody."""
+        return self._make_payload()
+
+    def _make_builder(self, stream_id: int) -> BatchBuilder:
+        return self._payload.make_builder(stream_id)
+
     def _write_batch(self, batch: pa.RecordBatch) -> None:
         rows = self._payload.convert(batch)
         routed = self._router.route(batch, rows)
+        # All rows count: which of them are bad may change until the batch comes again.
+        self._digest(rows, self._router.maybe_set_id() or routed.stream_ids)
         bad = distinct([*routed.bad, *self._payload.find_bad(rows, routed.stream_ids)])
         rows, stream_ids = self._without_bad(rows, routed.stream_ids, bad)
-        self._digest(rows, self._router.maybe_set_id() or stream_ids)
         now_us = _now_us()
         for stream_id, part in self._payload.split(rows, stream_ids, now_us):
             self._send(stream_id, part, now_us)
@@ -218,8 +233,6 @@ class _Work:
             log_bad_rows(bad, f"put into {self._policy.dead_letters}")
             self._dead_letter_count += bad_count
             (stream_id,) = self._dead_letters.ids_of([self._policy.dead_letters.text])
-            # What a letter says of its fault depends on the rows beside it, the row does not.
-            self._digest(rows.filter(pa.array(~is_good)), stream_id)
             now_us = _now_us()
             letters = self._payload.to_dead_letters(rows, bad)
             self._send(stream_id, fill_times(letters, now_us), now_us)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from sbp_core.client import SchemaVersion, StreamBounds
 from sbp_core.errors import ConfigurationError, SchemaError, UnsupportedError
@@ -12,7 +12,7 @@ from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
 from sbp_spark.wording import listed
 
 
-class SchemasClient(Protocol):
+class DescribingClient(Protocol):
     """What is needed of a client."""
 
     def describe_schemas(
@@ -20,6 +20,10 @@ class SchemasClient(Protocol):
     ) -> dict[int, tuple[SchemaVersion, ...]]:
         """Return the versions of each stream's schema, or raise NotFoundError."""
         ...
+
+
+class TypedStreamsClient(DescribingClient, Protocol):
+    """What is needed of a client to give streams their schemas."""
 
     def register_schema(
         self, stream_id: int, schema: StreamSchema, *, version: int
@@ -38,6 +42,10 @@ class SchemasClient(Protocol):
         ...
 
 
+ON_BAD_RECORD: Final = "option onBadRecord"
+"""Where the stream of dead letters is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class TypedStream:
     """A stream as options name it, and the schema that it is written in."""
@@ -46,38 +54,63 @@ class TypedStream:
     schema: StreamSchema
 
 
-def check_plain(client: SchemasClient, streams: Mapping[int, str], option: str) -> None:
-    """Raise ConfigurationError if any of the streams, names by id, has a schema."""
-    try:
-        described = client.describe_schemas(list(streams), newest_only=True) if streams else {}
-    except UnsupportedError:
-        return  # where nobody knows schemas, no stream has one
-    typed = [repr(streams[stream_id]) for stream_id, versions in described.items() if versions]
-    if typed and option == "onBadRecord":
-        raise ConfigurationError(
-            f"option onBadRecord: stream {listed(typed)} has a schema, but dead letters are plain"
-            " records; name a stream without one"
-        )
+def check_plain(client: DescribingClient, streams: Mapping[int, str], where: str) -> None:
+    """Raise ConfigurationError if any of the streams, named by ids `where`, has a schema."""
+    typed = typed_among(client, streams)
     if typed:
-        raise ConfigurationError(
-            f"option {option}: stream {listed(typed)} has a schema, so columns are written to it,"
-            " not plain records; set encoding=columns, or name a stream without a schema"
+        raise typed_error([streams[stream_id] for stream_id in typed], where)
+
+
+def typed_among(client: DescribingClient, stream_ids: Iterable[int]) -> list[int]:
+    """Return those of the streams that have a schema. Raises NotFoundError."""
+    asked = list(stream_ids)
+    if not asked:
+        return []
+    try:
+        described = client.describe_schemas(asked, newest_only=True)
+    except UnsupportedError:
+        return []  # where nobody knows schemas, no stream has one
+    return [stream_id for stream_id, versions in described.items() if versions]
+
+
+def typed_error(names: Sequence[str], where: str) -> ConfigurationError:
+    """Return the error of plain records for typed streams, which were named `where`."""
+    told = f"{where}: stream {listed(list(map(repr, names)))} has a schema"
+    if where == ON_BAD_RECORD:
+        return ConfigurationError(
+            f"{told}, but dead letters are plain records; name a stream without one"
+        )
+    return ConfigurationError(
+        f"{told}, so columns are written to it, not plain records; set encoding=columns, or name a"
+        " stream without a schema"
+    )
+
+
+def check_still_plain(client: DescribingClient, stream_ids: Iterable[int]) -> None:
+    """Raise SchemaError if a stream has got a schema since plain records were staged for it."""
+    typed = typed_among(client, stream_ids)
+    if typed:
+        raise SchemaError(
+            f"stream {listed(typed)} (by id) has got a schema since plain records were staged for"
+            " it, and the two do not mix, so nothing is committed; write columns to it, or write"
+            " these records to another stream"
         )
 
 
 def evolve_streams(
-    client: SchemasClient,
+    client: TypedStreamsClient,
     streams: Mapping[int, str],
     given: StreamSchema,
     *,
     may_change: bool,
-) -> None:
+) -> dict[int, TypedStream]:
     """Let columns of `given` fit into streams, names by id: those without a schema get this one.
 
     A schema that lacks some of it grows if it `may_change`. Where columns may be null that a stream
-    requires, and that is all, it need not: rows are looked at one by one. Raises SchemaError, and
-    has changed nothing if that was to be foreseen.
+    requires, and that is all, it need not: rows are looked at one by one. Return the streams, which
+    take all of the columns. Raises SchemaError, and has changed nothing if that was to be foreseen.
     """
+    found = {}
     described = _newest(client, streams)
     untyped = [stream_id for stream_id in streams if stream_id not in described]
     _check_empty(client, untyped, streams)
@@ -87,27 +120,12 @@ def evolve_streams(
         newest = described.get(stream_id) or client.register_schema(stream_id, given, version=1)
         compared = _compare(name, newest, given, may_change=may_change)
         if may_change and compared.differences:
-            client.evolve_schema(stream_id, given, may_change=True)
+            newest = client.evolve_schema(stream_id, given, may_change=True)
+        found[stream_id] = TypedStream(name, newest.schema)
+    return found
 
 
-def newest_schemas(
-    client: SchemasClient, streams: Mapping[int, str], given: StreamSchema, *, may_change: bool
-) -> dict[int, TypedStream]:
-    """Return streams, by id, with their newest schemas.
-
-    One that was created anew meanwhile gets a schema again. Raises SchemaError.
-    """
-    described = _newest(client, streams)
-    if len(described) < len(streams):
-        evolve_streams(client, streams, given, may_change=may_change)
-        described = _newest(client, streams)
-    return {
-        stream_id: TypedStream(streams[stream_id], version.schema)
-        for stream_id, version in described.items()
-    }
-
-
-def _newest(client: SchemasClient, stream_ids: Iterable[int]) -> dict[int, SchemaVersion]:
+def _newest(client: DescribingClient, stream_ids: Iterable[int]) -> dict[int, SchemaVersion]:
     """Return the newest version of each stream that has any. Raises ConfigurationError."""
     try:
         described = client.describe_schemas(list(stream_ids), newest_only=True)
@@ -120,7 +138,7 @@ def _newest(client: SchemasClient, stream_ids: Iterable[int]) -> dict[int, Schem
 
 
 def _check_empty(
-    client: SchemasClient, stream_ids: Sequence[int], names: Mapping[int, str]
+    client: TypedStreamsClient, stream_ids: Sequence[int], names: Mapping[int, str]
 ) -> None:
     """Raise SchemaError if any of the streams, which have no schema, has records."""
     bounds = client.stream_bounds(stream_ids) if stream_ids else []
@@ -128,7 +146,7 @@ def _check_empty(
     if full:
         raise SchemaError(
             f"stream {listed(full)} has plain records and no schema, and the two do not mix; create"
-            " another stream for columns"
+            " another stream for columns, or trim this one to its end"
         )
 
 
@@ -137,7 +155,10 @@ def _compare(
 ) -> Comparison:
     compared = compare_schemas(newest.schema, given)
     if compared.faults:
-        remedy = "Lines with ! say what no change of its schema could make fit"
+        remedy = (
+            "Lines with ! say what fits in no case; for a column that is missing nulls do, if"
+            " mergeSchema=true lets it have them"
+        )
     elif may_change or all(each.change is Change.RELAXED for each in compared.differences):
         return compared
     else:

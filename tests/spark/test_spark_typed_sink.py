@@ -15,6 +15,8 @@ from pyspark.sql.types import IntegerType, LongType, StructType
 from spark_streams import append_values, forget_commit, numbered, wait_until_over
 from typed_records import envelopes_of, typed_rows, versions_of
 
+from sbp_core.client import StreamSpec
+from sbp_core.errors import SchemaError
 from sbp_spark.datasource import SbpDataSource
 
 NUMBERED = "cast(cast(value as string) as int) as n"
@@ -33,7 +35,7 @@ def test_columns_of_any_type_arrive_as_they_were(sbp, new_streams, client):
         " date'2026-01-01' + cast(id as int) as day, timestamp_micros(id) as at,"
         " timestamp_ntz'2026-01-01 00:00:00' as wall, array(id, null) as some,"
         " map('k', id) as by_name, named_struct('x', id, 'y', 'z') as pair,"
-        " interval '1' day * id as span, if(id = 3, null, id) as gap, named_struct('o', 1) as"
+        " interval '1' day * id as span, if(id = 3, null, id) as gap, named_struct('offset', id) as"
         " _metadata from range(100)"
     )
     sbp.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
@@ -120,6 +122,40 @@ def test_plain_records_and_columns_do_not_mix(sbp, new_streams, client):
     assert versions_of(client, plain) == ()
 
 
+def test_plain_rows_by_column_do_not_get_into_a_typed_stream(sbp, new_streams, client):
+    typed, plain, letters = new_streams(3)
+    save(sbp, sbp.spark.range(2), typed)
+    rows = [(typed, "wrong"), (plain, "right")]
+    frame = sbp.spark.createDataFrame(rows, "stream string, value string").coalesce(1)
+    with pytest.raises(PySparkException, match="has a schema, so columns are written to it"):
+        sbp.save(frame)
+    sbp.save(frame, onBadRecord=f"deadletter:{letters}")
+    assert sbp.values(plain) == [b"right"]
+    assert sbp.values(letters) == [b"wrong"]
+    assert typed_rows(client, typed).num_rows == 2
+
+
+def test_plain_rows_that_wait_while_their_stream_gets_a_schema(sbp, new_streams, client):
+    """The first typed write is done when the plain rows are staged, and not yet committed."""
+    (stream,) = new_streams(1)
+    plain = StructType().add("value", "binary")
+    options = {"endpoint": sbp.endpoint, "stream": stream}
+    writer = SbpDataSource(options).writer(plain, overwrite=False)
+    message = writer.write(iter([pa.record_batch({"value": [b"a"]})]))
+    save(sbp, sbp.spark.range(2), stream)
+    with pytest.raises(SchemaError, match="has got a schema since plain records were staged"):
+        writer.commit([message])
+    writer.abort([message])
+    save(sbp, sbp.spark.range(2, 4), stream)
+    assert sorted(typed_rows(client, stream).column("id").to_pylist()) == [0, 1, 2, 3]
+
+
+def test_a_column_of_the_name_that_a_source_uses_is_refused(sbp, new_streams):
+    (stream,) = new_streams(1)
+    with pytest.raises(PySparkException, match="column _metadata is not what a source calls so"):
+        save(sbp, sbp.spark.sql("select 1 as id, 'mine' as _metadata"), stream)
+
+
 def test_options_name_what_the_frame_lacks(sbp, new_streams):
     (stream,) = new_streams(1)
     frame = sbp.spark.sql("select 1 as id, parse_json('1') as doc, null as nothing")
@@ -204,6 +240,25 @@ def test_a_query_goes_on_with_a_grown_schema(sbp, new_streams, client, checkpoin
     words = [None] * 50 + ["x"] * 30 + [None] * 10
     assert table.column("word").to_pylist() == words
     assert table.schema.field("n").type == pa.int64()
+
+
+def test_a_stream_made_again_without_a_column_ends_the_query(sbp, new_streams, client, checkpoint):
+    """Its schema is another one then: what has no place in it is never left out."""
+    source, target = new_streams(2)
+    append_values(client, source, numbered(0, 3))
+    frame = sbp.load_stream(source).selectExpr(NUMBERED, "'precious' as word")
+    copy(sbp, frame, target, checkpoint)
+    (old,) = client.describe_streams([target])
+    client.delete_streams([old.stream_id])
+    client.create_streams([StreamSpec(target)])
+    save(sbp, sbp.spark.sql("select cast(7 as int) as n"), target)
+    append_values(client, source, numbered(3, 5))
+    with pytest.raises(PySparkException, match=r"\+ column word string is new"):
+        copy(sbp, frame, target, checkpoint)
+    assert typed_rows(client, target).to_pylist() == [{"n": 7}]
+    copy(sbp, frame, target, checkpoint, mergeSchema="true")
+    table = typed_rows(client, target).sort_by("n")
+    assert table.to_pylist()[:2] == [{"n": n, "word": "precious"} for n in (3, 4)]
 
 
 def test_a_replay_is_the_same_in_other_partitions_and_types(sbp, new_streams, client, checkpoint):

@@ -262,6 +262,14 @@ def test_the_builder_joins_and_splits():
     assert {each.schema_fingerprint for each in envelopes} == {SCHEMA.fingerprint}
 
 
+@pytest.mark.parametrize("name", ["id", "nowhere"])
+def test_the_times_are_in_a_timestamp_column_of_the_schema(name):
+    with pytest.raises(SchemaError, match=f"column {name} is to have the times"):
+        encoded(timestamp_column=name)
+    with pytest.raises(SchemaError, match=f"column {name} is to have the times"):
+        ColumnsBuilder(5, SCHEMA, timestamp_column=name)
+
+
 def test_the_builder_takes_its_schema_only():
     builder = ColumnsBuilder(5, SCHEMA)
     with pytest.raises(SchemaError, match="map them first"):

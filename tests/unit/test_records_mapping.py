@@ -184,3 +184,30 @@ def test_what_is_required_inside_must_have_values(loose, kind, good, bad, place)
     for start in (0, 1, 2):
         with pytest.raises(SchemaError, match=f"column {place} is required, and 1 of"):
             mapped(array.slice(start), kind)
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "place"),
+    [
+        (pa.struct({"a": pa.int8(), "b": pa.int8()}), pa.struct({"a": pa.int64()}), "x.b"),
+        (
+            pa.list_(pa.struct({"a": pa.int8(), "b": pa.int8()})),
+            pa.list_(pa.struct({"a": pa.int8()})),
+            "x.element.b",
+        ),
+        (
+            pa.map_(pa.string(), pa.struct({"a": pa.int8(), "b": pa.int8()})),
+            pa.map_(pa.string(), pa.struct({"a": pa.int8()})),
+            "x.value.b",
+        ),
+    ],
+)
+def test_nothing_is_left_out_unless_that_is_allowed(given, target, place):
+    batch = pa.RecordBatch.from_arrays([pa.nulls(2, given)], ["x"])
+    assert map_columns(batch, pa.schema({"x": target})).num_rows == 2
+    with pytest.raises(SchemaError, match=f"column {place} has no place"):
+        map_columns(batch, pa.schema({"x": target}), is_loss_allowed=False)
+    wider = pa.schema({"new": pa.int8(), "x": given})
+    assert map_columns(batch, wider, is_loss_allowed=False).schema == wider
+    with pytest.raises(SchemaError, match="column x has no place"):
+        map_columns(batch, pa.schema({"y": given}), is_loss_allowed=False)

@@ -30,6 +30,8 @@ from pyspark.sql.types import (
 from sbp_core.errors import ConfigurationError
 from sbp_spark.column_schema import written_columns
 from sbp_spark.options import ColumnOptions
+from sbp_spark.reading.columns_layout import METADATA_FIELD
+from sbp_spark.writing.own_columns import without_metadata
 
 
 class Point(UserDefinedType):
@@ -70,7 +72,6 @@ def test_types_that_both_have():
         time=TimeType(6),
         point=Point(),
         nested=MapType(StringType(), columns(x=ArrayType(BinaryType()))),
-        _metadata=VariantType(),
     )
     schema.fields[0].nullable = False
     found = written_columns(schema, ColumnOptions()).arrow
@@ -79,7 +80,7 @@ def test_types_that_both_have():
     assert found.field("at").type == pa.timestamp("us", tz="UTC")
     assert found.field("time").type == pa.time64("ns")
     assert not found.field("tiny").nullable
-    assert found.names == schema.names[:-1]
+    assert found.names == schema.names
 
 
 def test_all_that_cannot_be_is_named_with_its_remedy():
@@ -109,8 +110,34 @@ def test_all_that_cannot_be_is_named_with_its_remedy():
     assert "timestampColumn names fine, which has type bigint; expected a timestamp" in lines[-1]
 
 
+@pytest.mark.parametrize("names", [["stream", "offset"], ["timestamp"], None])
+def test_what_a_source_tells_of_records_is_left_out(names):
+    kind = METADATA_FIELD.dataType
+    some = StructType([field for field in kind if names is None or field.name in names])
+    schema = columns(a=LongType(), _metadata=some, b=LongType())
+    assert without_metadata(schema) == columns(a=LongType(), b=LongType())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        StringType(),
+        StructType([StructField("offset", StringType())]),
+        StructType([StructField("offset", LongType()), StructField("file_path", StringType())]),
+    ],
+)
+@pytest.mark.parametrize("name", ["_metadata", "_Metadata"])
+def test_a_column_of_that_name_that_is_another_one_is_never_dropped(name, kind):
+    schema = columns(**{"a": LongType(), name: kind})
+    assert without_metadata(schema) == schema
+    (line,) = faults(schema)
+    assert line.startswith(f"column {name} is not what a source calls so")
+    assert "rename it, or drop it" in line
+
+
 def test_there_has_to_be_a_column():
-    assert faults(columns(_metadata=LongType())) == ["there is no column"]
+    source = StructType([METADATA_FIELD])
+    assert faults(without_metadata(source)) == ["there is no column"]
     assert len(faults(columns(only=NullType()))) == 1
 
 
@@ -124,7 +151,6 @@ def test_there_has_to_be_a_column():
         ({"routing_column": "zzz"}, "there are Account, rate, at, wall"),
         ({"routing_column": "rate"}, "has type double; expected a string, binary, integer"),
         ({"timestamp_column": "wall"}, "has type timestamp_ntz; expected a timestamp with a time"),
-        ({"timestamp_column": "_metadata"}, "which is no column"),
     ],
 )
 def test_options_name_columns_that_are_there(options, told):
@@ -133,7 +159,6 @@ def test_options_name_columns_that_are_there(options, told):
         rate=DoubleType(),
         at=TimestampType(),
         wall=TimestampNTZType(),
-        _metadata=TimestampType(),
     )
     (line,) = faults(schema, **options)
     assert told in line

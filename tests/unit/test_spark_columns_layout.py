@@ -10,7 +10,14 @@ from typed_streams import rows_in, schema_of, versions_of
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError
-from sbp_core.records import StreamSchema, encode_columns, encode_rows, merge_schemas
+from sbp_core.records import (
+    StreamSchema,
+    decode_envelope,
+    encode_columns,
+    encode_envelope,
+    encode_rows,
+    merge_schemas,
+)
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.reading import columns_layout, schema_versions
 from sbp_spark.reading.columns_layout import METADATA_FIELD, ColumnsLayout
@@ -185,7 +192,16 @@ def test_a_time_that_no_timestamp_can_be_is_not_known():
 
 @pytest.mark.parametrize("column", ["id", "nowhere"])
 def test_times_in_a_column_that_is_no_timestamp(column):
-    payload = batch(numbers(0, 2), FIRST, timestamp_column=column)
+    written = decode_envelope(batch(numbers(0, 2), FIRST))
+    payload = encode_envelope(
+        [written.body],
+        stream_id=7,
+        record_count=2,
+        base_timestamp_ms=0,
+        encoding=written.encoding,
+        schema_fingerprint=written.schema_fingerprint,
+        timestamp_column=column,
+    )
     driver = FakePlacementDriver(s7=[FIRST])
     assert rows(read([payload], [span(0, 1)], FIRST.arrow, driver)) == [{"id": 0, "name": None}]
     with pytest.raises(RecordBatchError, match=f"times in column {column}, which is no timestamp"):

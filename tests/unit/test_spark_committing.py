@@ -13,11 +13,13 @@ from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
     HeaderError,
+    SchemaError,
     StatusCode,
     TxnAbortedError,
     UnsupportedError,
 )
 from sbp_core.limits import RECORD_BYTES_MAX
+from sbp_core.records import StreamSchema
 from sbp_core.wire.txn_id import ONE_SHOT_PREFIX
 from sbp_spark.options import (
     BadRecordPolicy,
@@ -133,6 +135,18 @@ def test_an_empty_batch_is_a_decision_and_one_without_tasks_is_none(client, monk
     assert client.decisions["query"][7].record_count == 0
     sink.commit([], 8)
     assert 8 not in client.decisions["query"]
+
+
+def test_plain_rows_are_not_committed_to_a_stream_that_got_a_schema(client, monkeypatch):
+    micro_batch = written(stream_sink(), monkeypatch, [b"a"])
+    numbered = SbpBatchWriter(sink_options("s1"))
+    batch = [numbered.write(iter([rows(b"b")]))]
+    client.register_schema(1, StreamSchema.of(pa.schema({"n": pa.int64()})), version=1)
+    with pytest.raises(SchemaError, match="has got a schema since plain records were staged"):
+        stream_sink().commit(micro_batch, 7)
+    with pytest.raises(SchemaError, match="so nothing is committed"):
+        numbered.commit(batch)
+    assert client.decisions == {}
 
 
 def test_nothing_is_committed_without_the_message_of_a_task(client, monkeypatch):

@@ -7,7 +7,13 @@ from writing_client import WritingClient
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema
-from sbp_spark.writing.typed_streams import check_plain, evolve_streams, newest_schemas
+from sbp_spark.writing.typed_streams import (
+    TypedStream,
+    check_plain,
+    check_still_plain,
+    evolve_streams,
+    typed_among,
+)
 
 NAMES = {1: "s1", 2: "s2"}
 
@@ -75,7 +81,7 @@ def test_what_contradicts_the_schema_is_refused_in_any_case():
         assert "  ! column a is string; the stream has int32: cast it" in told
         assert "  ! column id_ int64 not null is missing; it is required" in told
         assert "  + column c int8 is new" in told
-        assert "mergeSchema" not in told
+        assert "for a column that is missing nulls do, if mergeSchema=true" in told
     assert [len(each) for each in client.schemas.values()] == [1, 1]
 
 
@@ -110,16 +116,17 @@ def test_plain_records_and_columns_do_not_mix():
     assert client.schemas == {}
     client.register_schema(2, INTS, version=1)
     with pytest.raises(ConfigurationError, match="option streams: stream 's2' has a schema"):
-        check_plain(client, NAMES, "streams")
+        check_plain(client, NAMES, "option streams")
     with pytest.raises(ConfigurationError, match="option onBadRecord: stream 's2' has a schema"):
-        check_plain(client, {2: "s2"}, "onBadRecord")
-    check_plain(client, {1: "s1"}, "stream")
-    check_plain(client, {}, "onBadRecord")
+        check_plain(client, {2: "s2"}, "option onBadRecord")
+    check_plain(client, {1: "s1"}, "option stream")
+    check_plain(client, {}, "option onBadRecord")
 
 
 def test_servers_without_schemas_take_plain_records_only():
     client = WritingClient(has_schemas=False)
-    check_plain(client, NAMES, "streams")
+    check_plain(client, NAMES, "option streams")
+    assert typed_among(client, NAMES) == []
     with pytest.raises(ConfigurationError, match=r"option encoding: .* knows no schemas"):
         evolve(client, INTS)
 
@@ -130,11 +137,29 @@ def test_tasks_get_the_newest_schemas_and_make_those_that_are_gone():
     evolve(client, INTS)
     client.schemas[2].append(SchemaVersion(2, 2, grown, 0))
     client.asked_for_schemas.clear()
-    found = newest_schemas(client, NAMES, INTS, may_change=False)
+    found = evolve_streams(client, NAMES, INTS, may_change=False)
     assert {each: (stream.name, stream.schema) for each, stream in found.items()} == {
         1: ("s1", INTS),
         2: ("s2", grown),
     }
     assert client.asked_for_schemas == [[1, 2]]
     del client.schemas[1]
-    assert newest_schemas(client, NAMES, INTS, may_change=False) == found
+    made = evolve_streams(client, NAMES, INTS, may_change=False)
+    assert made == {**found, 1: TypedStream("s1", INTS)}
+
+
+def test_a_null_column_stands_for_one_that_is_required():
+    client = WritingClient()
+    evolve(client, INTS)
+    nulls = StreamSchema.of(pa.schema([pa.field("a", pa.int32()), pa.field("id_", pa.int64())]))
+    evolve(client, nulls, may_change=True)
+    assert evolve(client, schema(a=pa.int32()))[0][-1] == nulls
+
+
+def test_plain_rows_that_wait_for_their_commit_are_refused_by_a_stream_with_a_schema():
+    client = WritingClient()
+    check_still_plain(client, [1, 2])
+    client.register_schema(2, INTS, version=1)
+    check_still_plain(client, [1])
+    with pytest.raises(SchemaError, match=r"stream 2 \(by id\) has got a schema"):
+        check_still_plain(client, [1, 2])

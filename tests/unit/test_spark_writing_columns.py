@@ -52,7 +52,8 @@ def client_with(*schemas):
 
 
 def options(*streams, **changes):
-    columns = {each: changes.pop(each) for each in list(changes) if each.endswith("_column")}
+    names = [each for each in changes if each.endswith("_column") or each == "is_merging"]
+    columns = {each: changes.pop(each) for each in names}
     return sink_options(*streams, maybe_columns=ColumnOptions(**columns), **changes)
 
 
@@ -183,25 +184,61 @@ def test_a_row_that_is_too_large_in_the_types_of_its_stream():
 
 
 def test_a_stream_that_got_another_schema_meanwhile():
-    numbers = StreamSchema.of(pa.schema({"n": pa.int8()}))
-    with pytest.raises(SchemaError, match="column n is int64, which does not fit") as caught:
-        append(client_with(numbers), [pairs((1, "a"))], options("s1"))
-    assert "while writing to stream 's1'" in caught.value.__notes__
+    for names in ({"n": pa.string(), "word": pa.string()}, {"n": pa.int64()}):
+        client = client_with(StreamSchema.of(pa.schema(names)))
+        with pytest.raises(SchemaError, match="stream 's1' does not take these columns"):
+            append(client, [pairs((1, "a"))], options("s1"))
+        assert client.appends == []
+
+
+def test_a_task_lets_a_schema_grow_that_lost_a_column_meanwhile():
+    client = client_with(StreamSchema.of(pa.schema({"n": pa.int64()})))
+    append(client, [pairs((1, "precious"))], options("s1", is_merging=True))
+    assert client.published[1] == [{"n": 1, "word": "precious"}]
+
+
+def test_a_task_without_rows_asks_nobody():
+    client = client_with(PAIRS)
+    assert append(client, [pairs((1, "a"))[:0]], options("s1")).record_count == 0
+    assert (client.described, client.asked_for_schemas) == ([], [])
+
+
+def test_a_null_that_spark_did_not_know_of_is_a_bad_record():
+    given = StreamSchema.of(pa.schema([pa.field("word", pa.string(), nullable=False)]))
+    batch = pa.record_batch({"word": pa.array(["a", None])})
+    client = client_with(REQUIRING)
+    message = append(client, [batch], options("s1", bad_records=SKIP), given)
+    assert (message.record_count, message.skipped_count) == (1, 1)
+    client = client_with(PAIRS)
+    append(client, [batch], options("s1"), given)
+    assert [row["word"] for row in client.published[1]] == ["a", None]
+
+
+def test_a_row_whose_small_values_become_large_ones_in_its_stream():
+    small = StreamSchema.of(pa.schema({"l": pa.list_(pa.struct({"a": pa.int8()}))}))
+    fields = {"a": pa.int8(), **{f"s{number}": pa.string() for number in range(800)}}
+    wide = StreamSchema.of(pa.schema({"l": pa.list_(pa.struct(fields))}))
+    batch = pa.record_batch({"l": pa.array([[{"a": 1}] * 5_000, []], small.arrow.field("l").type)})
+    client = client_with(wide)
+    assert append(client, [batch], options("s1", bad_records=SKIP), small).skipped_count == 1
+    assert client.published[1] == [{"l": []}]
 
 
 def test_the_digest_depends_neither_on_the_division_nor_on_the_schemas():
     batch = pairs((1, "a"), (2, None), (3, "c"), (4, None))
 
-    def digest(batches, *schemas):
+    def digest(batches, *schemas, bad_records=DEAD_LETTERS):
         client = client_with(*schemas)
         streams = [f"s{number}" for number, _ in enumerate(schemas, start=1)]
-        given = options(*streams, bad_records=DEAD_LETTERS)
+        given = options(*streams, bad_records=bad_records)
         return stage_rows(batches, client, given, STAGED_FOR, maybe_schema=PAIRS).digest
 
     whole = digest([batch], PAIRS)
     assert whole == digest([batch[2:], batch[:2]], PAIRS) != 0
-    assert digest([batch], REQUIRING) != whole
-    assert digest([batch], REQUIRING) == digest([batch[i : i + 1] for i in (3, 1, 0, 2)], REQUIRING)
+    for bad_records in (DEAD_LETTERS, SKIP):
+        assert digest([batch], REQUIRING, bad_records=bad_records) == whole
+        backwards = [batch[i : i + 1] for i in (3, 1, 0, 2)]
+        assert digest(backwards, REQUIRING, bad_records=bad_records) == whole
     assert digest([batch], PAIRS, PAIRS) == digest([batch[1:], batch[:1]], PAIRS, PAIRS) != whole
 
 
