@@ -133,8 +133,9 @@ class ColumnsLayout:
         fingerprint = envelope.schema_fingerprint
         if envelope.encoding != COLUMNS_ENCODING or fingerprint is None:
             raise SchemaError(
-                f"{_describe(envelope, span)} is not typed, but the query reads columns: read"
-                " what is there with encoding=rows, and start this query behind it"
+                f"{_describe(envelope, span)} is not typed, but the query reads columns: read it"
+                " with encoding=rows up to the offset where columns begin, and these from there"
+                " (startingOffsets), or trim the stream to there"
             )
         version = self._versions.maybe_find(span.stream_id, fingerprint)
         if version is None:
