@@ -236,6 +236,10 @@ def test_acknowledged_before_it_is_synced_by_a_real_disk(tmp_path, loop_disk, hi
         assert is_noticed(cluster, history, stream_ids)
 
 
+def log_bytes(cluster):
+    return sum(segment.stat().st_size for segment in cluster.log_folder.glob("*.log"))
+
+
 @pytest.mark.parametrize("alteration", ["repeated-sync", "trusted-cache"])
 def test_a_failed_sync_that_changes_nothing(
     tmp_path, small_memory, full_disk, history, rng, alteration
@@ -249,7 +253,8 @@ def test_a_failed_sync_that_changes_nothing(
             changes=False,
             record_bytes_max=RECORD_BYTES,
         ) as workload:
-            for _ in range(2 * SMALL_BYTES // RECORD_BYTES):
+            # More than there is memory for, and less than the file system seems to have.
+            while cluster.is_alive and log_bytes(cluster) < 3 * SMALL_BYTES // 2:
                 workload.wait_for_progress(lambda: cluster.is_alive)
             cluster.end()
             small_memory.resize(LARGE_BYTES)

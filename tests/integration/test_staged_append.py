@@ -184,10 +184,10 @@ def test_what_is_staged_is_read_frame_by_frame(tmp_path):
         for first in (-1, 4):
             refused = await read_staged(client, stream_id, "t", first=first)
             assert isinstance(refused, InvalidRequestError)
-        for options in ({"txn_id": "u"}, {"range_index": 1}):
-            txn_id = options.pop("txn_id", "t")
-            nothing = await read_staged(client, stream_id, txn_id, **options)
-            assert isinstance(nothing, NotFoundError)
+        nothing = await read_staged(client, stream_id, "u")
+        assert isinstance(nothing, NotFoundError)
+        nowhere = await read_staged(client, stream_id, "t", range_index=1)
+        assert isinstance(nowhere, RangeNotFoundError)
         refused = await read_staged(client, stream_id, "t", range_index=-1)
         assert isinstance(refused, InvalidRequestError)
 
