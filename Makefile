@@ -44,8 +44,8 @@ types: $(READY) ## check the types
 
 bench: $(READY) ## measure
 	@$(SPARK) $(BIN)/python -m benchmarks
-	@$(BIN)/python -m benchmarks.servers
-	@$(BIN)/python -m benchmarks.overload
+	@$(BIN)/python -m benchmarks.core.servers
+	@$(BIN)/python -m benchmarks.core.overload
 
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 	@$(BIN)/python schemas/generate.py

@@ -1,1 +1,1 @@
-"""Apache Kafka with Spark's own connector for it, measured beside the project's."""
+"""A Kafka broker by its jars: fetched, started, and asked for topics."""

@@ -9,8 +9,11 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
+
+import psutil
 
 from benchmarks.peer.jars import PeerAbsentError
 
@@ -36,6 +39,14 @@ _CLUSTER_ID: Final = "c2JwLWJlbmNobWFya3MtLQ"
 _POLL_INTERVAL_S: Final = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A running broker: its "host:port", and its Java."""
+
+    address: str
+    pid: int
+
+
 def broker_settings(folder: Path, *, port: int, controller_port: int) -> dict[str, str]:
     """Return the settings that differ from Kafka's defaults: one node, alone, below `folder`."""
     return {
@@ -53,8 +64,8 @@ def broker_settings(folder: Path, *, port: int, controller_port: int) -> dict[st
 
 
 @contextmanager
-def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[str]:
-    """Start a broker on a new folder, give its "host:port" once it answers, stop it in the end.
+def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[Broker]:
+    """Start a broker on a new folder, give it once it answers, stop it in the end.
 
     Raises PeerAbsentError when it does not come up.
     """
@@ -76,7 +87,9 @@ def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[str]:
         )
         try:
             _wait_for(process, port, output)
-            yield f"{_LOOPBACK}:{port}"
+            children = psutil.Process(process.pid).children()
+            pid = next(child.pid for child in children if child.name() == "java")
+            yield Broker(f"{_LOOPBACK}:{port}", pid)
         finally:
             _stop(process)
 

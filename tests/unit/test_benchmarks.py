@@ -4,42 +4,49 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import delays, headers, load, report, sources, typed
-from benchmarks.flights import read_flights
-from benchmarks.isolation import Side
-from benchmarks.memory import Sampler, summarize
-from benchmarks.scenarios import SCENARIOS
-from benchmarks.sources import ROWS_PER_BATCH_MAX as ROWS_PER_BATCH
-from benchmarks.sources import Shape
+from benchmarks.core import headers, isolation, load
+from benchmarks.harness.environment import environment
+from benchmarks.harness.interleave import in_turn
+from benchmarks.harness.model import Case, Measure, Outcome, Ratio, Series, Shape
+from benchmarks.harness.plots import draw
+from benchmarks.harness.results import write_results
+from benchmarks.harness.sampler import Sampler
+from benchmarks.harness.tables import show
+from benchmarks.scenarios.catalogue import SCENARIOS
+from benchmarks.scenarios.flights import read_flights
+from benchmarks.scenarios.latency import Arrivals
+from benchmarks.scenarios.memory import highest
+from benchmarks.systems import opening, sources
+from benchmarks.systems.sources import ROWS_PER_BATCH_MAX as ROWS_PER_BATCH
+from benchmarks.systems.sources import rows_per_batch, shape_of, shape_options
 from sbp_core import limits
 from sbp_core.wire.checksum import crc32
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import AppendRequest, decode_header
 from sbp_spark.schema import source_arrow_schema, source_schema
 
-MIB = 1024 * 1024
-USUAL = [*SCENARIOS, *typed.CHOICES, *delays.CHOICES]
+MILLION = Shape(1_000_000, 100, ("a", "b"))
+READ = Case("batch-read", Measure.RATE, MILLION)
 
 
-def one_rate(**changes):
-    given = {"rows": 1_000_000, "payload_bytes": 100_000_000, "seconds": [2.0, 4.0, 5.0]}
-    given |= {"ceiling_seconds": [1.0, 1.0, 4.0]} | changes
-    return report.rate("batch-read", "in-memory source", **given)
+def outcome(case=READ, *, kafka=((1.0,), (1.0,), (4.0,)), absent=""):
+    ours = Series("sbp", ((2.0,), (4.0,), (5.0,)))
+    return Outcome(case, (ours, Series("kafka", () if absent else kafka, absent)))
 
 
 class TestShape:
     def test_options_round_trip(self):
         shape = Shape(12, 100, ("a", "b.c"))
-        options = shape.to_options()
+        options = shape_options(shape)
         assert all(isinstance(value, str) for value in options.values())
-        assert Shape.from_options(options) == shape
+        assert shape_of(options) == shape
 
     def test_payload_counts_the_values(self):
         assert Shape(1000, 100, ("a",)).payload_bytes == 100_000
@@ -87,81 +94,111 @@ class TestPrebuiltBatches:
         assert batch.column("timestamp")[0].as_py().year == 2023
 
     def test_batches_of_large_values_have_fewer_rows(self):
-        assert Shape(1, 100, ("a",)).rows_per_batch == ROWS_PER_BATCH
-        assert Shape(1, 1024, ("a",)).rows_per_batch == 1024
-        assert Shape(1, 4 * MIB, ("a",)).rows_per_batch == 1
+        assert rows_per_batch(Shape(1, 100, ("a",))) == ROWS_PER_BATCH
+        assert rows_per_batch(Shape(1, 1024, ("a",))) == 1024
+        assert rows_per_batch(Shape(1, 4 * limits.MIB, ("a",))) == 1
 
     def test_they_are_built_once(self):
         first, second = sources.read_portion(portion(2 * ROWS_PER_BATCH))
         assert first is second
 
 
-class TestRate:
-    def test_the_ratio_is_the_median_of_the_rounds_not_of_the_sides(self):
-        rate = one_rate()
-        assert rate.ratio == pytest.approx(0.5)
-        assert (rate.ratio_low, rate.ratio_high) == (pytest.approx(0.25), pytest.approx(0.8))
-
-    def test_rates_come_from_the_median_time(self):
-        rate = one_rate()
-        assert rate.rows_per_s == pytest.approx(250_000)
-        assert rate.payload_mb_per_s == pytest.approx(25)
-        assert rate.ceiling_rows_per_s == pytest.approx(1_000_000)
+class TestOutcome:
+    def test_the_ratio_is_the_median_of_the_rounds_not_of_the_systems(self):
+        found = outcome()
+        assert found.ratio(found.series[1]) == Ratio(0.5, 0.25, 0.8)
 
     def test_a_faster_connector_has_a_ratio_above_one(self):
-        assert one_rate(seconds=[1.0], ceiling_seconds=[3.0]).ratio == pytest.approx(3)
+        found = outcome(kafka=((6.0,), (12.0,), (15.0,)))
+        assert found.ratio(found.series[1]) == Ratio(3, 3, 3)
+
+    def test_there_is_no_ratio_to_ourselves_or_to_who_is_absent(self):
+        found = outcome(absent="no network")
+        assert [found.ratio(series) for series in found.series] == [None, None]
 
     def test_rounds_without_a_partner_are_refused(self):
+        found = outcome(kafka=((1.0,),))
         with pytest.raises(ValueError, match="shorter"):
-            one_rate(seconds=[1.0, 2.0], ceiling_seconds=[1.0])
+            found.ratio(found.series[1])
+
+    def test_percentiles_are_those_of_all_numbers(self):
+        numbers = tuple(float(number) for number in range(100))
+        series = Series("sbp", (numbers[:50], numbers[50:]))
+        found = [series.percentile(percent) for percent in (0, 50, 99, 100)]
+        assert found == [0, 50, 99, 99]
+
+    def test_the_typical_round_counts_not_the_typical_number(self):
+        assert Series("sbp", ((1.0, 2.0, 9.0), (5.0,), (6.0,))).typical == 5
 
 
-class TestLatency:
-    def test_percentiles_of_all_records_and_the_median_of_the_rounds(self):
-        seconds = [number / 1000 for number in range(100, 0, -1)]
-        found = report.latency(
-            "alone",
-            append_seconds=[0.5],
-            seconds=seconds,
-            octets_per_s=[9e6, 1e6, 2e6],
+class TestRounds:
+    def test_systems_run_in_turn_and_warm_ups_do_not_count(self):
+        runs = []
+
+        def run(name):
+            runs.append(name)
+            return [float(len(runs))]
+
+        told = []
+        found = in_turn(
+            READ,
+            {"sbp": lambda: run("sbp"), "x": "away", "kafka": lambda: run("kafka")},
+            rounds=2,
+            warm_ups=1,
+            tell=told.append,
         )
-        assert found == report.Latency("alone", 500, 500, 51, 100, 100, 2)
-
-    def test_what_a_side_replaces_are_limits_of_the_server(self):
-        assert Side.FIRST_COME.bounds.keys() <= vars(limits).keys()
-        assert Side.TURNS.bounds == {}
+        assert runs == ["sbp", "kafka"] * 3
+        assert found.series == (
+            Series("sbp", ((3.0,), (5.0,))),
+            Series("x", absent="away"),
+            Series("kafka", ((4.0,), (6.0,))),
+        )
+        assert told[0] == "warm-up: sbp 1.000 s, kafka 2.000 s"
 
 
 class TestTables:
     def test_rates(self):
-        assert report.rate_table([one_rate()]).splitlines() == [
-            "scenario     rows/s  MB/s  ceiling           its rows/s  ratio        spread",
-            "----------  -------  ----  ----------------  ----------  -----  ------------",
-            "batch-read  250,000    25  in-memory source   1,000,000   0.50  0.25 to 0.80",
-        ]
+        header, rule, ours, theirs = show([outcome()]).splitlines()
+        assert header.split() == (
+            ["scenario", "values", "streams", "rows", "system", "rows/s", "MB/s", "seconds", "ours", "is", "better", "spread"]
+        )
+        assert {*rule} == {"-", " "}
+        assert ours.split() == ["batch-read", "100", "2", "1,000,000", "sbp", "250,000", "25", "4.00"]
+        assert theirs.split() == (
+            ["batch-read", "100", "2", "1,000,000", "kafka", "1,000,000", "100", "1.00", "0.50", "0.25", "to", "0.80"]
+        )
 
-    def test_memory(self):
-        memory = report.Memory("write", "server", start_mib=50.4, peak_mib=1234, end_mib=60)
-        assert report.memory_table([memory]).splitlines() == [
-            "step   resident memory of  start MiB  peak MiB  growth MiB  end MiB",
-            "-----  ------------------  ---------  --------  ----------  -------",
-            "write  server                     50     1,234       1,184       60",
-        ]
+    def test_delays_have_percentiles_in_milliseconds(self):
+        line = show([outcome(replace(READ, measure=Measure.DELAY))]).splitlines()[2]
+        assert line.split()[-3:] == ["4,000.0", "5,000.0", "5,000.0"]
 
-    def test_latencies(self):
-        latency = report.Latency("by turns", 1, 2, 3, 45.25, 67, 1234)
-        assert report.latency_table([latency]).splitlines() == [
+    def test_sizes_are_told_for_each_row_too(self):
+        case = replace(READ, measure=Measure.OCTETS, detail="zstd")
+        found = Outcome(case, (Series("sbp", ((20e6,),)), Series("sbp JSON", ((40e6,),))))
+        ours, theirs = show([found]).splitlines()[2:]
+        assert ours.startswith("batch-read zstd")
+        assert ours.split()[-2:] == ["19.1", "20.0"]
+        assert theirs.split()[-4:] == ["2.00", "2.00", "to", "2.00"]
+
+    def test_who_is_absent_has_no_figures(self):
+        text = show([outcome(absent="no network"), outcome(absent="no network")])
+        assert text.endswith("\n\nkafka is absent: no network")
+        assert text.count("kafka") == 1
+
+
+class TestIsolation:
+    def test_what_a_side_replaces_are_limits_of_the_server(self):
+        assert isolation.Side.FIRST_COME.bounds.keys() <= vars(limits).keys()
+        assert isolation.Side.TURNS.bounds == {}
+
+    def test_waits_are_told_in_milliseconds(self):
+        waits = isolation.Waits(
+            "by turns", Series("", ((0.001, 0.002),)), Series("", ((0.003, 0.067),)), 1234e6
+        )
+        assert isolation.show([waits]).splitlines() == [
             "reads are served  append p50 ms  append p99 ms  p50 ms  p99 ms  max ms  catch-up MB/s",
             "----------------  -------------  -------------  ------  ------  ------  -------------",
-            "by turns                    1.0            2.0     3.0    45.2    67.0          1,234",
-        ]
-
-    def test_headers(self):
-        cost = report.HeaderCost("FetchRequest", 1000, 72_016, encode_us=4000.4, decode_us=5000)
-        assert report.header_table([cost]).splitlines() == [
-            "header        items  octets  encode us  decode us  both us",
-            "------------  -----  ------  ---------  ---------  -------",
-            "FetchRequest  1,000  72,016      4,000      5,000    9,000",
+            "by turns                    2.0            2.0    67.0    67.0    67.0          1,234",
         ]
 
 
@@ -175,6 +212,14 @@ class TestHeaders:
             )
             assert len(set(items)) == 7
 
+    def test_they_are_shown_in_microseconds(self):
+        cost = headers.HeaderCost("FetchRequest", 1000, 72_016, encode_us=4000.4, decode_us=5000)
+        assert headers.show([cost]).splitlines() == [
+            "header        items  octets  encode us  decode us  both us",
+            "------------  -----  ------  ---------  ---------  -------",
+            "FetchRequest  1,000  72,016      4,000      5,000    9,000",
+        ]
+
     def test_costs_are_told_for_every_header_and_count(self, monkeypatch):
         monkeypatch.setattr(headers, "ROUND_SECONDS", 0)
         monkeypatch.setattr(headers, "ROUNDS", 1)
@@ -185,16 +230,9 @@ class TestHeaders:
 
 
 class TestMemory:
-    def test_first_highest_and_last_of_each_process(self):
-        samples = [
-            {"server": 10 * MIB, "Java": 5 * MIB},
-            {"server": 40 * MIB, "Java": 4 * MIB},
-            {"server": 30 * MIB, "Java": 3 * MIB},
-        ]
-        assert summarize("write", samples) == [
-            report.Memory("write", "server", start_mib=10, peak_mib=40, end_mib=30),
-            report.Memory("write", "Java", start_mib=5, peak_mib=5, end_mib=3),
-        ]
+    def test_the_highest_of_each_process_counts(self):
+        samples = [{"server": 10, "Java": 5}, {"server": 40, "Java": 4}, {"server": 30, "Java": 3}]
+        assert highest(samples) == {"server": 40, "Java": 5}
 
     def test_the_sampler_looks_before_and_after_however_short_the_work(self):
         readings = iter(range(100))
@@ -203,42 +241,32 @@ class TestMemory:
         assert sampler.samples == [{"server": 0}, {"server": 1}]
 
 
+def chosen(*arguments):
+    return command.jobs(command.parse_arguments(arguments))
+
+
 class TestArguments:
-    def test_defaults(self):
-        settings = command.parse_arguments([])
-        assert settings.rows == 4_000_000
-        assert settings.only == USUAL
+    def test_a_run_of_minutes_leaves_shapes_out(self):
+        usual, full = chosen(), chosen("--full")
+        assert set(usual) < set(full)
+        assert {job.scenario.name for job in full} == {*SCENARIOS}
+        assert {job.shape.value_bytes for job in usual if job.shape.rows > 10_000} == {100, 1024}
 
-    def test_larger_values_mean_fewer_rows(self):
-        assert command.parse_arguments(["--values", "1000"]).rows == 400_000
-        assert command.parse_arguments(["--values", "1000", "--rows", "7"]).rows == 7
-
-    def test_memory_comes_on_top_and_last(self):
-        assert command.parse_arguments(["--memory"]).only == [*USUAL, "memory"]
-        assert command.parse_arguments(["--memory"]).memory == [1024]
-        assert command.parse_arguments(["--memory", "512", "--memory", "4096"]).memory == [
-            512,
-            4096,
-        ]
-
-    def test_isolation_is_asked_for(self):
-        assert command.parse_arguments(["--isolation"]).isolation
-        assert not command.parse_arguments([]).isolation
-
-    def test_headers_alone(self):
-        assert command.parse_arguments(["--headers"]).only == ["headers"]
-        assert command.parse_arguments(["--only", "headers"]).only == ["headers"]
-
-    def test_nothing_is_moved_in_spark_for_headers(self, tmp_path):
-        settings = command.parse_arguments(["--headers"])
-        assert command.measure_in_spark(settings, Shape(1, 1, ("a",)), tmp_path) == command.Found()
+    def test_what_is_asked_for_by_name_has_all_its_shapes(self):
+        assert len(chosen("--only", "backlog-read")) == 4
 
     def test_only_keeps_the_usual_order(self):
-        arguments = ["--only", "memory", "--only", "batch-read"]
-        assert command.parse_arguments(arguments).only == ["batch-read", "memory"]
+        names = [job.scenario.name for job in chosen("--only", "latency", "--only", "empty-read")]
+        assert names == ["empty-read", "latency"]
+
+    def test_values_choose_cases(self):
+        found = chosen("--only", "batch-read", "--values", "1024", "--times", "3")
+        assert [job.shape.value_bytes for job in found] == [1024]
+        assert found[0].shape.rows == 3 * (100_000_000 // 1024)
 
     @pytest.mark.parametrize(
-        "arguments", [["--rows", "0"], ["--rounds", "x"], ["--only", "nothing"], ["--values", "-1"]]
+        "arguments",
+        [["--times", "0"], ["--rounds", "x"], ["--only", "nothing"], ["--values", "-1"]],
     )
     def test_nonsense_is_refused(self, arguments, capsys):
         with pytest.raises(SystemExit) as exit_:
@@ -247,23 +275,19 @@ class TestArguments:
         assert arguments[0] in capsys.readouterr().err
 
 
-class TestDelays:
-    def test_a_ratio_above_one_is_slower(self):
-        found = delays.delay("micro-batch", [0.2, 0.3, 0.9], "idle", [0.1, 0.1, 0.9])
-        assert (found.ratio, found.ratio_low, found.ratio_high) == (2, 1, pytest.approx(3))
-        assert (found.ms, found.baseline_ms) == (300, 100)
-        assert "micro-batch" in delays.table([found])
+class TestCatalogue:
+    def test_systems_are_known_and_ours_comes_first(self):
+        for scenario in SCENARIOS.values():
+            assert set(scenario.systems) <= set(opening.NAMES)
+            assert scenario.systems[0] == "sbp"
+
+    def test_every_scenario_has_rows_somewhere(self):
+        for scenario in SCENARIOS.values():
+            assert scenario.shapes or scenario.full_shapes
 
 
-class TestTyped:
-    def test_a_ratio_below_one_says_that_columns_are_smaller(self):
-        assert typed.size_table([typed.Size("zstd", 20, 40)]).splitlines() == [
-            "batchCompression  columns B/row  JSON B/row  ratio",
-            "----------------  -------------  ----------  -----",
-            "zstd                       20.0        40.0   0.50",
-        ]
-
-    def test_flights_have_types_and_gaps(self):
+class TestFlights:
+    def test_they_have_types_and_gaps(self):
         flights = read_flights()
         assert flights.num_rows == 336_776
         assert flights.schema.field("time_hour").type == pa.timestamp("us", "UTC")
@@ -273,47 +297,46 @@ class TestTyped:
 
 
 class TestFiles:
-    def test_results_hold_everything(self, tmp_path):
+    def test_results_hold_all_numbers_and_what_they_depend_on(self, tmp_path):
         path = tmp_path / "results.json"
-        report.write_json(
-            path,
-            settings={"rows": 5},
-            surroundings={"cpu_count": 2},
-            rates=[one_rate()],
-            peer=[{"scenario": "kafka-batch-read", "absent": "no network"}],
-            typed=[asdict(typed.Size("none", 95, 320))],
-            delays=delays.to_json([delays.delay("micro-batch", [0.2], "idle", [0.1])]),
-            memories=[report.Memory("write", "server", 1, 2, 3)],
-            headers=[report.HeaderCost("FetchRequest", 10, 700, 40, 50)],
-        )
+        found = [outcome(), outcome(absent="no network")]
+        write_results(path, settings={"rounds": 5}, environment={"cpu_count": 2}, outcomes=found)
         content = json.loads(path.read_text())
-        assert content["settings"] == {"rows": 5}
+        assert content["settings"] == {"rounds": 5}
         assert content["environment"] == {"cpu_count": 2}
-        assert content["rates"][0]["seconds"] == [2.0, 4.0, 5.0]
-        assert content["peer"] == [{"scenario": "kafka-batch-read", "absent": "no network"}]
-        assert content["typed"] == [{"compression": "none", "columns_bytes": 95, "json_bytes": 320}]
-        assert content["delays"][0]["ratio"] == 2
-        assert content["memory"][0]["peak_mib"] == 2
-        assert content["headers"][0]["decode_us"] == 50
+        first, second = content["outcomes"]
+        assert (first["scenario"], first["rows"], first["streams"]) == ("batch-read", 1_000_000, 2)
+        assert first["systems"][0]["rounds"] == [[2.0], [4.0], [5.0]]
+        assert first["systems"][1]["ratio"] == {"typical": 0.5, "low": 0.25, "high": 0.8}
+        assert second["systems"][1]["absent"] == "no network"
+        assert second["systems"][1]["ratio"] is None
 
     def test_the_environment_is_told_and_leaves_nothing_behind(self, tmp_path):
-        told = report.environment(tmp_path)
+        told = environment(tmp_path)
         assert {"cpu_count", "kernel", "python", "spark", "pyarrow"} < set(told)
-        assert told["disk_write_mb_per_s"] > 0
+        assert min(told["disk_write_mb_per_s"], told["loopback_mb_per_s"]) > 0
         assert list(tmp_path.iterdir()) == []
 
-    def test_the_picture_is_a_picture(self, tmp_path):
-        path = report.maybe_draw(tmp_path / "results.png", [one_rate()], title="x")
-        assert path is not None
-        assert path.read_bytes().startswith(b"\x89PNG")
+    def test_pictures_are_pictures(self, tmp_path):
+        growing = [
+            outcome(Case("backlog-read", Measure.RATE, replace(MILLION, rows=rows)))
+            for rows in (1000, 2000)
+        ]
+        late = outcome(Case("latency", Measure.DELAY, MILLION))
+        paths = draw(tmp_path, [outcome(absent="no network"), *growing, late])
+        assert [path.name for path in paths] == [
+            "throughput.png",
+            "latency.png",
+            "growth-backlog-read.png",
+        ]
+        assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
-    def test_no_picture_without_matplotlib(self, tmp_path, monkeypatch, capsys):
+    def test_no_picture_without_matplotlib(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-        assert report.maybe_draw(tmp_path / "results.png", [one_rate()], title="x") is None
-        assert "matplotlib" in capsys.readouterr().err
+        assert draw(tmp_path, [outcome()]) == []
 
     def test_no_picture_of_nothing(self, tmp_path):
-        assert report.maybe_draw(tmp_path / "results.png", [], title="x") is None
+        assert draw(tmp_path, []) == []
         assert list(tmp_path.iterdir()) == []
 
 
@@ -335,3 +358,23 @@ def test_latencies_of_a_load():
     answers = load.Answers(latencies=[number / 1000 for number in range(101)])
     assert [round(answers.latency_ms(percent)) for percent in (0, 50, 99)] == [0, 50, 99]
     assert load.Answers().latency_ms(99) == 0
+
+
+def test_arrivals_are_complete_with_the_last_record():
+    class Batch:
+        def __init__(self, *values):
+            self.values = values
+
+        def select(self, _column):
+            return self
+
+        def collect(self):
+            return [type("Row", (), {"value": value}) for value in self.values]
+
+    arrivals = Arrivals(3)
+    arrivals.take(Batch(b"2 ..", b"0 .."), 0)
+    assert not arrivals.are_complete.is_set()
+    arrivals.take(Batch(b"1 .."), 1)
+    assert arrivals.are_complete.is_set()
+    first, second, third = arrivals.seconds
+    assert first == third < second

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from dataclasses import asdict
 
 import pytest
 
-from benchmarks import __main__ as command
-from benchmarks.peer import broker, measure
+from benchmarks.peer import broker
 from benchmarks.peer.jars import (
     REPOSITORY_DEFAULT,
     REPOSITORY_VARIABLE,
@@ -20,11 +17,8 @@ from benchmarks.peer.jars import (
     ensure_jars,
     parse_jars,
 )
-from benchmarks.peer.latency import Arrivals
-from benchmarks.peer.measure import Peer
-from benchmarks.peer.report import Absent, compare, compare_waits, tables
-from benchmarks.scenarios import SCENARIOS
-from benchmarks.sources import Shape
+from benchmarks.systems.ceiling import Ceiling
+from benchmarks.systems.opening import CEILING, KAFKA, KAFKA_SYNCED, Peer, open_systems
 
 CONTENT = b"a jar"
 JAR = Jar("org.example", "a_2.13", "1.0", hashlib.sha256(CONTENT).hexdigest())
@@ -106,13 +100,13 @@ class TestAbsence:
         peer = Peer.find(tell=lambda _: None)
         assert peer.connector_jars == ()
         assert "nowhere" in peer.absent
-        assert peer.name == f"Kafka {Pinned.load().broker_version}"
+        assert peer.version == Pinned.load().broker_version
 
-    def test_every_scenario_is_then_reported_as_absent(self, tmp_path):
-        peer = Peer("Kafka 1.0", absent="no network")
-        for name in measure.CHOICES:
-            found = peer.measure(None, name, Shape(1, 1, ("a",)), 1, folder=tmp_path, tell=print)
-            assert found == Absent(name, "Kafka 1.0", "no network")
+    def test_it_is_then_said_of_every_system_of_kafka(self, tmp_path):
+        peer = Peer("1.0", absent="no network")
+        with open_systems(None, tmp_path, [CEILING, KAFKA, KAFKA_SYNCED], peer) as systems:
+            assert isinstance(systems[CEILING], Ceiling)
+            assert {systems[KAFKA], systems[KAFKA_SYNCED]} == {"no network"}
 
     def test_a_broker_that_ends_at_once_is_absent(self, tmp_path, monkeypatch):
         java = tmp_path / "bin" / "java"
@@ -126,74 +120,6 @@ class TestAbsence:
         ):
             pass
 
-    def test_the_table_and_the_file_have_no_figures_for_it(self):
-        absent = Absent("kafka-batch-read", "Kafka 1.0", "no network")
-        assert tables([absent]) == "kafka-batch-read: Kafka 1.0 is absent: no network"
-        assert json.loads(json.dumps(asdict(absent))) == {
-            "scenario": "kafka-batch-read",
-            "peer": "Kafka 1.0",
-            "absent": "no network",
-        }
-
-
-class TestFigures:
-    def test_a_ratio_below_one_says_that_the_peer_is_faster(self):
-        found = compare(
-            "kafka-batch-read",
-            "Kafka",
-            rows=1_000_000,
-            payload_bytes=100_000_000,
-            seconds=[2.0, 4.0, 5.0],
-            peer_seconds=[1.0, 1.0, 4.0],
-        )
-        assert (found.ratio, found.ratio_low, found.ratio_high) == (0.5, 0.25, 0.8)
-        assert (found.rows_per_s, found.payload_mb_per_s) == (250_000, 25)
-        assert (found.peer_rows_per_s, found.peer_payload_mb_per_s) == (1_000_000, 100)
-        assert "0.25 to 0.80" in tables([found])
-
-    def test_records_are_compared_within_their_round(self):
-        found = compare_waits("kafka-latency", "Kafka", [[0.1] * 3, [0.4]], [[0.2] * 3, [0.2]])
-        assert (found.ratio, found.ratio_low, found.ratio_high) == (1.25, 0.5, 2)
-        assert (found.p50_ms, found.p99_ms) == (100, 400)
-        assert (found.peer_p50_ms, found.peer_p99_ms) == (200, 200)
-        assert "kafka-latency" in tables([found])
-
-    def test_what_was_found_and_what_was_not_stand_together(self):
-        rate = compare("a", "Kafka", rows=1, payload_bytes=1, seconds=[1.0], peer_seconds=[1.0])
-        assert tables([rate, Absent("b", "Kafka", "why")]).endswith("\n\nb: Kafka is absent: why")
-
-    def test_rounds_without_a_partner_are_refused(self):
-        with pytest.raises(ValueError, match="shorter"):
-            compare("a", "b", rows=1, payload_bytes=1, seconds=[1.0], peer_seconds=[])
-
-
-class TestRounds:
-    def test_sides_run_in_turn_and_warm_ups_do_not_count(self):
-        runs = []
-
-        def side(name):
-            runs.append(name)
-            return [float(len(runs))]
-
-        sides = {"a": lambda: side("a"), "b": lambda: side("b")}
-        found = measure._in_turn(sides, 2, tell=lambda _: None)
-        assert runs == ["a", "b"] * (measure.WARM_UPS + 2)
-        first = 2 * measure.WARM_UPS + 1
-        assert found == {"a": [[first], [first + 2]], "b": [[first + 1], [first + 3]]}
-
-
-class TestScenarios:
-    def test_each_has_a_scenario_of_the_connector(self):
-        for scenario in measure.SCENARIOS.values():
-            assert scenario.ours in SCENARIOS.values()
-            assert scenario.name.startswith(f"kafka-{scenario.ours.name}")
-
-    def test_they_are_asked_for(self):
-        assert command.parse_arguments(["--kafka"]).only == [*measure.CHOICES]
-        assert not set(command.parse_arguments([]).only) & {*measure.CHOICES}
-        arguments = ["--kafka", "--only", "batch-read"]
-        assert command.parse_arguments(arguments).only == ["batch-read", *measure.CHOICES]
-
 
 class TestBroker:
     def test_it_listens_here_only_and_keeps_everything_below_its_folder(self, tmp_path):
@@ -204,23 +130,3 @@ class TestBroker:
     def test_it_syncs_as_kafka_does_by_default(self, tmp_path):
         settings = broker.broker_settings(tmp_path, port=1, controller_port=2)
         assert not [name for name in settings if "flush" in name or "compression" in name]
-
-
-def test_arrivals_are_complete_with_the_last_record():
-    class Batch:
-        def __init__(self, *values):
-            self.values = values
-
-        def select(self, _column):
-            return self
-
-        def collect(self):
-            return [type("Row", (), {"value": value}) for value in self.values]
-
-    arrivals = Arrivals(3)
-    arrivals.take(Batch(b"2 ..", b"0 .."), 0)
-    assert not arrivals.are_complete.is_set()
-    arrivals.take(Batch(b"1 .."), 1)
-    assert arrivals.are_complete.is_set()
-    first, second, third = arrivals.seconds
-    assert first == third < second

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.overload`: a server that is offered far more than it can do.
+"""`python -m benchmarks.core.overload`: a server that is offered far more than it can do.
 
 First as many appends as it acknowledges at its best, then ten times as many in flight, and more
 than its memory has room for, from peers that never wait; then from our own clients. Then a thousand
@@ -11,22 +11,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.load import Answers, Generator, Load, run
-from benchmarks.memory import Sampler
-from benchmarks.report import table
-from benchmarks.servers import RESULTS, batch
-from benchmarks.slow_peers import slow_peers
+from benchmarks.core.load import Answers, Generator, Load, run
+from benchmarks.core.servers import batch
+from benchmarks.core.slow_peers import slow_peers
+from benchmarks.harness.folders import new_folder
+from benchmarks.harness.sampler import Sampler
+from benchmarks.harness.tables import table
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
@@ -176,13 +175,12 @@ def measure_clients(bench: Bench, tell: Tell) -> None:
 
 def _append_in_tasks(bench: Bench, octets: bytes, count: int) -> tuple[list[float], int]:
     async def work(client: AsyncClient, stream_id: int) -> None:
-        nonlocal failures
         while (began := time.perf_counter()) < until:
             try:
                 await client.append([AppendItem(stream_id, octets)])
                 latencies.append(time.perf_counter() - began)
-            except SbpError:
-                failures += 1
+            except SbpError as error:
+                failures.append(error)
 
     async def main() -> None:
         async with AsyncClient(bench.endpoint) as client:
@@ -190,10 +188,10 @@ def _append_in_tasks(bench: Bench, octets: bytes, count: int) -> tuple[list[floa
             await asyncio.gather(*(work(client, stream_id) for stream_id in ids))
 
     latencies: list[float] = []
-    failures = 0
+    failures: list[SbpError] = []
     until = time.perf_counter() + bench.seconds
     asyncio.run(main())
-    return latencies, failures
+    return latencies, len(failures)
 
 
 def _append_in_threads(bench: Bench, octets: bytes, count: int) -> tuple[list[float], int]:
@@ -271,16 +269,12 @@ MEASUREMENTS: Final[dict[str, Callable[[Bench, Tell], None]]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Measure; print a table of each."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core.overload", description=__doc__)
     parser.add_argument("--only", action="append", choices=MEASUREMENTS, help="may be repeated")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load (8)")
     settings = parser.parse_args(arguments)
-    RESULTS.mkdir(exist_ok=True)
     for name in settings.only or MEASUREMENTS:
-        with (
-            tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as folder,
-            LocalCluster(Path(folder) / "data") as cluster,
-        ):
+        with new_folder() as folder, LocalCluster(folder / "data") as cluster:
             bench = Bench(cluster, settings.seconds)
             MEASUREMENTS[name](bench, lambda text: print(text, flush=True))
     return 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from benchmarks.harness.model import Shape
 from sbp_spark.schema import source_arrow_schema, source_schema
 
 ROWS_PER_BATCH_MAX: Final = 10_000
@@ -39,37 +40,24 @@ IDLE_ROWS: Final = 10
 _TIMESTAMP_US: Final = 1_700_000_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Rows over all streams, octets of each value, and the streams: one partition each."""
+def shape_options(shape: Shape) -> dict[str, str]:
+    """Return a shape as options of the in-memory source."""
+    return {
+        "rows": str(shape.rows),
+        "valueBytes": str(shape.value_bytes),
+        "streams": ",".join(shape.streams),
+    }
 
-    rows: int
-    value_bytes: int
-    streams: tuple[str, ...]
 
-    @property
-    def payload_bytes(self) -> int:
-        """Octets of all values."""
-        return self.rows * self.value_bytes
+def shape_of(options: Mapping[str, str]) -> Shape:
+    """Return the shape that `shape_options` gave to the in-memory source."""
+    streams = tuple(options["streams"].split(","))
+    return Shape(int(options["rows"]), int(options["valueBytes"]), streams)
 
-    @property
-    def rows_per_batch(self) -> int:
-        """Rows of each Arrow batch: as many as the connector gives to Spark at a time."""
-        return min(ROWS_PER_BATCH_MAX, max(1, BYTES_PER_BATCH // self.value_bytes))
 
-    def to_options(self) -> dict[str, str]:
-        """Return the shape as options of the in-memory source."""
-        return {
-            "rows": str(self.rows),
-            "valueBytes": str(self.value_bytes),
-            "streams": ",".join(self.streams),
-        }
-
-    @staticmethod
-    def from_options(options: Any) -> Shape:
-        """Return the shape that `to_options` gave to the in-memory source."""
-        streams = tuple(options["streams"].split(","))
-        return Shape(int(options["rows"]), int(options["valueBytes"]), streams)
+def rows_per_batch(shape: Shape) -> int:
+    """Return the rows of each Arrow batch: as many as the connector gives to Spark at a time."""
+    return min(ROWS_PER_BATCH_MAX, max(1, BYTES_PER_BATCH // shape.value_bytes))
 
 
 @dataclass(frozen=True)
@@ -88,7 +76,7 @@ def portions(shape: Shape, start: int, end: int) -> list[Portion]:
     count = len(shape.streams)
     cuts = [start + (end - start) * index // count for index in range(count + 1)]
     return [
-        Portion(stream, index, after - before, shape.rows_per_batch, shape.value_bytes)
+        Portion(stream, index, after - before, rows_per_batch(shape), shape.value_bytes)
         for index, (stream, (before, after)) in enumerate(
             zip(shape.streams, pairwise(cuts), strict=True)
         )
@@ -174,10 +162,10 @@ class MemorySource(DataSource):
         return source_schema(include_headers=False)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return MemoryReader(Shape.from_options(self.options))
+        return MemoryReader(shape_of(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return MemoryStreamReader(Shape.from_options(self.options))
+        return MemoryStreamReader(shape_of(self.options))
 
 
 class IdleStreamReader(MemoryStreamReader):
@@ -195,7 +183,7 @@ class IdleSource(MemorySource):
         return IDLE_FORMAT
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return IdleStreamReader(Shape.from_options(self.options))
+        return IdleStreamReader(shape_of(self.options))
 
 
 @dataclass

@@ -1,24 +1,31 @@
-"""How long a reader at the tail waits while others catch up, whichever way the reads are served."""
+"""`python -m benchmarks.core.isolation`: how long a reader at the tail waits while others catch up.
+
+Next to each other are the ways in which a server may serve its reads.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import pyarrow as pa
 
-from benchmarks.report import Latency, latency
-from benchmarks.scenarios import BenchmarkError
+from benchmarks.harness.folders import new_folder
+from benchmarks.harness.model import BenchmarkError, Series
+from benchmarks.harness.tables import table
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster, ClusterSettings
@@ -68,7 +75,17 @@ class _Round:
     octets_per_s: float = 0.0
 
 
-def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[Latency]:
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What each round of a side gave: seconds of appends, and of records; octets in a second."""
+
+    side: str
+    appends: Series
+    records: Series
+    octets_per_s: float
+
+
+def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[Waits]:
     """Run the sides in turn, once unmeasured and then `rounds` times, on one log in `folder`."""
     with _server(folder, Side.ALONE) as endpoint:
         streams = _fill(endpoint)
@@ -78,14 +95,29 @@ def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[L
             found[side].append(_run(folder, side, streams))
         tell(f"isolation: {f'round {number}' if number else 'warm-up'} done")
     return [
-        latency(
+        Waits(
             side.value,
-            append_seconds=[each for timed in found[side][1:] for each in timed.append_seconds],
-            seconds=[each for timed in found[side][1:] for each in timed.seconds],
-            octets_per_s=[timed.octets_per_s for timed in found[side][1:]],
+            Series(side.value, tuple(tuple(each.append_seconds) for each in found[side][1:])),
+            Series(side.value, tuple(tuple(each.seconds) for each in found[side][1:])),
+            median(each.octets_per_s for each in found[side][1:]),
         )
         for side in Side
     ]
+
+
+def show(waits: Sequence[Waits]) -> str:
+    """Return the waits as a table for the terminal."""
+    times = ("append p50 ms", "append p99 ms", "p50 ms", "p99 ms", "max ms")
+    header = ("reads are served", *times, "catch-up MB/s")
+    lines = []
+    for each in waits:
+        seconds = (
+            *(each.appends.percentile(percent) for percent in (50, 99)),
+            *(each.records.percentile(percent) for percent in (50, 99, 100)),
+        )
+        texts = [f"{second * 1000:.1f}" for second in seconds]
+        lines.append((each.side, *texts, f"{each.octets_per_s / 1e6:,.0f}"))
+    return table(header, lines, text_columns={0})
 
 
 def _fill(endpoint: str) -> _Streams:
@@ -222,3 +254,20 @@ def _catch_up(endpoint: str, stream_id: int, octets: Synchronized[int], pipe: Co
                 reader.cancel()
 
     asyncio.run(catch_up())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure; print a table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.core.isolation", description=__doc__
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (5)")
+    settings = parser.parse_args(arguments)
+    with new_folder() as folder:
+        waits = measure(folder, settings.rounds, tell=lambda line: print(line, file=sys.stderr))
+    print(f"\n{show(waits)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

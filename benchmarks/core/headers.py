@@ -1,12 +1,17 @@
-"""What a frame's header costs the processor: writing it, and reading it with all its checks."""
+"""`python -m benchmarks.core.headers`: what a frame's header costs the processor.
+
+That is writing it, and reading it with all its checks.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.report import HeaderCost
+from benchmarks.harness.tables import table
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -25,6 +30,17 @@ from sbp_core.wire.headers import (
 ITEM_COUNTS: Final = (1, 10, 1000)
 ROUND_SECONDS: Final = 0.005
 ROUNDS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderCost:
+    """Processor time that it takes to encode a header with so many items, and to decode it."""
+
+    header: str
+    items: int
+    octets: int
+    encode_us: float
+    decode_us: float
 
 
 def measure() -> list[HeaderCost]:
@@ -95,3 +111,30 @@ def _seconds(work: Callable[[], object], calls: int) -> float:
     for _ in range(calls):
         work()
     return time.process_time() - started
+
+
+def show(costs: Sequence[HeaderCost]) -> str:
+    """Return the costs of headers as a table for the terminal."""
+    header = ("header", "items", "octets", "encode us", "decode us", "both us")
+    lines = [
+        (
+            each.header,
+            f"{each.items:,}",
+            f"{each.octets:,}",
+            f"{each.encode_us:,.0f}",
+            f"{each.decode_us:,.0f}",
+            f"{each.encode_us + each.decode_us:,.0f}",
+        )
+        for each in costs
+    ]
+    return table(header, lines, text_columns={0})
+
+
+def main() -> int:
+    """Measure; print a table."""
+    print(f"processor time of one header\n\n{show(measure())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""How a restart and reads depend on the length of the log: `python -m benchmarks.log`, no Spark.
+"""`python -m benchmarks.core.log`: how a restart and reads depend on the length of the log.
 
 For each size a server is filled with batches of 1 MiB in several streams until the log has so many
 full segments and a quarter of the last one. Then the server is started again a few times, and read:
@@ -162,7 +162,7 @@ def check(is_right: bool) -> None:  # noqa: FBT001 - it reads like an assertion
 
 def main(arguments: Sequence[str]) -> int:
     """Measure the sizes that were asked for and print them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.log", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core.log", description=__doc__)
     parser.add_argument(
         "--segments",
         type=int,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.servers`: the servers without Spark, next to the raw disk and loopback.
+"""`python -m benchmarks.core.servers`: the servers without Spark, by the raw disk and loopback.
 
 Each ratio compares two things that ran in turn in this run: appends with plain writes and
 fdatasync, fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients
@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +22,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from benchmarks.raw_reader import RawReader
-from benchmarks.report import table
+from benchmarks.core.raw_reader import RawReader
+from benchmarks.harness.folders import new_folder
+from benchmarks.harness.tables import table
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.log.entry import COMMIT_MARKER
 from sbp_core.records import ROWS_SCHEMA, encode_rows
-
-RESULTS: Final = Path(__file__).parent / "results"
 
 _MIB: Final = 1024 * 1024
 _LARGE_BYTES: Final = _MIB - 2048
@@ -285,7 +283,8 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
     tell(table(header, rows, text_columns={0, 2}) + "\n")
     sync_ms = p99_sync_ms(folder)
     tell(f"p99 of 1 KiB + fdatasync {sync_ms:.2f} ms\n")
-    header = ("clients", "acks/s", "median ms", "p99 ms", "PING p99 ms", "bound", "acks/sync")
+    waits = ("median ms", "p99 ms", "PING p99 ms")
+    columns = ("clients", "acks/s", *waits, "bound", "acks/sync")
     lines = []
     for count in _CLIENT_COUNTS:
         each = await acknowledgements(cluster.endpoint, log, count)
@@ -301,7 +300,7 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
                 f"{each.per_sync:.1f}",
             )
         )
-    tell(table(header, lines, text_columns=set()))
+    tell(table(columns, lines, text_columns=set()))
     tell("bound: p99 of an append / (p99 of fdatasync + p99 of as many clients' PINGs)")
 
 
@@ -313,11 +312,8 @@ def main() -> int:
 
 def measure() -> None:
     """Measure, and print two tables."""
-    RESULTS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="run-") as name:
-        folder = Path(name)
-        with LocalCluster(folder / "data") as cluster:
-            asyncio.run(_measure(folder, cluster, lambda text: print(text, flush=True)))
+    with new_folder() as folder, LocalCluster(folder / "data") as cluster:
+        asyncio.run(_measure(folder, cluster, lambda text: print(text, flush=True)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""From runs to figures: rounds in turn, ratios, tables, a file and pictures."""

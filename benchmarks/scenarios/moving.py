@@ -1,0 +1,65 @@
+"""Rows from a store into nothing, and out of memory into a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.harness.interleave import Run
+from benchmarks.scenarios.bench import Bench, seconds_to_nothing
+from benchmarks.systems.base import System, check_stored
+from benchmarks.systems.kafka import Kafka
+from benchmarks.systems.sbp import Sbp
+
+CHATTY_SBP: Final = {"batchRecords": "10"}
+CHATTY_KAFKA: Final = {"kafka.batch.size": "1200", "kafka.linger.ms": "0"}
+"""About ten records of 100 B; Kafka's producer counts octets, with those of its batch's header."""
+
+
+def batch_read(bench: Bench, system: System) -> Run:
+    """Read all rows, from planning to the end."""
+    store = bench.filled(system)
+    return lambda: [seconds_to_nothing(store.rows())]
+
+
+def available_now_read(bench: Bench, system: System) -> Run:
+    """Read all rows with Trigger.AvailableNow."""
+    store = bench.filled(system)
+    return lambda: [bench.run_seconds(store.streamed_rows().writeStream.format("noop"))]
+
+
+def batch_write(bench: Bench, system: System) -> Run:
+    """Write all rows into an empty store, acknowledged."""
+
+    def run() -> Sequence[float]:
+        store = system.new_store(bench.shape)
+        rows = bench.input_of(store).rows()
+        started = time.perf_counter()
+        store.batch_writer(rows).save()
+        seconds = time.perf_counter() - started
+        check_stored(store)
+        return [seconds]
+
+    return run
+
+
+def streaming_write(bench: Bench, system: System) -> Run:
+    """Write all rows in one micro-batch, acknowledged, and published where they are staged."""
+
+    def run() -> Sequence[float]:
+        store = system.new_store(bench.shape)
+        rows = bench.input_of(store).streamed_rows()
+        seconds = bench.run_seconds(store.stream_writer(rows))
+        check_stored(store)
+        return [seconds]
+
+    return run
+
+
+def chatty_read(bench: Bench, system: System) -> Run:
+    """Read all rows, which were written in batches of a few."""
+    assert isinstance(system, Sbp | Kafka)
+    options = CHATTY_SBP if isinstance(system, Sbp) else CHATTY_KAFKA
+    store = bench.filled(system.with_options(options))
+    return lambda: [seconds_to_nothing(store.rows())]

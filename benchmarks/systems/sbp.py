@@ -1,0 +1,108 @@
+"""The connector, with a placement driver and a range server in a process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from benchmarks.harness.model import Shape
+from benchmarks.systems.base import Append
+from sbp_core.client import AppendItem, Client, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.records import ROWS_SCHEMA, encode_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Streams with the rows of a shape; `sink_options` are those of all writers."""
+
+    spark: SparkSession
+    endpoint: str
+    shape: Shape
+    sink_options: Mapping[str, str]
+
+    def rows(self) -> DataFrame:
+        return self.spark.read.format("sbp").options(**self.source_options()).load()
+
+    def streamed_rows(self) -> DataFrame:
+        options = self.source_options() | {"startingOffsets": "earliest"}
+        return self.spark.readStream.format("sbp").options(**options).load()
+
+    def source_options(self) -> dict[str, str]:
+        """Return the options with which as many tasks read as there are slots for."""
+        return {
+            "endpoint": self.endpoint,
+            "streams": ",".join(self.shape.streams),
+            "minPartitions": str(self.spark.sparkContext.defaultParallelism),
+        }
+
+    def batch_writer(self, rows: DataFrame) -> DataFrameWriter:
+        return rows.write.mode("append").format("sbp").options(**self._sink_options())
+
+    def stream_writer(self, rows: DataFrame) -> DataStreamWriter:
+        return rows.writeStream.format("sbp").options(**self._sink_options())
+
+    def values_writer(self, values: DataFrame) -> DataFrameWriter:
+        return self.batch_writer(values).option("stream", self.shape.streams[0])
+
+    def _sink_options(self) -> dict[str, str]:
+        return {"endpoint": self.endpoint, **self.sink_options}
+
+    def stored_rows(self) -> int:
+        with Client(self.endpoint) as client:
+            infos = client.describe_streams(self.shape.streams)
+            bounds = client.stream_bounds([info.stream_id for info in infos])
+        return sum(bound.next_offset - bound.start_offset for bound in bounds)
+
+    @contextmanager
+    def appending(self) -> Iterator[Append]:
+        with Client(self.endpoint) as client:
+            stream_id = client.describe_streams(self.shape.streams)[0].stream_id
+
+            def append(value: bytes) -> None:
+                client.append([AppendItem(stream_id, _one_row(stream_id, value))])
+
+            yield append
+
+
+def _one_row(stream_id: int, value: bytes) -> bytes:
+    columns = {field.name: pa.nulls(1, field.type) for field in ROWS_SCHEMA}
+    columns["value"] = pa.array([value], pa.binary())
+    rows = pa.record_batch(list(columns.values()), schema=ROWS_SCHEMA)
+    return encode_rows(rows, stream_id=stream_id, timestamp_ms=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sbp:
+    """The connector; its writers have `sink_options`."""
+
+    spark: SparkSession
+    endpoint: str
+    server_pid: int
+    sink_options: Mapping[str, str] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def new_store(self, shape: Shape) -> Streams:
+        number = next(self._numbers)
+        names = tuple(f"{name}-{number}" for name in shape.streams)
+        with Client(self.endpoint) as client:
+            client.create_streams([StreamSpec(name) for name in names])
+        return Streams(self.spark, self.endpoint, replace(shape, streams=names), self.sink_options)
+
+    def with_options(self, options: Mapping[str, str]) -> Sbp:
+        """Return the same server with other options of writers."""
+        return replace(self, sink_options=options)
+
+
+@contextmanager
+def open_sbp(spark: SparkSession, folder: Path) -> Iterator[Sbp]:
+    """Start a server on an empty folder."""
+    with LocalCluster(folder) as cluster:
+        yield Sbp(spark, cluster.endpoint, cluster.pid)
