@@ -9,10 +9,10 @@ SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME &&
           PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve notebooks test conformance faults lint types bench schemas docs clean
+.PHONY: help install demo serve notebooks test conformance faults lint types bench bench-full schemas docs clean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(READY) ## make the virtual environment (VENV=.venv) with all that the targets need
 
@@ -42,8 +42,11 @@ lint: $(READY) ## check style, format and the import contracts
 types: $(READY) ## check the types
 	@$(BIN)/mypy
 
-bench: $(READY) ## measure
-	@$(SPARK) $(BIN)/python -m benchmarks
+bench: $(READY) ## measure, beside Apache Kafka too, in some minutes; BENCH="--only batch-read" adds options
+	@$(SPARK) $(BIN)/python -m benchmarks $(BENCH)
+
+bench-full: $(READY) ## measure everything with all shapes, the servers alone too: an hour and more
+	@$(SPARK) $(BIN)/python -m benchmarks --full $(BENCH)
 	@$(BIN)/python -m benchmarks.core.servers
 	@$(BIN)/python -m benchmarks.core.overload
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pyarrow as pa
 
 from sbp_core import limits

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks.core.load import Answers, Generator, Load, run
 from benchmarks.core.servers import batch
