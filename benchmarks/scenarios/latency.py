@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from benchmarks.harness.interleave import Run
 from benchmarks.harness.model import BenchmarkError
 from benchmarks.scenarios.bench import Bench
-from benchmarks.systems.base import Append, Log, System
+from benchmarks.systems.base import Append, LogSystem, System
 
 RECORDS: Final = 100
 RECORDS_IGNORED: Final = 20
@@ -52,7 +52,7 @@ def steady(bench: Bench, system: System) -> Run:
 
 def _latencies(bench: Bench, system: System, trigger: str) -> Sequence[float]:
     """Return the seconds of each record but the first ones."""
-    log = cast("Log", system.new_store(bench.shape))
+    log = cast("LogSystem", system).with_tasks(1).new_store(bench.shape)
     arrivals = Arrivals(RECORDS_IGNORED + RECORDS)
     with log.appending() as append:
         query = (

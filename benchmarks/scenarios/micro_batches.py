@@ -15,7 +15,7 @@ from benchmarks.harness.model import BenchmarkError
 from benchmarks.scenarios.bench import Bench
 from benchmarks.systems.base import System
 from benchmarks.systems.ceiling import Ceiling
-from benchmarks.systems.sbp import Streams
+from benchmarks.systems.sbp import Sbp, Streams
 from benchmarks.systems.sources import IDLE_ROWS, random_binary
 from sbp_core.client import AppendItem, Client
 from sbp_core.records import ROWS_SCHEMA, encode_rows
@@ -32,8 +32,8 @@ def micro_batches(bench: Bench, system: System) -> Run:
     def run() -> Sequence[float]:
         if isinstance(system, Ceiling):
             return _durations(bench, system.new_store(bench.shape).idle_rows())
-        streams = system.new_store(bench.shape)
-        assert isinstance(streams, Streams)
+        assert isinstance(system, Sbp)
+        streams = system.with_tasks(1).new_store(bench.shape)
         with _steady_appends(streams):
             return _durations(bench, streams.streamed_rows())
 

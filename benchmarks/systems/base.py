@@ -76,6 +76,10 @@ class LogSystem(System, Protocol):
         """Return an empty store for the rows of a shape."""
         ...
 
+    def with_tasks(self, tasks: int) -> LogSystem:
+        """Return the same server with another number of tasks that read, at least."""
+        ...
+
 
 def check_stored(store: Store) -> None:
     """Raise BenchmarkError unless a store holds as many rows as its shape says."""

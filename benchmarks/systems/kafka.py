@@ -34,12 +34,13 @@ _SERIALIZER: Final = "org.apache.kafka.common.serialization.ByteArraySerializer"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic with a partition for each stream of the shape."""
+    """A topic with a partition for each stream of the shape, which `tasks` read."""
 
     spark: SparkSession
     address: str
     name: str
     shape: Shape
+    tasks: int
     sink_options: Mapping[str, str]
 
     def rows(self) -> DataFrame:
@@ -50,8 +51,7 @@ class Topic:
 
     def _source_options(self) -> dict[str, str]:
         start = {"subscribe": self.name, "startingOffsets": "earliest"}
-        slots = str(self.spark.sparkContext.defaultParallelism)
-        return self._connection | start | {"minPartitions": slots} | CONSUMER
+        return self._connection | start | {"minPartitions": str(self.tasks)} | CONSUMER
 
     def batch_writer(self, rows: DataFrame) -> DataFrameWriter:
         return self.values_writer(_records(rows))
@@ -99,11 +99,15 @@ def _records(rows: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """The broker; new topics have `settings`, writers have `sink_options` beside the usual."""
+    """The broker; so many `tasks` read, at least.
+
+    New topics have `settings`, writers have `sink_options` beside the usual ones.
+    """
 
     spark: SparkSession
     address: str
     server_pid: int
+    tasks: int
     settings: Mapping[str, str] = field(default_factory=dict)
     sink_options: Mapping[str, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -111,7 +115,11 @@ class Kafka:
     def new_store(self, shape: Shape) -> Topic:
         name = f"{shape.streams[0]}-{next(self._numbers)}"
         create_topic(self.spark, self.address, name, len(shape.streams), self.settings)
-        return Topic(self.spark, self.address, name, shape, self.sink_options)
+        return Topic(self.spark, self.address, name, shape, self.tasks, self.sink_options)
+
+    def with_tasks(self, tasks: int) -> Kafka:
+        """Return the same broker with another number of tasks that read, at least."""
+        return replace(self, tasks=tasks)
 
     def with_settings(self, settings: Mapping[str, str]) -> Kafka:
         """Return the same broker with other settings of new topics."""

@@ -81,4 +81,4 @@ def _open_kafka(stack: ExitStack, spark: SparkSession, folder: Path, peer: Peer)
         broker = stack.enter_context(open_broker(folder, peer.broker_jars))
     except PeerAbsentError as error:
         return str(error)
-    return Kafka(spark, broker.address, broker.pid)
+    return Kafka(spark, broker.address, broker.pid, spark.sparkContext.defaultParallelism)

@@ -21,11 +21,12 @@ from sbp_core.records import ROWS_SCHEMA, encode_rows
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Streams with the rows of a shape; `sink_options` are those of all writers."""
+    """Streams with the rows of a shape; `tasks` read them, `sink_options` are those of writers."""
 
     spark: SparkSession
     endpoint: str
     shape: Shape
+    tasks: int
     sink_options: Mapping[str, str]
 
     def rows(self) -> DataFrame:
@@ -36,11 +37,11 @@ class Streams:
         return self.spark.readStream.format("sbp").options(**options).load()
 
     def source_options(self) -> dict[str, str]:
-        """Return the options with which as many tasks read as there are slots for."""
+        """Return the options with which so many tasks read."""
         return {
             "endpoint": self.endpoint,
             "streams": ",".join(self.shape.streams),
-            "minPartitions": str(self.spark.sparkContext.defaultParallelism),
+            "minPartitions": str(self.tasks),
         }
 
     def batch_writer(self, rows: DataFrame) -> DataFrameWriter:
@@ -81,11 +82,12 @@ def _one_row(stream_id: int, value: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Sbp:
-    """The connector; its writers have `sink_options`."""
+    """The connector; so many `tasks` read, at least, and writers have `sink_options`."""
 
     spark: SparkSession
     endpoint: str
     server_pid: int
+    tasks: int
     sink_options: Mapping[str, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -94,7 +96,12 @@ class Sbp:
         names = tuple(f"{name}-{number}" for name in shape.streams)
         with Client(self.endpoint) as client:
             client.create_streams([StreamSpec(name) for name in names])
-        return Streams(self.spark, self.endpoint, replace(shape, streams=names), self.sink_options)
+        named = replace(shape, streams=names)
+        return Streams(self.spark, self.endpoint, named, self.tasks, self.sink_options)
+
+    def with_tasks(self, tasks: int) -> Sbp:
+        """Return the same server with another number of tasks that read, at least."""
+        return replace(self, tasks=tasks)
 
     def with_options(self, options: Mapping[str, str]) -> Sbp:
         """Return the same server with other options of writers."""
@@ -105,4 +112,4 @@ class Sbp:
 def open_sbp(spark: SparkSession, folder: Path) -> Iterator[Sbp]:
     """Start a server on an empty folder."""
     with LocalCluster(folder) as cluster:
-        yield Sbp(spark, cluster.endpoint, cluster.pid)
+        yield Sbp(spark, cluster.endpoint, cluster.pid, spark.sparkContext.defaultParallelism)
