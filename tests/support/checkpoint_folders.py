@@ -45,3 +45,15 @@ def everything(folder: Path) -> dict[str, bytes]:
     """What is in a folder and those in it."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def clear_unborn(folder: Path) -> None:
+    """Remove what is left of a first micro-batch whose driver was killed while it noted its end.
+
+    Spark refuses such a folder for ever (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although
+    nothing has been read for it yet.
+    """
+    files = list((folder / "offsets").glob("*"))
+    if not any(file.name.isdecimal() for file in files):
+        for file in files:
+            file.unlink()

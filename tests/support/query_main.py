@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
+from checkpoint_folders import clear_unborn
 from pyspark.errors import StreamingQueryException
 from query_process import TOO_SLOW
 from spark_session import spark_session
@@ -85,6 +86,9 @@ def main(order) -> None:
         if number == order.get("dies_after"):  # and before the batch is committed
             barrier.wait()
             os.killpg(0, signal.SIGKILL)
+
+    for source in order["sources"]:
+        clear_unborn(folder / source / "checkpoint")
 
     def start(spark, source):
         reader = spark.readStream.format(source).options(**order["options"])

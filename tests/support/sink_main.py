@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from checkpoint_folders import clear_unborn
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 from query_process import TOO_SLOW
@@ -21,6 +22,7 @@ QUERY_FAILED = 76
 
 def main(order) -> None:
     folder = Path(order["folder"])
+    clear_unborn(folder / "checkpoint")
     with spark_session(folder / "spark", master=order["master"], conf=order.get("conf")) as spark:
         frame = spark.readStream.format("sbp").options(**order["source"]).load().select("value")
         if order["partitions"]:
