@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fault_cluster import FaultCluster
 from producing import producing
-from query_process import TOO_SLOW, QueryProcess, is_batch_open
+from query_process import TOO_SLOW, QueryProcess, is_batch_open, last_commit
 from sink_main import QUERY_FAILED
 from spark_streams import append_values, numbered
 from test_driver_kill import read_log
@@ -27,6 +27,8 @@ from sbp_core.client import Client, StreamSpec
 
 MAIN = Path(__file__).parent.parent / "support" / "sink_main.py"
 LIFE_SECONDS_MAX = 4.0
+START_KILLED_EVERY = 4
+"""Each life of this number may be killed before it has done anything."""
 SLEEP_MS = 4_000
 RECORDS_MAX_OF_LAST = 100_000
 """Of a micro-batch when nothing is killed any more, and hours of appends may be left."""
@@ -52,6 +54,15 @@ class Copy:
     @property
     def is_in_a_batch(self):
         return is_batch_open(self.folder / "checkpoint")
+
+    @property
+    def last_commit(self):
+        return last_commit(self.folder / "checkpoint")
+
+    def wait_until_it_works(self, life):
+        """Wait until one more micro-batch is committed: the first of a JVM takes seconds."""
+        before = self.last_commit
+        until(lambda: self.last_commit > before or not life.is_alive, PATIENCE_SECONDS)
 
     def begin(
         self, rng, *, trigger=ENDLESS, partitions=None, failpoints="", records_max=1_000, **order
@@ -170,7 +181,10 @@ def test_killed_at_any_time(tmp_path, rng, rounds):
                 kill = KILLS[copy.life_count % len(KILLS)]
                 life = copy.begin(rng)
                 life.wait_until_it("starts")
+                if copy.life_count % START_KILLED_EVERY:
+                    copy.wait_until_it_works(life)
                 kills.update(kill(copy, life, rng) or [])
+        assert copy.last_commit > 0, "nothing was at work when it was killed"
         copy.finish(rng)
         contents = copy.contents()
     report(copy, kills, contents)
@@ -182,7 +196,8 @@ NAMES = ("driver", "worker", "servers")
 
 def report(copy, kills, contents):
     sizes = {name: len(numbers) for name, numbers in contents.items()}
-    print(f"{copy.life_count} lives, kills {dict(kills)}, failpoints {dict(copy.fired())}; {sizes}")
+    done = f"{copy.life_count} lives, {copy.last_commit + 1} micro-batches"
+    print(f"{done}, kills {dict(kills)}, failpoints {dict(copy.fired())}; {sizes}")
 
 
 @pytest.mark.timeout(1800)

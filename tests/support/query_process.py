@@ -108,8 +108,12 @@ class Written(NamedTuple):
 
 def is_batch_open(checkpoint: Path) -> bool:
     """Whether the last micro-batch that was begun is not committed."""
-    begun, done = (_last_number(checkpoint / folder) for folder in ("offsets", "commits"))
-    return begun > done
+    return _last_number(checkpoint / "offsets") > last_commit(checkpoint)
+
+
+def last_commit(checkpoint: Path) -> int:
+    """The number of the last micro-batch that is committed; -1 before the first."""
+    return _last_number(checkpoint / "commits")
 
 
 def written_batches(folder: Path) -> dict[int, list[list[Written]]]:
