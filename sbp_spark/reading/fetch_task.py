@@ -67,7 +67,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     settle_once()
     LOG.debug("reading %s", "; ".join(map(describe_span, partition.spans)))
     client = client_for(partition.servers, Patience.RUNNING)
-    layout = _layout(partition, schema, client)
+    layout = layout_for(partition, schema, client)
     round_bytes = fetch_round_bytes(partition.buffer_bytes)
     fetched = fetch_chunks(
         client, partition.spans, round_bytes=round_bytes, is_loss_fatal=partition.is_loss_fatal
@@ -77,7 +77,8 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         yield from decode_chunks(chunks, partition.spans, layout)
 
 
-def _layout(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
+def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
+    """Return what makes the columns of `schema` of a partition's record batches."""
     if not partition.form.is_typed:
         return RowsLayout(schema)
     versions = SchemaVersions(client, partition.servers)

@@ -39,12 +39,14 @@ from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
 from sbp_spark.streaming.micro_batch import Way, frozen_targets, way_ahead
 from sbp_spark.streaming.quiet import NOTHING_AHEAD, Quiet, is_quiet
+from sbp_spark.streaming.rows_with_plan import RowsWithPlan
+from sbp_spark.streaming.small_batches import SmallBatches
 from sbp_spark.streaming.snapshot import Snapshot, is_plausible
 from sbp_spark.streaming.stream_watch import StreamWatch
 from sbp_spark.streaming.trigger import Trigger
 
 
-class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams in micro-batches. While the servers are away it waits, up to a minute.
 
     Options and schema are checked at the first use: Spark buries what a constructor raises.
@@ -63,6 +65,7 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._maybe_losses: LossPolicy | None = None
         self._maybe_commits: Commits | None = None
         self._maybe_quiet: Quiet | None = None
+        self._small_batches = SmallBatches()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the constant that stands for the start of a fresh query."""
@@ -143,10 +146,10 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what to read from `start` to `end`: the same records whenever it is asked.
 
-        Raises SbpError.
+        Small micro-batches are read at once. Raises SbpError.
         """
         with plain_errors():
-            self._maybe_quiet = None
+            self._maybe_quiet = self._maybe_rows = None
             begin, finish = SourceOffset.from_json(start), SourceOffset.from_json(end)
             wanted = [
                 each for each in intervals(begin, finish) if each.start_offset < each.end_offset
@@ -161,6 +164,8 @@ class SbpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._streams().client, self._options(), there, streams, self._form, as_of=as_of
             )
             self._losses.note(planned.losses)
+            schema = source_arrow_schema(self._given_schema)
+            self._maybe_rows = self._small_batches.maybe_read(planned.partitions, schema)
             return planned.partitions
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from sbp_core.client import (
 from sbp_core.errors import ConnectError, NotFoundError, StatusCode
 from sbp_spark.reading import read_plan, source_streams
 from sbp_spark.schema import source_schema
-from sbp_spark.streaming import stream_watch
+from sbp_spark.streaming import small_batches, stream_watch
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 ALL = ReadAllAvailable()
@@ -152,6 +152,9 @@ class FakeCluster:
         away = self._away_servers()
         return {each: ConnectError("scripted") for each in endpoints if each in away}
 
+    def fetch(self, items):
+        raise ConnectError("made-up streams have no records")
+
     def list_ranges(self, stream_ids, *, as_of=None):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}
         return {each: (RangeInfo(each, 0, starts[each], None, 0, ("h:1",)),) for each in stream_ids}
@@ -160,7 +163,7 @@ class FakeCluster:
 def use_fake_cluster(monkeypatch):
     """Two streams, that the source takes for those of a cluster; nobody waits."""
     fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
-    for module in (source_streams, stream_watch):
+    for module in (small_batches, source_streams, stream_watch):
         monkeypatch.setattr(module, "client_for", lambda *_: fake)
     for module in (read_plan, stream_watch):
         monkeypatch.setattr(module, "DOUBT_WAITS_S", (0, 0, 0, 0))

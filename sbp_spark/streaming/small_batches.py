@@ -1,0 +1,77 @@
+"""Small micro-batches are read where they are planned, so that no task has to start Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.client import Client, FetchItem
+from sbp_core.errors import SbpError
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.log import LOG
+from sbp_spark.reading.fetch_task import ROWS_PER_BATCH, SpanPartition, decode_chunks, layout_for
+from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
+
+RECORDS_MAX: Final = ROWS_PER_BATCH
+"""A task reads more of them in less time than it takes to hand them over with the plan."""
+BYTES_MAX: Final = limits.MIB
+
+
+class SmallBatches:
+    """Reads micro-batches that one FETCH brings, and leaves all others to tasks.
+
+    Those of records that lately were too large are not tried.
+    """
+
+    def __init__(self) -> None:
+        self._record_bytes = 0
+
+    def maybe_read(
+        self, partitions: Sequence[SpanPartition], schema: pa.Schema
+    ) -> list[pa.RecordBatch] | None:
+        """Return all rows of a plan; None if tasks are to read them.
+
+        Whatever goes wrong is left to the tasks, too: they are more patient, and know what to do
+        about records that are gone.
+        """
+        if len(partitions) != 1 or not self._is_small(partitions[0].spans):
+            return None
+        (partition,) = partitions
+        client = client_for(partition.servers, Patience.STARTING)
+        try:
+            chunks = self._fetch(client, partition.spans)
+            if chunks is None:
+                return None
+            layout = layout_for(partition, schema, client)
+            return list(decode_chunks(chunks, partition.spans, layout))
+        except SbpError as error:
+            LOG.debug("a small micro-batch is left to a task: %s", error)
+            return None
+
+    def _is_small(self, spans: Sequence[StreamSpan]) -> bool:
+        count = sum(span.end_offset - span.start_offset for span in spans)
+        is_short = len(spans) <= SPANS_PER_FETCH and count <= RECORDS_MAX
+        return is_short and count * self._record_bytes <= BYTES_MAX
+
+    def _fetch(self, client: Client, spans: Sequence[StreamSpan]) -> list[Chunk] | None:
+        """Return all record batches of the spans, if one FETCH brings them. Raises SbpError."""
+        bytes_max = BYTES_MAX // len(spans)
+        items = [
+            FetchItem(span.stream_id, span.start_offset, span.end_offset, bytes_max)
+            for span in spans
+        ]
+        chunks, octets, count, is_whole = [], 0, 0, True
+        for outcome in client.fetch(items):
+            if outcome.error is not None:
+                raise outcome.error
+            span = spans[outcome.item_index]
+            octets += len(outcome.payload)
+            count += max(0, outcome.next_offset - span.start_offset)
+            is_whole = is_whole and outcome.next_offset >= span.end_offset
+            chunks.append(Chunk(outcome.item_index, outcome.payload))
+        self._record_bytes = octets // max(1, count)
+        return chunks if is_whole else None

@@ -1,0 +1,165 @@
+"""Micro-batches that the driver reads with their plan, and those that it leaves to tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import contextmanager
+
+import pytest
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from spark_streams import append_values, numbered
+
+from sbp_core.client import Client, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_spark import client_pool
+from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.streaming import small_batches
+from sbp_spark.streaming.stream_reader import SbpStreamReader
+
+COLUMNS = source_schema(include_headers=False)
+SCHEMA = source_arrow_schema(COLUMNS)
+
+
+class Query:
+    """What Spark's planner does with a reader, in one process."""
+
+    def __init__(self, endpoint, *streams, **options):
+        given = {"endpoint": endpoint, "streams": ",".join(streams)} | options
+        given = {"startingOffsets": "earliest"} | given
+        self.reader = SbpStreamReader(given, COLUMNS)
+        self.offset = self.reader.initialOffset()
+
+    def plan(self):
+        """The rows that come with the plan of the next micro-batch, None if none do."""
+        end = self.reader.latestOffset(self.offset, ReadAllAvailable())
+        self.partitions = self.reader.partitions(self.offset, end)
+        start, self.offset = self.offset, json.loads(json.dumps(end))
+        if not isinstance(self.reader, _SimpleStreamReaderWrapper):
+            return None
+        rows = values(self.reader.getCache(start, end))
+        assert not isinstance(self.reader, _SimpleStreamReaderWrapper)
+        return rows
+
+    def read(self):
+        """The rows that tasks would read."""
+        return values(rows for each in self.partitions for rows in self.reader.read(each))
+
+
+def values(batches):
+    columns = ["stream", "offset", "value"]
+    rows = [row for each in batches for row in each.select(columns).to_pylist()]
+    return sorted((row["stream"], row["offset"], row["value"]) for row in rows)
+
+
+def wanted(stream, first, stop):
+    return sorted((stream, n, value) for n, value in enumerate(numbered(first, stop), first))
+
+
+@pytest.fixture
+def query(cluster, new_streams):
+    names = new_streams(2)
+    return Query(cluster.endpoint, *names), names
+
+
+def test_rows_of_all_streams_come_with_the_plan(query, client):
+    query, (first, second) = query
+    append_values(client, first, numbered(0, 5))
+    append_values(client, second, numbered(0, 3))
+    assert query.plan() == sorted(wanted(first, 0, 5) + wanted(second, 0, 3)) == query.read()
+    append_values(client, first, numbered(5, 9))
+    append_values(client, first, numbered(9, 10))
+    assert query.plan() == wanted(first, 5, 10) == query.read()
+
+
+def test_nothing_new_brings_nothing(query):
+    query, _ = query
+    assert query.plan() is None
+    assert query.partitions == []
+
+
+def test_several_tasks_read_for_themselves(cluster, client, new_streams):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 10))
+    query = Query(cluster.endpoint, stream, minPartitions="2")
+    assert query.plan() is None
+    assert len(query.partitions) == 2
+    assert query.read() == wanted(stream, 0, 10)
+
+
+def test_many_records_are_left_to_a_task(query, client):
+    query, (stream, _) = query
+    append_values(client, stream, numbered(0, small_batches.RECORDS_MAX + 1))
+    assert query.plan() is None
+    append_values(client, stream, numbered(0, small_batches.RECORDS_MAX))
+    assert len(query.plan()) == small_batches.RECORDS_MAX
+
+
+def test_large_records_are_left_to_a_task_and_not_fetched_twice(query, client, monkeypatch):
+    query, (stream, _) = query
+    fetched = []
+    fetch = small_batches.SmallBatches._fetch
+    monkeypatch.setattr(
+        small_batches.SmallBatches,
+        "_fetch",
+        lambda *given: fetched.append(given) or fetch(*given),
+    )
+    large = [bytes(small_batches.BYTES_MAX // 2)] * 3
+    for _ in range(2):
+        append_values(client, stream, large[:1])
+        append_values(client, stream, large[1:])
+        assert query.plan() is None
+        assert len(query.read()) == 3
+    assert len(fetched) == 1
+    append_values(client, stream, large[:1])
+    assert len(query.plan()) == 1
+
+
+def test_records_that_are_gone_are_left_to_the_task(query, client):
+    query, (stream, _) = query
+    append_values(client, stream, numbered(0, 5))
+    assert query.plan() is not None
+    (info,) = client.describe_streams([stream])
+    client.trim_streams({info.stream_id: 2})
+    assert small_batches.SmallBatches().maybe_read(query.partitions, SCHEMA) is None
+
+
+def test_a_plan_that_failed_leaves_no_rows_behind(query, client):
+    query, (stream, _) = query
+    append_values(client, stream, numbered(0, 5))
+    end = query.reader.latestOffset(query.offset, ReadAllAvailable())
+    query.reader.partitions(query.offset, end)
+    assert isinstance(query.reader, _SimpleStreamReaderWrapper)
+    assert query.reader.partitions(end, end) == []
+    assert not isinstance(query.reader, _SimpleStreamReaderWrapper)
+
+
+@contextmanager
+def frozen(pid):
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_server_that_says_nothing_holds_the_plan_up_for_seconds_only(monkeypatch):
+    """A task waits for a minute; this would come on top of that."""
+    patience = client_pool.Patience.STARTING
+    with LocalCluster() as cluster, Client(cluster.endpoint) as client:
+        client.create_streams([StreamSpec("a")])
+        append_values(client, "a", numbered(0, 5))
+        query = Query(cluster.endpoint, "a")
+        end = query.reader.latestOffset(query.offset, ReadAllAvailable())
+        (partition,) = query.reader.partitions(query.offset, end)
+        asked = []
+        client_for = small_batches.client_for
+        monkeypatch.setattr(
+            small_batches, "client_for", lambda *given: asked.append(given[1]) or client_for(*given)
+        )
+        with frozen(cluster.pid):
+            assert small_batches.SmallBatches().maybe_read([partition], SCHEMA) is None
+        assert asked == [patience]
+        assert small_batches.SmallBatches().maybe_read([partition], SCHEMA) is not None
