@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -19,6 +19,9 @@ from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
 RECORDS_MAX: Final = ROWS_PER_BATCH
 """A task reads more of them in less time than it takes to hand them over with the plan."""
 BYTES_MAX: Final = limits.MIB
+"""Of record batches, as they are stored."""
+ROW_BYTES_MAX: Final = 4 * BYTES_MAX
+"""Of rows, which may take far more than the compressed batches that they come from."""
 
 
 class SmallBatches:
@@ -47,7 +50,7 @@ class SmallBatches:
             if chunks is None:
                 return None
             layout = layout_for(partition, schema, client)
-            return list(decode_chunks(chunks, partition.spans, layout))
+            return self._decoded(decode_chunks(chunks, partition.spans, layout))
         except SbpError as error:
             LOG.debug("a small micro-batch is left to a task: %s", error)
             return None
@@ -75,3 +78,16 @@ class SmallBatches:
             chunks.append(Chunk(outcome.item_index, outcome.payload))
         self._record_bytes = octets // max(1, count)
         return chunks if is_whole else None
+
+    def _decoded(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
+        """Return all rows, unless they take far more octets than they did when compressed."""
+        found: list[pa.RecordBatch] = []
+        count, octets = 0, 0
+        for batch in batches:
+            found.append(batch)
+            count += batch.num_rows
+            octets += batch.nbytes
+            if octets > ROW_BYTES_MAX:
+                self._record_bytes = octets // count
+                return None
+        return found

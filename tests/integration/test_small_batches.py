@@ -10,10 +10,11 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from spark_streams import append_values, numbered
+from spark_streams import append_values, numbered, rows_of
 
-from sbp_core.client import Client, StreamSpec
+from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
+from sbp_core.records import encode_rows
 from sbp_spark import client_pool
 from sbp_spark.schema import source_arrow_schema, source_schema
 from sbp_spark.streaming import small_batches
@@ -115,6 +116,19 @@ def test_large_records_are_left_to_a_task_and_not_fetched_twice(query, client, m
     assert len(fetched) == 1
     append_values(client, stream, large[:1])
     assert len(query.plan()) == 1
+
+
+def test_what_takes_far_more_when_it_is_decoded_is_left_to_a_task(query, client):
+    query, (stream, _) = query
+    (info,) = client.describe_streams([stream])
+    zeros = [bytes(small_batches.BYTES_MAX)] * 10
+    batch = encode_rows(
+        rows_of(zeros), stream_id=info.stream_id, timestamp_ms=0, compression="zstd"
+    )
+    assert len(batch) < small_batches.BYTES_MAX // 10
+    client.append([AppendItem(info.stream_id, batch)])
+    assert query.plan() is None
+    assert len(query.read()) == 10
 
 
 def test_records_that_are_gone_are_left_to_the_task(query, client):
