@@ -138,7 +138,7 @@ def kill_driver(copy, life, rng):
     life.live(rng.uniform(0, LIFE_SECONDS_MAX))
     was_alive, was_in_a_batch = life.is_alive, copy.is_in_a_batch
     life.kill()
-    return was_alive and (["driver"] + (["driver in a micro-batch"] if was_in_a_batch else []))
+    return ["driver", *(["driver in a micro-batch"] if was_in_a_batch else [])] if was_alive else []
 
 
 def kill_worker(copy, life, rng):
@@ -176,14 +176,14 @@ def test_killed_at_any_time(tmp_path, rng, rounds):
         with producing(
             cluster.endpoint, producer_rng, ["numbers"], sealed=STREAMS, seal_share=0.05
         ):
-            while sum(kills.values()) < rounds(3) or not all(kills[name] for name in NAMES):
+            while sum(done := [kills[name] for name in NAMES]) < rounds(3) or not all(done):
                 assert copy.life_count < 10 * rounds(3), f"not all kinds of kills: {kills}"
                 kill = KILLS[copy.life_count % len(KILLS)]
                 life = copy.begin(rng)
                 life.wait_until_it("starts")
                 if copy.life_count % START_KILLED_EVERY:
                     copy.wait_until_it_works(life)
-                kills.update(kill(copy, life, rng) or [])
+                kills.update(kill(copy, life, rng))
         assert copy.last_commit > 0, "nothing was at work when it was killed"
         copy.finish(rng)
         contents = copy.contents()
