@@ -23,9 +23,9 @@ from benchmarks.scenarios.bench import Bench
 from benchmarks.scenarios.catalogue import SCENARIOS, Scenario
 from benchmarks.systems import sources
 from benchmarks.systems.opening import Peer, open_systems
+from benchmarks.systems.sources import TASKS
 from sbp_spark.java import use_java
 
-TASKS: Final = 2
 WARM_UPS: Final = 3
 """Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java."""
 

@@ -24,7 +24,9 @@ class Measure(Enum):
     DELAY = "delay"
     """Seconds that single records, micro-batches or looks took: many numbers."""
     OCTETS = "octets"
-    """Octets, of memory or in the log: one number."""
+    """Octets in the log: one number."""
+    MEMORY = "memory"
+    """Resident octets of processes: one number."""
 
 
 @dataclass(frozen=True, slots=True)

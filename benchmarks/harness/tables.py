@@ -12,7 +12,12 @@ _MIB: Final = 1024 * 1024
 
 def show(outcomes: Sequence[Outcome]) -> str:
     """Return a table for each kind of measure, a line for each system of a case."""
-    makers = {Measure.RATE: _rates, Measure.DELAY: _delays, Measure.OCTETS: _sizes}
+    makers = {
+        Measure.RATE: _rates,
+        Measure.DELAY: _delays,
+        Measure.OCTETS: _sizes,
+        Measure.MEMORY: _memories,
+    }
     parts = []
     for measure, make in makers.items():
         chosen = [each for each in outcomes if each.case.measure is measure]
@@ -56,6 +61,16 @@ def _sizes(outcomes: Sequence[Outcome]) -> str:
             numbers = (series.typical / _MIB, series.typical / outcome.case.shape.rows)
             texts = [f"{number:,.1f}" for number in numbers]
             lines.append((*_case(outcome, series), *texts, *_ratio(outcome, series)))
+    return table(header, lines, text_columns=_TEXTS)
+
+
+def _memories(outcomes: Sequence[Outcome]) -> str:
+    header = (*_CASE, "MiB", *_RATIO)
+    lines = []
+    for outcome in outcomes:
+        for series in _measured(outcome):
+            text = f"{series.typical / _MIB:,.0f}"
+            lines.append((*_case(outcome, series), text, *_ratio(outcome, series)))
     return table(header, lines, text_columns=_TEXTS)
 
 

@@ -97,13 +97,14 @@ _GROWING: Final = tuple(shape(1024, payload_bytes=PAYLOAD_BYTES * times) for tim
 SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
+        Scenario("memory", _LOGS, (), memory, (shape(1024, payload_bytes=MEMORY_BYTES),)),
         _rate("empty-read", _READERS, batch_read, [shape(100, rows=2)]),
         _rate("batch-read", _READERS, batch_read, _USUAL, _LARGE),
         _rate("available-now-read", _READERS, available_now_read, _USUAL, _LARGE),
         _rate("batch-write", _WRITERS, batch_write, _USUAL, _LARGE),
         _rate("streaming-write", _STREAM_WRITERS, streaming_write, _USUAL, _LARGE),
         _rate("chatty-read", _LOGS, chatty_read, [], [shape(100, rows=200_000)]),
-        _rate("streams-read", _LOGS, available_now_read, [], _SPREAD),
+        _rate("streams-read", _READERS, available_now_read, [], _SPREAD),
         _rate("streams-write", _WRITERS, batch_write, [], _SPREAD),
         _rate("backlog-read", _READERS, available_now_read, [], _GROWING),
         _delay("latency", _LOGS, at_once, _ONE),
@@ -113,6 +114,5 @@ SCENARIOS: Final = {
         Scenario("typed-read", _LOGS, _ONE, typed_read),
         Scenario("typed-write", _LOGS, _ONE, typed_write),
         Scenario("typed-bytes", (OURS,), _ONE, typed_bytes),
-        Scenario("memory", _LOGS, (), memory, (shape(1024, payload_bytes=MEMORY_BYTES),)),
     )
 }

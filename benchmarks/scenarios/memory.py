@@ -23,7 +23,7 @@ def memory(bench: Bench, systems: Systems) -> list[Outcome]:
     first = next(each for each in peaks.values() if not isinstance(each, str))
     return [
         Outcome(
-            Case("memory", Measure.OCTETS, bench.shape, f"{step}: {process}"),
+            Case("memory", Measure.MEMORY, bench.shape, f"{step}: {process}"),
             tuple(
                 Series(name, absent=found)
                 if isinstance(found, str)

@@ -34,6 +34,8 @@ KEY_BYTES: Final = 8
 MEMORY_FORMAT: Final = "bench_memory"
 NULL_FORMAT: Final = "bench_null"
 IDLE_FORMAT: Final = "bench_idle"
+TASKS: Final = 2
+"""Tasks that read the in-memory source, as many as the session has slots for."""
 IDLE_ROWS: Final = 10
 """Rows of each stream in a micro-batch of the idle source."""
 
@@ -61,14 +63,29 @@ def rows_per_batch(shape: Shape) -> int:
 
 
 @dataclass(frozen=True)
-class Portion(InputPartition):
-    """Rows of one stream that a task yields; `stream_id` is its place among the streams."""
+class Portion:
+    """Rows of one stream; `stream_id` is its place among the streams."""
 
     stream: str
     stream_id: int
     rows: int
     rows_per_batch: int
     value_bytes: int
+
+
+@dataclass(frozen=True)
+class Work(InputPartition):
+    """What one task yields, one stream after the other."""
+
+    portions: tuple[Portion, ...]
+
+
+def works(shape: Shape, start: int, end: int) -> list[Work]:
+    """Deal the rows [start, end) of all streams out to TASKS tasks, or one for each stream."""
+    found = portions(shape, start, end)
+    count = min(TASKS, len(found))
+    cuts = [len(found) * index // count for index in range(count + 1)]
+    return [Work(tuple(found[begin:end])) for begin, end in pairwise(cuts)]
 
 
 def portions(shape: Shape, start: int, end: int) -> list[Portion]:
@@ -83,6 +100,13 @@ def portions(shape: Shape, start: int, end: int) -> list[Portion]:
     ]
 
 
+def read_work(work: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of a task."""
+    assert isinstance(work, Work)
+    for portion in work.portions:
+        yield from read_portion(portion)
+
+
 def read_portion(portion: Portion) -> Iterator[pa.RecordBatch]:
     """Yield the one prebuilt batch of a stream until all rows of the portion are out."""
     batch = _prebuilt_batch(portion)
@@ -90,10 +114,10 @@ def read_portion(portion: Portion) -> Iterator[pa.RecordBatch]:
         yield batch if rest >= batch.num_rows else batch.slice(0, rest)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=512)
 def _prebuilt_batch(portion: Portion) -> pa.RecordBatch:
     schema = source_arrow_schema(source_schema(include_headers=False))
-    count = portion.rows_per_batch
+    count = max(1, min(portion.rows_per_batch, portion.rows))
     columns = {
         "stream": pa.array([portion.stream] * count),
         "stream_id": pa.array(np.full(count, portion.stream_id)),
@@ -121,11 +145,10 @@ class MemoryReader(DataSourceReader):
         self._shape = shape
 
     def partitions(self) -> Sequence[InputPartition]:
-        return portions(self._shape, 0, self._shape.rows)
+        return works(self._shape, 0, self._shape.rows)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Portion)
-        return read_portion(partition)
+        return read_work(partition)
 
 
 class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -144,11 +167,10 @@ class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"rows": self._shape.rows}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return portions(self._shape, start["rows"], end["rows"])
+        return works(self._shape, start["rows"], end["rows"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Portion)
-        return read_portion(partition)
+        return read_work(partition)
 
 
 class MemorySource(DataSource):

@@ -64,6 +64,16 @@ class TestShape:
         portions = sources.portions(Shape(100, 7, ("a", "b")), 90, 100)
         assert [portion.rows for portion in portions] == [5, 5]
 
+    def test_two_tasks_share_many_streams(self):
+        names = tuple("abcde")
+        first, second = sources.works(Shape(50, 7, names), 0, 50)
+        assert [each.stream for each in first.portions] == ["a", "b"]
+        assert [each.stream for each in second.portions] == ["c", "d", "e"]
+        batches = [*sources.read_work(first), *sources.read_work(second)]
+        assert sum(batch.num_rows for batch in batches) == 50
+        (only,) = sources.works(Shape(50, 7, ("a",)), 0, 50)
+        assert [each.rows for each in only.portions] == [50]
+
 
 def portion(rows, value_bytes=5):
     return sources.Portion("a", 3, rows, ROWS_PER_BATCH, value_bytes)
@@ -176,6 +186,11 @@ class TestTables:
         assert ours.startswith("batch-read zstd")
         assert ours.split()[-2:] == ["19.1", "20.0"]
         assert theirs.split()[-4:] == ["2.00", "2.00", "to", "2.00"]
+
+    def test_memory_is_told_in_whole_mib(self):
+        case = replace(READ, measure=Measure.MEMORY, detail="write: server")
+        (line,) = show([Outcome(case, (Series("sbp", ((20e6,),)),))]).splitlines()[2:]
+        assert line.split()[-3:] == ["1,000,000", "sbp", "19"]
 
     def test_who_is_absent_has_no_figures(self):
         text = show([outcome(absent="no network"), outcome(absent="no network")])
