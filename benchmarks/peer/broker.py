@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ START_TIMEOUT_S: Final = 60
 STOP_TIMEOUT_S: Final = 30
 
 _LOOPBACK: Final = "127.0.0.1"
+_PORTS: Final = range(20_000, 30_000)
 _UNTIL_STDIN_CLOSES: Final = 'exec 3<&0; "$@" & java=$!; (read -r _ <&3; kill $java) & wait $java'
 """Runs a command that ends when this process does, however that ends."""
 _CLUSTER_ID: Final = "c2JwLWJlbmNobWFya3MtLQ"
@@ -95,12 +97,21 @@ def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[Broker]:
 
 
 def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server((_LOOPBACK, 0)) for _ in range(count)]
-    try:
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """Return ports that nobody listens on, and that no system gives to who asks for any.
+
+    Spark keeps producers for minutes. When their broker is gone they go on calling, and must not
+    reach a server that was given its port.
+    """
+    free: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        try:
+            socket.create_server((_LOOPBACK, port)).close()
+        except OSError:
+            continue
+        free.append(port)
+        if len(free) == count:
+            return free
+    raise PeerAbsentError(f"no free ports from {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 def _write_settings(path: Path, settings: Mapping[str, str]) -> Path:
