@@ -274,7 +274,7 @@ class TestArguments:
     def test_values_choose_cases(self):
         found = chosen("--only", "batch-read", "--values", "1024", "--times", "3")
         assert [job.shape.value_bytes for job in found] == [1024]
-        assert found[0].shape.rows == 3 * (100_000_000 // 1024)
+        assert found[0].shape.rows == 3 * (400_000_000 // 1024)
 
     @pytest.mark.parametrize(
         "arguments",
