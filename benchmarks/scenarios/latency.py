@@ -28,6 +28,7 @@ class Arrivals:
 
     def __init__(self, count: int) -> None:
         self.seconds: list[float | None] = [None] * count
+        self.have_begun = Event()
         self.are_complete = Event()
 
     def take(self, batch: DataFrame, _number: int) -> None:
@@ -36,6 +37,8 @@ class Arrivals:
         now = time.perf_counter()
         for value in values:
             self.seconds[int(value.split()[0])] = now
+        if values:
+            self.have_begun.set()
         if None not in self.seconds:
             self.are_complete.set()
 
@@ -51,7 +54,7 @@ def steady(bench: Bench, system: System) -> Run:
 
 
 def _latencies(bench: Bench, system: System, trigger: str) -> Sequence[float]:
-    """Return the seconds of each record but the first ones."""
+    """Return the seconds of each record but the first ones, to a query that is at work."""
     log = cast("LogSystem", system).with_tasks(1).new_store(bench.shape)
     arrivals = Arrivals(RECORDS_IGNORED + RECORDS)
     with log.appending() as append:
@@ -63,20 +66,25 @@ def _latencies(bench: Bench, system: System, trigger: str) -> Sequence[float]:
             .start()
         )
         try:
-            sent = _send(append, len(arrivals.seconds), bench.shape.value_bytes)
-            if not arrivals.are_complete.wait(_TIMEOUT_S):
-                raise BenchmarkError(f"records did not come within {_TIMEOUT_S} s")
+            sent = [_send(append, 0, bench.shape.value_bytes)]
+            _wait_for(arrivals.have_begun)  # a query takes a second or two to start
+            for number in range(1, len(arrivals.seconds)):
+                sent.append(_send(append, number, bench.shape.value_bytes))
+                time.sleep(INTERVAL_S)
+            _wait_for(arrivals.are_complete)
         finally:
             query.stop()
     pairs = zip(sent, arrivals.seconds, strict=True)
     return [arrived - begun for begun, arrived in pairs if arrived is not None][RECORDS_IGNORED:]
 
 
-def _send(append: Append, count: int, value_bytes: int) -> list[float]:
-    """Append so many numbered values; return when each was begun."""
-    sent = []
-    for number in range(count):
-        sent.append(time.perf_counter())
-        append(f"{number} ".encode().ljust(value_bytes, b"."))
-        time.sleep(INTERVAL_S)
-    return sent
+def _send(append: Append, number: int, value_bytes: int) -> float:
+    """Append a numbered value; return when that was begun."""
+    begun = time.perf_counter()
+    append(f"{number} ".encode().ljust(value_bytes, b"."))
+    return begun
+
+
+def _wait_for(event: Event) -> None:
+    if not event.wait(_TIMEOUT_S):
+        raise BenchmarkError(f"records did not come within {_TIMEOUT_S} s")
