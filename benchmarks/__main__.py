@@ -26,6 +26,8 @@ from benchmarks.systems.opening import Peer, open_systems
 from benchmarks.systems.sources import TASKS
 from sbp_spark.java import use_java
 
+DRIVER_MEMORY: Final = "4g"
+"""Spark's default of 1g is too little for Kafka's consumers of sixteen partitions."""
 WARM_UPS: Final = 3
 """Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java."""
 
@@ -95,6 +97,7 @@ def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
     spark = (
         SparkSession.builder.master(f"local[{TASKS}]")
         .appName("benchmarks")
+        .config("spark.driver.memory", DRIVER_MEMORY)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
