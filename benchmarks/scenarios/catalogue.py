@@ -32,7 +32,6 @@ READ_BYTES: Final = 400_000_000
 WRITE_BYTES: Final = 100_000_000
 """Octets of all values that are written, which takes longer, and of the least backlog."""
 MEMORY_BYTES: Final = 1024 * 1024 * 1024
-FEW_ROWS: Final = 1_000_000
 
 Measured = Callable[[Bench, Systems], Sequence[Outcome]]
 
@@ -59,11 +58,11 @@ def shape(
     return Shape(rows or max(1, payload_bytes // value_bytes), value_bytes, names)
 
 
-def _rounds(name: str, kind: Measure, prepare: Prepare, detail: str = "") -> Measured:
+def _rounds(name: str, kind: Measure, prepare: Prepare) -> Measured:
     """Return what runs the systems in turn, for one case."""
 
     def run(bench: Bench, systems: Systems) -> Sequence[Outcome]:
-        return [measure(bench, Case(name, kind, bench.shape, detail), systems, prepare)]
+        return [measure(bench, Case(name, kind, bench.shape), systems, prepare)]
 
     return run
 
