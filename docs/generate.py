@@ -90,8 +90,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
 OF_ITS_OWN: Final[Mapping[type[SbpError], str]] = {
     errors.NotLeaderError: "asks the leader that `detail` names, or the next placement driver that"
     " it knows, after a backoff",
-    errors.NoRangeServerError: "raises it, the caller may try again; an APPEND or a FETCH tries"
-    " again after a backoff",
+    errors.NoRangeServerError: "raises it, the caller may try again; CREATE_STREAMS, an APPEND"
+    " or a FETCH tries again after a backoff",
     errors.SealUnansweredError: "raises it, the caller may try again",
 }
 

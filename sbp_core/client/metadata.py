@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.calls import Context, ask, unanswered, with_message
+from sbp_core.client.calls import Attempts, Context, ask, unanswered
 from sbp_core.client.placement import chunks, missing, refresh
-from sbp_core.client.program import Call, Program, gather
+from sbp_core.client.program import Call, Now, Program, gather, pause
 from sbp_core.client.types import StreamInfo, StreamSpec
 from sbp_core.errors import (
     ConfigurationError,
@@ -70,40 +70,64 @@ def list_streams(context: Context) -> Program[list[StreamInfo]]:
 def create_streams(context: Context, specs: Sequence[StreamSpec]) -> Program[list[StreamInfo]]:
     """Create streams; return them in the order of `specs` (SPEC "CREATE_STREAMS").
 
-    Raises ConfigurationError for what no server would take, AlreadyExistsError for a name in use.
-    The others of the same call are created nevertheless.
+    Waits for a range server while none is alive: each reports itself soon after a start. Raises
+    ConfigurationError for what no server would take, AlreadyExistsError for a name in use,
+    NoRangeServerError when all tries were in vain. The others of the same call may be created
+    nevertheless.
     """
     for spec in specs:
         check_spec(spec)
     created: list[StreamInfo] = []
     for chunk in chunks(specs):
+        created += yield from _create(context, chunk)
+    return created
+
+
+def _create(context: Context, specs: Sequence[StreamSpec]) -> Program[list[StreamInfo]]:
+    created: dict[int, StreamInfo] = {}
+    attempts = Attempts(context, (yield Now()))
+    while len(created) < len(specs):
+        wanted = [index for index in range(len(specs)) if index not in created]
         header = CreateStreamsRequest(
             timeout_ms=context.timeout_ms,
             streams=tuple(
                 Stream(
-                    name=spec.name,
-                    replica_nums=spec.replica_count,
-                    retention_period_ms=spec.retention_period_ms,
-                    retention_bytes=spec.retention_bytes,
+                    name=specs[index].name,
+                    replica_nums=specs[index].replica_count,
+                    retention_period_ms=specs[index].retention_period_ms,
+                    retention_bytes=specs[index].retention_bytes,
                 )
-                for spec in chunk
+                for index in wanted
             ),
         )
         answers = yield from ask(
             context, Opcode.CREATE_STREAMS, header, CreateStreamsResponse, is_repeatable=False
         )
         results = [result for answer in answers for result in answer.create_responses]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to create")
-        for spec, result in zip(chunk, results, strict=True):
+        if len(results) != len(wanted):
+            raise unanswered(f"{len(wanted) - len(results)} of the {len(wanted)} streams to create")
+        failures: list[tuple[str, SbpError]] = []
+        for index, result in zip(wanted, results, strict=True):
+            what = f"stream {specs[index].name or '(unnamed)'!r}"
             error = maybe_error(result.status)
             if error is not None:
-                raise with_message(error, f"creating stream {spec.name or '(unnamed)'!r}: ")
-            if result.stream is None:
-                raise unanswered(f"stream {spec.name or '(unnamed)'!r}")
-            check_named(spec.name, result.stream)
-            created.append(stream_info(result.stream))
-    return created
+                failures.append((what, error))
+            elif result.stream is None:
+                raise unanswered(what)
+            else:
+                check_named(specs[index].name, result.stream)
+                created[index] = stream_info(result.stream)
+        if failures:
+            attempts.on_failure()
+            now_ms = yield Now()
+            longest_ms = 0.0
+            for what, failure in failures:
+                wait_ms = attempts.maybe_wait_ms(failure, now_ms, is_repeatable=False)
+                if wait_ms is None:
+                    raise attempts.explain(failure, f"creating {what}", None)
+                longest_ms = max(longest_ms, wait_ms)
+            yield from pause(longest_ms)
+    return [created[index] for index in range(len(specs))]
 
 
 def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]:

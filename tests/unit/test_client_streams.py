@@ -18,6 +18,7 @@ from scripted_peer import (
 
 from sbp_core import limits
 from sbp_core.client import (
+    RetryPolicy,
     StreamBounds,
     StreamSpec,
 )
@@ -26,6 +27,7 @@ from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
     InvalidRequestError,
+    NoRangeServerError,
     NotFoundError,
     Outcome,
     ProtocolError,
@@ -100,6 +102,50 @@ def test_create_streams(make, peer) -> None:
     ]
     with pytest.raises(AlreadyExistsError, match="taken"):
         driver.do("create_streams", [StreamSpec("taken")])
+
+
+def create_with(*codes: StatusCode) -> Handler:
+    """Answer each request with the next code for the streams whose names begin with `late`."""
+    left = list(codes)
+
+    def create(exchange: Exchange) -> None:
+        code = left.pop(0) if left else StatusCode.OK
+        results = tuple(
+            CreateStreamResult(status=status(code))
+            if code is not StatusCode.OK and each.name.startswith("late")
+            else CreateStreamResult(Stream(int(each.name[-1]), 1, 0, name=each.name))
+            for each in exchange.header.streams
+        )
+        exchange.answer(CreateStreamsResponse(create_responses=results))
+
+    return create
+
+
+def test_create_waits_for_a_range_server(make, peer) -> None:
+    """Only what was not created is asked for again, and all come in the order of the call."""
+    absent = StatusCode.PD_NO_AVAILABLE_RS
+    peer.script(Opcode.CREATE_STREAMS, create_with(absent, absent))
+    names = ["late-0", "now-1", "late-2"]
+    made = make(peer.endpoint).do("create_streams", [StreamSpec(name) for name in names])
+    assert [(each.stream_id, each.name) for each in made] == list(enumerate(names))
+    asked = [[s.name for s in each.header.streams] for each in peer.seen(Opcode.CREATE_STREAMS)]
+    assert asked == [names, ["late-0", "late-2"], ["late-0", "late-2"]]
+
+
+def test_create_gives_up_when_no_range_server_comes(make, peer) -> None:
+    absent = StatusCode.PD_NO_AVAILABLE_RS
+    peer.script(Opcode.CREATE_STREAMS, create_with(*[absent] * 1000))
+    policy = RetryPolicy(budget_ms=50, backoff_ms=1, backoff_ms_max=2)
+    with pytest.raises(NoRangeServerError, match=r"creating stream 'late-0'.*given up after"):
+        make(peer.endpoint, retry=policy).do("create_streams", [StreamSpec("late-0")])
+
+
+def test_create_does_not_wait_when_that_cannot_help(make, peer) -> None:
+    codes = [StatusCode.PD_NO_AVAILABLE_RS, StatusCode.CONFLICT]
+    peer.script(Opcode.CREATE_STREAMS, create_with(*codes))
+    with pytest.raises(AlreadyExistsError, match="creating stream 'late-0'"):
+        make(peer.endpoint).do("create_streams", [StreamSpec("late-0")])
+    assert len(peer.seen(Opcode.CREATE_STREAMS)) == len(codes)
 
 
 def test_create_is_not_repeated_when_its_outcome_is_unknown(make, peer) -> None:
