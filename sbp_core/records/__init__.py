@@ -5,7 +5,7 @@ from __future__ import annotations
 from sbp_core.records.arrow_body import Compression
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder
 from sbp_core.records.columns import COLUMNS_ENCODING, decode_columns, encode_columns
-from sbp_core.records.decoding import decode_batch
+from sbp_core.records.decoding import decode_batch, decode_batches
 from sbp_core.records.envelope import (
     Envelope,
     decode_envelope,
@@ -57,6 +57,7 @@ __all__ = [
     "check_evolution",
     "compare_schemas",
     "decode_batch",
+    "decode_batches",
     "decode_columns",
     "decode_envelope",
     "decode_rows",

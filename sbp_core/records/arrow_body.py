@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -51,10 +51,10 @@ def decode_body(
     columns are views of the envelope's body, unless that is not aligned to 8 octets: then it is
     copied once. Raises RecordBatchError.
     """
-    is_compressed = check_record_batch_message(envelope.body, record_count=envelope.record_count)
+    size = check_record_batch_message(envelope.body, record_count=envelope.record_count)
     try:
         wanted = [index for index, name in enumerate(schema.names) if name in (names or ())]
-        if is_compressed and wanted:
+        if size.is_compressed and wanted:
             batch = _decompress_some(envelope.body, schema_message, wanted)
         else:
             batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
@@ -66,6 +66,20 @@ def decode_body(
             f" damaged: {error}"
         ) from error
     return batch
+
+
+def decode_joined(bodies: Sequence[memoryview], schema_message: bytes) -> pa.RecordBatch:
+    """Return the rows of several bodies, which are checked messages, one after the other.
+
+    `schema_message` is their schema, as Arrow's streams begin with it. All of them are copied.
+    Raises ArrowException or OSError when one is damaged, not saying which.
+    """
+    stream = pa.py_buffer(b"".join((schema_message, *bodies)))
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    table = pa.ipc.open_stream(stream, options=options).read_all()
+    table.validate(full=True)  # before it is joined, for which Arrow trusts all offsets
+    (joined,) = table.combine_chunks().to_batches()
+    return joined
 
 
 def check_values(batch: pa.RecordBatch) -> None:

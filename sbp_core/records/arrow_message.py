@@ -94,12 +94,19 @@ MESSAGE_SCHEMA: Final = Schema(
 )
 
 
-def check_record_batch_message(data: memoryview, *, record_count: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class MessageSize:
+    """How many octets the buffers of a message decode to, and whether they are compressed."""
+
+    decoded_bytes: int
+    is_compressed: bool
+
+
+def check_record_batch_message(data: memoryview, *, record_count: int) -> MessageSize:
     """Check that `data` is one record batch message of `record_count` rows, safe to hand to Arrow.
 
-    Returns whether its buffers are compressed; nothing is decompressed. Raises RecordBatchError:
-    another kind of message, a part outside the data, or decoded sizes that sum up to more than
-    `limits.DECODED_BATCH_BYTES_MAX`.
+    Nothing is decompressed. Raises RecordBatchError: another kind of message, a part outside the
+    data, or decoded sizes that sum up to more than `limits.DECODED_BATCH_BYTES_MAX`.
     """
     header, buffers_start = _read_header(data)
     if header.length != record_count:
@@ -112,8 +119,8 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> bool:
                 f"Arrow message with a column of length {length} and {null_count} nulls"
             )
     _check_compression(header.compression)
-    _check_buffers(data[buffers_start:], header)
-    return header.compression is not None
+    decoded_bytes = _decoded_bytes(data[buffers_start:], header)
+    return MessageSize(decoded_bytes, header.compression is not None)
 
 
 def find_buffers(
@@ -182,13 +189,14 @@ def _check_compression(compression: BodyCompression | None) -> None:
         )
 
 
-def _check_buffers(buffers: memoryview, header: RecordBatchHeader) -> None:
-    """Check that all buffers lie inside, and the sum of their decoded sizes."""
+def _decoded_bytes(buffers: memoryview, header: RecordBatchHeader) -> int:
+    """Return what the buffers decode to. Raises if one lies outside, or that is too much."""
+    size_bytes = len(buffers)
     decoded_bytes = 0
     for offset, length in header.buffers:
-        if offset < 0 or length < 0 or offset + length > len(buffers):
+        if offset < 0 or length < 0 or offset + length > size_bytes:
             raise RecordBatchError(
-                f"Arrow buffer of {length} octets at {offset} lies outside the {len(buffers)}"
+                f"Arrow buffer of {length} octets at {offset} lies outside the {size_bytes}"
                 " octets of the message"
             )
         if offset % BUFFER_ALIGNMENT_BYTES:
@@ -202,6 +210,7 @@ def _check_buffers(buffers: memoryview, header: RecordBatchHeader) -> None:
             f"record batch declares {decoded_bytes} octets of decoded data, more than the"
             f" {limits.DECODED_BATCH_BYTES_MAX} allowed; write smaller batches"
         )
+    return decoded_bytes
 
 
 def _declared_bytes(buffer: memoryview) -> int:

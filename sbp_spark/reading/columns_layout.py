@@ -78,13 +78,21 @@ class ColumnsLayout:
         self._row_bytes = _fixed_row_bytes(self._rows_schema)
 
     def decode(
-        self, envelope: Envelope, span: StreamSpan, start_offset: int, count: int
+        self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
     ) -> Iterator[Piece]:
-        """Yield the columns of some records of a batch. Raises SchemaError, RecordBatchError.
+        """Yield the columns of some records. Raises SchemaError, RecordBatchError.
 
         An old batch may be far smaller than its columns are in the schema that has grown since, so
         they are made piece by piece.
         """
+        for envelope in envelopes:
+            batch_end = envelope.base_offset + envelope.record_count
+            begin, end = max(envelope.base_offset, start_offset), min(batch_end, end_offset)
+            yield from self._decode_batch(envelope, span, begin, end)
+
+    def _decode_batch(
+        self, envelope: Envelope, span: StreamSpan, start_offset: int, end_offset: int
+    ) -> Iterator[Piece]:
         version = self._version(envelope, span)
         names = self._data_names
         if self._has_times and envelope.timestamp_column is not None:
@@ -92,7 +100,6 @@ class ColumnsLayout:
         decoded = decode_columns(envelope, version.schema, names)
         row_bytes = self._row_bytes + decoded.get_total_buffer_size() // envelope.record_count
         step = max(1, _PIECE_BYTES // max(1, row_bytes))
-        end_offset = start_offset + count
         for offset in range(start_offset, end_offset, step):
             found = decoded.slice(offset - envelope.base_offset, min(step, end_offset - offset))
             try:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from sbp_core import limits
 from sbp_core.client import Client
 from sbp_core.errors import ProtocolError
 from sbp_core.records import Envelope, split_envelopes
@@ -19,7 +17,7 @@ from sbp_spark.garbage import settle_once
 from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.reading.columns_layout import ColumnsLayout
-from sbp_spark.reading.layout import Form, Layout, Piece
+from sbp_spark.reading.layout import Form, Layout, Piece, is_enough
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import (
     Chunk,
@@ -31,10 +29,6 @@ from sbp_spark.reading.prefetch import (
 from sbp_spark.reading.rows_layout import RowsLayout
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.task_log import LOG
-
-ROWS_PER_BATCH: Final = 10_000
-BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
-"""Less than what a full record batch decodes to, so that those are passed on as they are."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +95,19 @@ def decode_chunks(
         span = spans[chunk.span_index]
         if chunk.maybe_skip_to is not None:
             positions[chunk.span_index] = begins[chunk.span_index] = chunk.maybe_skip_to
+        start = end = positions[chunk.span_index]
+        envelopes: list[Envelope] = []
         for envelope in split_envelopes(chunk.payload):
-            position = positions[chunk.span_index]
-            if position >= span.end_offset:
+            if end >= span.end_offset:
                 break
-            is_inside_allowed = position == begins[chunk.span_index]
-            _check_sequence(span, envelope, position, is_inside_allowed=is_inside_allowed)
-            skip_count = position - envelope.base_offset
-            take_count = min(span.end_offset - position, envelope.record_count - skip_count)
-            for piece in layout.decode(envelope, span, position, take_count):
+            is_inside_allowed = end == begins[chunk.span_index]
+            _check_sequence(span, envelope, end, is_inside_allowed=is_inside_allowed)
+            end = min(envelope.base_offset + envelope.record_count, span.end_offset)
+            envelopes.append(envelope)
+        if envelopes:
+            for piece in layout.decode(envelopes, span, start, end):
                 yield from joiner.add(piece)
-            positions[chunk.span_index] = position + take_count
+        positions[chunk.span_index] = end
     yield from joiner.flush()
     for span, position in zip(spans, positions, strict=True):
         if position != span.end_offset:
@@ -151,12 +147,12 @@ class _Joiner:
 
     def add(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Take a piece; yield what is ready. A large piece is passed on without a copy."""
-        if _is_enough(piece.count, piece.size_bytes):
+        if is_enough(piece.count, piece.size_bytes):
             yield from self.flush()
         self._pieces.append(piece)
         self._row_count += piece.count
         self._size_bytes += piece.size_bytes
-        if _is_enough(self._row_count, self._size_bytes):
+        if is_enough(self._row_count, self._size_bytes):
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
@@ -165,7 +161,3 @@ class _Joiner:
             yield self._layout.join(self._pieces)
         self._pieces = []
         self._row_count = self._size_bytes = 0
-
-
-def _is_enough(row_count: int, size_bytes: int) -> bool:
-    return row_count >= ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH

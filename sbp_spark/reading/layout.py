@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
+from sbp_core import limits
 from sbp_core.records import Envelope
 from sbp_spark.reading.planning import StreamSpan
 
@@ -41,16 +42,27 @@ class Piece:
         return int(self.rows.num_rows)
 
 
+ROWS_PER_BATCH: Final = 10_000
+BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
+"""Less than what a full record batch decodes to, so that those are passed on as they are."""
+
+
+def is_enough(row_count: int, size_bytes: int) -> bool:
+    """Whether so much is passed on to Spark and not joined with what follows."""
+    return row_count >= ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH
+
+
 class Layout(Protocol):
-    """Makes of record batches, one by one, the columns that Spark demands of all of them."""
+    """Makes of record batches the columns that Spark demands of all of them."""
 
     def decode(
-        self, envelope: Envelope, span: StreamSpan, start_offset: int, count: int
+        self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
     ) -> Iterator[Piece]:
-        """Yield what `join` needs of `count` records of a batch, in their order.
+        """Yield what `join` needs of the records of some batches from one offset up to another.
 
-        The batch is validated as a whole. Pieces are made as they are drawn, none much larger than
-        a batch is when it is decoded. Raises SbpError.
+        The batches follow on one another, and there is a record of each to yield; they are
+        validated as a whole. Pieces are made as they are drawn, none much larger than a batch is
+        when it is decoded. Raises SbpError.
         """
         ...
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from sbp_core.records import ROWS_SCHEMA, Envelope, decode_batch
-from sbp_spark.reading.layout import Piece, joined
+from sbp_core.records import ROWS_SCHEMA, Envelope, decode_batches
+from sbp_spark.reading.layout import BYTES_PER_BATCH, ROWS_PER_BATCH, Piece, joined
 from sbp_spark.reading.place_columns import place_column
 from sbp_spark.reading.planning import StreamSpan
 
@@ -22,13 +22,17 @@ class RowsLayout:
         self._schema = schema
 
     def decode(
-        self, envelope: Envelope, span: StreamSpan, start_offset: int, count: int
+        self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
     ) -> Iterator[Piece]:
-        """Yield rows of a batch, in one piece. Raises RecordBatchError."""
-        rows = decode_batch(envelope)
-        size_bytes = rows.get_total_buffer_size() * count // envelope.record_count
-        rows = rows.slice(start_offset - envelope.base_offset, count)
-        yield Piece(span, start_offset, rows, size_bytes)
+        """Yield rows of some batches, the small ones in one piece. Raises RecordBatchError."""
+        offset = envelopes[0].base_offset
+        for rows in decode_batches(
+            envelopes, rows_enough=ROWS_PER_BATCH, bytes_enough=BYTES_PER_BATCH
+        ):
+            begin, end = max(offset, start_offset), min(offset + rows.num_rows, end_offset)
+            size_bytes = rows.get_total_buffer_size() * (end - begin) // rows.num_rows
+            yield Piece(span, begin, rows.slice(begin - offset, end - begin), size_bytes)
+            offset += rows.num_rows
 
     def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
         """Return the rows of some pieces."""

@@ -12,7 +12,8 @@ from sbp_core.client import Client, FetchItem
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.log import LOG
-from sbp_spark.reading.fetch_task import ROWS_PER_BATCH, SpanPartition, decode_chunks, layout_for
+from sbp_spark.reading.fetch_task import SpanPartition, decode_chunks, layout_for
+from sbp_spark.reading.layout import ROWS_PER_BATCH
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
 

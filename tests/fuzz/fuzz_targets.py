@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -47,6 +48,9 @@ from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.log.staged import Staging, commit_entry, drop_entry, staged_entry
 from sbp_core.records import (
     ROWS_SCHEMA,
+    Envelope,
+    decode_batch,
+    decode_batches,
     decode_envelope,
     decode_rows,
     encode_rows,
@@ -229,7 +233,9 @@ def rows_corpus() -> list[bytes]:
 
 def check_rows(data: bytes) -> None:
     try:
-        batch = decode_rows(decode_envelope(data))
+        envelope = decode_envelope(data)
+        _check_joined(envelope)
+        batch = decode_rows(envelope)
     except RecordBatchError:
         return
     assert batch.schema.equals(ROWS_SCHEMA)
@@ -237,6 +243,27 @@ def check_rows(data: bytes) -> None:
     if batch.nbytes <= limits.MIB:
         assert len(plain.to_pylist()) == batch.num_rows
         plain.take(pa.array([batch.num_rows - 1])).serialize()
+
+
+@cache
+def _sound_envelope() -> Envelope:
+    return decode_envelope(rows_corpus()[0])
+
+
+def _check_joined(envelope: Envelope) -> None:
+    """Beside sound batches, a batch is read as it is alone, or refused."""
+    sound = _sound_envelope()
+    try:
+        alone = decode_batch(envelope)
+    except RecordBatchError:
+        alone = None
+    try:
+        (*_, joined) = decode_batches([sound, envelope], rows_enough=10**6, bytes_enough=10**9)
+    except RecordBatchError:
+        joined = None
+    assert (alone is None) == (joined is None)
+    if alone is not None and joined is not None:
+        assert joined.slice(joined.num_rows - alone.num_rows).equals(alone)
 
 
 # A conversation: both ends on one connection, every request answered, every answer decoded.

@@ -18,6 +18,7 @@ from sbp_core.wire.flat.kinds import (
     Kind,
     Octets,
     Scalar,
+    Structs,
     Table,
     Text,
     Vector,
@@ -62,7 +63,7 @@ class Template:
 def maybe_template(tables: Mapping[str, ReadTable], name: str, data: bytes) -> Template | None:
     """Return the template of a buffer that was verified and whose root is the table `name`.
 
-    None for one of which a part is used twice, or that holds structs.
+    None for one of which a part is used twice.
     """
     tracer = _Tracer(tables, data)
     try:
@@ -186,6 +187,11 @@ class _Tracer:
                 table = self._tables[name]
                 targets = self._targets(position)
                 return self._tuple([self._table(table, target) for target in targets])
+            case Structs(codes):
+                layout = struct.Struct(f"<{codes}")
+                octets_count = self._count(position) * layout.size
+                octets = self._leaf(position + REFERENCE_BYTES, f"{octets_count}s")
+                return self._step(lambda found: tuple(layout.iter_unpack(found)), [octets])
             case _:
                 raise _NoTemplateError
 

@@ -1,0 +1,111 @@
+"""Record batches that follow on one another: small ones are decoded together, no others."""
+
+import struct
+
+import pyarrow as pa
+import pytest
+from foreign_batches import sequence_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    decode_batch,
+    decode_batches,
+    decoding,
+    encode_rows,
+    split_envelopes,
+)
+
+LARGE_BYTES = 40_000
+ENOUGH = {"rows_enough": 100, "bytes_enough": 100_000}
+
+
+def rows(count, value_bytes=3, first=0):
+    values = [b"%0*d" % (value_bytes, first + index) for index in range(count)]
+    return pa.RecordBatch.from_pylist(
+        [{"key": None, "value": value, "headers": [("name", value)]} for value in values],
+        schema=ROWS_SCHEMA,
+    )
+
+
+def batch(batch_rows, base_offset=0, compression="none"):
+    return encode_rows(
+        batch_rows, stream_id=9, timestamp_ms=1, base_offset=base_offset, compression=compression
+    )
+
+
+def decode(*batches, **enough):
+    return list(decode_batches(split_envelopes(b"".join(batches)), **(ENOUGH | enough)))
+
+
+BATCHES = st.one_of(
+    st.builds(
+        lambda count, size, compression: batch(rows(count, size), compression=compression),
+        st.integers(1, 60),
+        st.sampled_from([0, 3, 500, LARGE_BYTES]),
+        st.sampled_from(["none", "lz4", "zstd"]),
+    ),
+    st.integers(1, 5).map(lambda count: sequence_batch([b"%d" % each for each in range(count)])),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(BATCHES, max_size=12))
+def test_the_rows_are_those_of_each_batch(batches):
+    expected = [decode_batch(each) for each in split_envelopes(b"".join(batches))]
+    found = decode(*batches)
+    assert all(each.schema.equals(ROWS_SCHEMA) for each in found)
+    joined = pa.Table.from_batches(found, ROWS_SCHEMA).combine_chunks()
+    assert joined.equals(pa.Table.from_batches(expected, ROWS_SCHEMA).combine_chunks())
+
+
+def test_small_batches_are_joined_until_there_are_enough_rows():
+    found = decode(*[batch(rows(30))] * 9)
+    assert [each.num_rows for each in found] == [120, 120, 30]
+
+
+def test_small_batches_are_joined_until_there_are_enough_octets():
+    found = decode(*[batch(rows(2, 4_000))] * 6, bytes_enough=60_000)
+    assert [each.num_rows for each in found] == [8, 4]
+
+
+def test_a_large_batch_is_decoded_without_a_copy():
+    payload = batch(rows(1)) + batch(rows(1)) + batch(rows(2, LARGE_BYTES)) + batch(rows(1))
+    found = list(decode_batches(split_envelopes(payload), **ENOUGH))
+    assert [each.num_rows for each in found] == [2, 2, 1]
+    start = pa.py_buffer(payload).address
+    address = found[1].column("value").buffers()[2].address
+    assert start <= address < start + len(payload)
+
+
+def test_what_decodes_to_much_is_not_joined(monkeypatch):
+    monkeypatch.setattr(decoding, "decode_joined", lambda *_: pytest.fail("joined"))
+    zeros = pa.RecordBatch.from_pylist([{"value": bytes(10**6)}], schema=ROWS_SCHEMA)
+    packed = batch(zeros, compression="zstd")
+    assert len(packed) < 1_000
+    assert [each.num_rows for each in decode(packed, packed, packed)] == [1, 1, 1]
+
+
+def with_offset_outside(encoded):
+    """The batch with the end of its last value far behind all values."""
+    ends = struct.pack("<iii", 0, 3, 6)
+    return encoded.replace(ends, struct.pack("<iii", 0, 3, 2**31 - 1), 1)
+
+
+def with_name_not_utf8(encoded):
+    """The batch with a header whose name is no text."""
+    return encoded.replace(b"name", b"\xff\xff\xff\xff", 1)
+
+
+@pytest.mark.parametrize("damage", [with_offset_outside, with_name_not_utf8])
+def test_of_several_small_batches_the_damaged_one_is_named(damage):
+    sound = batch(rows(2), base_offset=10)
+    damaged = damage(sound)
+    assert damaged != sound
+    with pytest.raises(RecordBatchError, match="offset 10 of stream 9 is damaged") as alone:
+        decode(damaged)
+    with pytest.raises(RecordBatchError) as among:
+        decode(batch(rows(10)), damaged, batch(rows(2), base_offset=12))
+    assert str(among.value) == str(alone.value)
