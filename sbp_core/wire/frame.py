@@ -45,6 +45,8 @@ _RESPONSE, _END, _SYSTEM_ERROR, _COMPRESSED, _HEADER_CHECKSUM = (
 _PREFIX: Final = struct.Struct(">IBHBII")
 _CHECKSUM: Final = struct.Struct(">I")
 _LENGTH_OFFSET: Final = 4
+_PAYLOAD_ALIGNMENT_BYTES: Final = 8
+"""What payloads hold is aligned to so much within them: record batches, and columns in these."""
 _FRAME_OVERHEAD_BYTES: Final = _PREFIX.size + _CHECKSUM.size
 
 
@@ -151,6 +153,7 @@ class FrameDecoder:
         self._start = 0
         self._end = 0
         self._frame_bytes = 0
+        self._lead_bytes = 0
         self._discard_bytes = 0
         self._error: FrameError | None = None
 
@@ -250,6 +253,7 @@ class FrameDecoder:
         if header_bytes > min(length - limits.FRAME_BYTES_MIN, limits.HEADER_BYTES_MAX):
             raise FrameError(f"header length {header_bytes} does not fit a frame of {length}")
         self._frame_bytes = length + _CHECKSUM.size
+        self._lead_bytes = -(_PREFIX.size + header_bytes) % _PAYLOAD_ALIGNMENT_BYTES
         self.state = DecoderState.BODY
         return True
 
@@ -325,14 +329,19 @@ class FrameDecoder:
         return payload
 
     def _make_room(self) -> None:
-        """Move what is buffered to the front of a buffer with more room, at last for all of it."""
+        """Move what is buffered to the front of a buffer with more room, at last for all of it.
+
+        A frame is placed so that its payload is aligned.
+        """
         pending = self._end - self._start
         grown = limits.RECEIVE_GROWTH_FACTOR * max(pending, limits.RECEIVE_BUFFER_BYTES)
         wanted = min(self._frame_bytes, grown)
-        fresh = _allocate(max(limits.RECEIVE_BUFFER_BYTES, wanted, 2 * pending))
-        fresh[:pending] = self._buffer[self._start : self._end]
+        start = self._lead_bytes if self._frame_bytes else 0
+        end = start + pending
+        fresh = _allocate(start + max(limits.RECEIVE_BUFFER_BYTES, wanted, 2 * pending))
+        fresh[start:end] = self._buffer[self._start : self._end]
         self._buffer = fresh
-        self._start, self._end = 0, pending
+        self._start, self._end = start, end
 
 
 def _allocate(size: int) -> memoryview:

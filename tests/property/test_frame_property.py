@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +97,26 @@ def test_the_buffer_grows_with_what_came_not_with_what_was_announced():
     assert list(decoder.frames()) == []
     came = len(prefix) + limits.RECEIVE_BUFFER_BYTES
     assert len(decoder.get_buffer()) <= limits.RECEIVE_GROWTH_FACTOR * came
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 400_000))
+def test_large_payloads_are_aligned(header_bytes, small_bytes, piece_bytes):
+    """Whatever stands before them: columns in them are used in place."""
+    small = b"".join(encode_frame(0x1001, 0, 1, b"", [bytes(small_bytes)]))
+    content = bytes(range(256)) * 1024
+    large = b"".join(encode_frame(0x1001, 0, 1, bytes(header_bytes), [content]))
+    octets = memoryview((small + large) * 3)
+    decoder = FrameDecoder()
+    payloads = []
+    while octets:
+        with decoder.get_buffer() as target:
+            count = min(len(octets), len(target), max(piece_bytes, len(octets) // 50))
+            target[:count] = octets[:count]
+        decoder.buffer_updated(count)
+        octets = octets[count:]
+        payloads += [each.payload for each in decoder.frames() if len(each.payload) > small_bytes]
+    assert payloads == [content] * 3
+    assert [np.frombuffer(each, np.uint8).ctypes.data % 8 for each in payloads] == [0] * 3
 
 
 def test_a_large_header_leaves_no_large_buffer():
