@@ -24,10 +24,10 @@ from sbp_spark.selection import check_selection, ddl
 
 _HEADERS: Final = StructField("headers", MapType(StringType(), BinaryType()))
 _SOURCE_FIELDS: Final = (
-    StructField("stream", StringType()),
-    StructField("stream_id", LongType()),
-    StructField("range_index", IntegerType()),
-    StructField("offset", LongType()),
+    StructField("stream", StringType(), nullable=False),
+    StructField("stream_id", LongType(), nullable=False),
+    StructField("range_index", IntegerType(), nullable=False),
+    StructField("offset", LongType(), nullable=False),
     StructField("timestamp", TimestampType()),
     StructField("key", BinaryType()),
     StructField("value", BinaryType()),
@@ -47,7 +47,10 @@ _POSITION_COLUMNS: Final = frozenset({"range_index", "offset"})
 
 
 def source_schema(*, include_headers: bool) -> StructType:
-    """Return the columns of the source as Spark sees them, all of them nullable."""
+    """Return the columns of the source as Spark sees them.
+
+    Where a record was is always known; Spark then need not look for nulls in each row.
+    """
     fields = [*_SOURCE_FIELDS, _HEADERS] if include_headers else list(_SOURCE_FIELDS)
     return StructType(fields)
 

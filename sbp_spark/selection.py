@@ -25,7 +25,7 @@ FieldCheck: TypeAlias = Callable[[StructField, StructField, str], Iterator[str]]
 
 def exactly(given: StructField, there: StructField, path: str) -> Iterator[str]:
     """Yield a fault unless a column is asked for as it is."""
-    if given.dataType != there.dataType or not given.nullable:
+    if given.dataType != there.dataType or (there.nullable and not given.nullable):
         yield _mistaken(given, there, path)
 
 

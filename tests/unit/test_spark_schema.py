@@ -53,7 +53,15 @@ def test_any_of_the_columns_may_be_asked_for_in_any_order():
     check(columns(headers=HEADERS))
 
 
-NOT_NULL = StructType([StructField("offset", LongType(), nullable=False)])
+def test_where_a_record_was_is_never_null():
+    fields = source_schema(include_headers=True)
+    required = [field.name for field in fields if not field.nullable]
+    assert required == ["stream", "stream_id", "range_index", "offset"]
+    check(StructType([StructField("offset", LongType(), nullable=False)]))
+    check(StructType([StructField("offset", LongType(), nullable=True)]))
+
+
+NOT_NULL = StructType([StructField("key", BinaryType(), nullable=False)])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,7 @@ NOT_NULL = StructType([StructField("offset", LongType(), nullable=False)])
         (columns(offset=LongType(), price=LongType()), "column price does not exist"),
         (columns(Value=BinaryType()), "column Value does not exist; did you mean value"),
         (columns(value=StringType()), "column value string; expected value binary: cast"),
-        (NOT_NULL, "column offset bigint not null; expected offset bigint"),
+        (NOT_NULL, "column key binary not null; expected key binary"),
         (StructType([]), "there is no column"),
         (StructType(columns(key=BinaryType()).fields * 2), "column key stands there twice"),
         (
