@@ -17,6 +17,7 @@ from benchmarks.scenarios.moving import (
     batch_write,
     chatty_read,
     streaming_write,
+    values_read,
 )
 from benchmarks.scenarios.planning import planning
 from benchmarks.scenarios.typed import typed_bytes, typed_read, typed_write
@@ -102,6 +103,7 @@ SCENARIOS: Final = {
         _rate("empty-read", _READERS, batch_read, [shape(100, rows=2)]),
         _rate("batch-read", _READERS, batch_read, _READ[:2], _READ[2:]),
         _rate("available-now-read", _READERS, available_now_read, _READ[:2], _READ[2:]),
+        _rate("values-read", _LOGS, values_read, _READ[:2], _READ[2:]),
         _rate("batch-write", _WRITERS, batch_write, _WRITTEN[:2], _WRITTEN[2:]),
         _rate("streaming-write", _STREAM_WRITERS, streaming_write, _WRITTEN[:2], _WRITTEN[2:]),
         _rate("chatty-read", _LOGS, chatty_read, [], [shape(100, rows=200_000)]),

@@ -9,8 +9,8 @@ from typing import Final
 from benchmarks.harness.interleave import Run
 from benchmarks.scenarios.bench import Bench, seconds_to_nothing
 from benchmarks.systems.base import System, check_stored
-from benchmarks.systems.kafka import Kafka
-from benchmarks.systems.sbp import Sbp
+from benchmarks.systems.kafka import Kafka, Topic
+from benchmarks.systems.sbp import Sbp, Streams
 
 CHATTY_SBP: Final = {"batchRecords": "10"}
 CHATTY_KAFKA: Final = {"kafka.batch.size": "1200", "kafka.linger.ms": "0"}
@@ -21,6 +21,13 @@ def batch_read(bench: Bench, system: System) -> Run:
     """Read all rows, from planning to the end."""
     store = bench.filled(system)
     return lambda: [seconds_to_nothing(store.rows())]
+
+
+def values_read(bench: Bench, system: System) -> Run:
+    """Read the values of all rows, and no other column."""
+    store = bench.filled(system)
+    assert isinstance(store, Streams | Topic)
+    return lambda: [seconds_to_nothing(store.values())]
 
 
 def available_now_read(bench: Bench, system: System) -> Run:

@@ -47,6 +47,10 @@ class Store(Protocol):
 class Log(Store, Protocol):
     """A store on a server."""
 
+    def values(self) -> DataFrame:
+        """Return the column `value` of all rows, to be read in a batch."""
+        ...
+
     def values_writer(self, values: DataFrame) -> DataFrameWriter:
         """Return the writer of a column `value` into the first stream."""
         ...

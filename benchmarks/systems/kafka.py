@@ -46,6 +46,9 @@ class Topic:
     def rows(self) -> DataFrame:
         return self.spark.read.format(FORMAT).options(**self._source_options()).load()
 
+    def values(self) -> DataFrame:
+        return self.rows().select("value")
+
     def streamed_rows(self) -> DataFrame:
         return self.spark.readStream.format(FORMAT).options(**self._source_options()).load()
 

@@ -32,6 +32,10 @@ class Streams:
     def rows(self) -> DataFrame:
         return self.spark.read.format("sbp").options(**self.source_options()).load()
 
+    def values(self) -> DataFrame:
+        reader = self.spark.read.format("sbp").schema("value binary")
+        return reader.options(**self.source_options()).load()
+
     def streamed_rows(self) -> DataFrame:
         options = self.source_options() | {"startingOffsets": "earliest"}
         return self.spark.readStream.format("sbp").options(**options).load()
