@@ -96,7 +96,8 @@ def _faults(given: StructType, there: StructType, check: FieldCheck, path: str) 
 
 
 def _mistaken(given: StructField, there: StructField, path: str) -> str:
-    of_given, of_there = (ddl(StructType([each])) for each in (given, there))
+    expected = StructField(there.name, there.dataType)
+    of_given, of_there = (ddl(StructType([each])) for each in (given, expected))
     return f"column {path}{of_given}; expected {path}{of_there}: cast it afterwards"
 
 

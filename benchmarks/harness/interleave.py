@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import Final, TypeVar
 
-from benchmarks.harness.model import Case, Measure, Outcome, Series
+from benchmarks.harness.model import OURS, Case, Measure, Outcome, Series
+
+T = TypeVar("T")
+REASON_LENGTH_MAX: Final = 300
 
 Run = Callable[[], Sequence[float]]
 """Does the work of a case on one system once, and gives its numbers."""
@@ -18,17 +22,24 @@ def in_turn(
 ) -> Outcome:
     """Run each system `warm_ups` times unmeasured and then `rounds` times, in turn.
 
-    A text in the place of a run tells why there is none. Before every run, what is still to be
-    written to the disk is written, so that nobody pays for what another has left.
+    A text in the place of a run tells why there is none. Of the systems that we are compared with,
+    one that fails has no figures from then on. Before every run, what is still to be written to the
+    disk is written, so that nobody pays for what another has left.
     """
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in runs}
+    there = dict(runs)
     for number in range(1 - warm_ups, rounds + 1):
         said = []
-        for name, run in runs.items():
+        for name, run in there.items():
             if isinstance(run, str):
                 continue
             os.sync()
-            numbers = tuple(run())
+            done = attempt(case, name, run)
+            if isinstance(done, str):
+                there[name] = done
+                said.append(f"{name} {done}")
+                continue
+            numbers = tuple(done)
             said.append(f"{name} {_text(case.measure, median(numbers))}")
             if number > 0:
                 found[name].append(numbers)
@@ -37,9 +48,21 @@ def in_turn(
         case,
         tuple(
             Series(name, absent=run) if isinstance(run, str) else Series(name, tuple(found[name]))
-            for name, run in runs.items()
+            for name, run in there.items()
         ),
     )
+
+
+def attempt(case: Case, name: str, do: Callable[[], T]) -> T | str:
+    """Return what `do` gives for a system, or why it failed; a failure of ours is raised."""
+    try:
+        return do()
+    except Exception as error:
+        if name == OURS:
+            raise
+        lines = str(error).strip().splitlines() or [""]
+        where = f"{case.scenario} with {len(case.shape.streams)} streams"
+        return f"failed in {where}, {type(error).__name__}: {lines[0][:REASON_LENGTH_MAX]}"
 
 
 def _text(measure: Measure, number: float) -> str:

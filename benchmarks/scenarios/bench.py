@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from benchmarks.harness.interleave import Run, Tell, in_turn
+from benchmarks.harness.interleave import Run, Tell, attempt, in_turn
 from benchmarks.harness.model import BenchmarkError, Case, Outcome, Shape
 from benchmarks.systems.base import Store, System, check_stored
 from benchmarks.systems.ceiling import MemoryStore
@@ -82,7 +83,9 @@ Prepare = Callable[[Bench, System], Run]
 def measure(bench: Bench, case: Case, systems: Systems, prepare: Prepare) -> Outcome:
     """Prepare every system that is there, and run them in turn."""
     runs: dict[str, Run | str] = {
-        name: system if isinstance(system, str) else prepare(bench, system)
+        name: system
+        if isinstance(system, str)
+        else attempt(case, name, partial(prepare, bench, system))
         for name, system in systems.items()
     }
     return in_turn(case, runs, rounds=bench.rounds, warm_ups=bench.warm_ups, tell=bench.tell)

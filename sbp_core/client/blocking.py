@@ -106,7 +106,10 @@ class Client:
         return self._run(metadata.list_streams(self._context))
 
     def create_streams(self, specs: Sequence[StreamSpec]) -> list[StreamInfo]:
-        """Create streams; return them in the order of `specs`."""
+        """Create streams; return them in the order of `specs`.
+
+        Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError.
+        """
         return self._run(metadata.create_streams(self._context, specs))
 
     def delete_streams(self, refs: Sequence[int | str]) -> None:

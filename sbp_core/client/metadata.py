@@ -70,7 +70,7 @@ def list_streams(context: Context) -> Program[list[StreamInfo]]:
 def create_streams(context: Context, specs: Sequence[StreamSpec]) -> Program[list[StreamInfo]]:
     """Create streams; return them in the order of `specs` (SPEC "CREATE_STREAMS").
 
-    Waits for a range server while none is alive: each reports itself soon after a start. Raises
+    Waits while no range server can take a range: each reports itself soon after a start. Raises
     ConfigurationError for what no server would take, AlreadyExistsError for a name in use,
     NoRangeServerError when all tries were in vain. The others of the same call may be created
     nevertheless.

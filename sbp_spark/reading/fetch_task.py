@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -29,6 +30,9 @@ from sbp_spark.reading.prefetch import (
 from sbp_spark.reading.rows_layout import RowsLayout
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.task_log import LOG
+
+ENVELOPES_AT_ONCE: Final = 1_000
+"""Envelopes of so many batches are kept until these are decoded, which may be tiny."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +99,12 @@ def decode_chunks(
         span = spans[chunk.span_index]
         if chunk.maybe_skip_to is not None:
             positions[chunk.span_index] = begins[chunk.span_index] = chunk.maybe_skip_to
-        start = end = positions[chunk.span_index]
-        envelopes: list[Envelope] = []
-        for envelope in split_envelopes(chunk.payload):
-            if end >= span.end_offset:
-                break
-            is_inside_allowed = end == begins[chunk.span_index]
-            _check_sequence(span, envelope, end, is_inside_allowed=is_inside_allowed)
-            end = min(envelope.base_offset + envelope.record_count, span.end_offset)
-            envelopes.append(envelope)
-        if envelopes:
-            for piece in layout.decode(envelopes, span, start, end):
+        position = positions[chunk.span_index]
+        is_first = position == begins[chunk.span_index]
+        for envelopes, end in _runs(chunk.payload, span, position, is_first=is_first):
+            for piece in layout.decode(envelopes, span, position, end):
                 yield from joiner.add(piece)
-        positions[chunk.span_index] = end
+            position = positions[chunk.span_index] = end
     yield from joiner.flush()
     for span, position in zip(spans, positions, strict=True):
         if position != span.end_offset:
@@ -115,6 +112,28 @@ def decode_chunks(
                 f"{describe_span(span)}: expected offset {position} next, found the end; the"
                 " server answered with fewer records than it said"
             )
+
+
+def _runs(
+    payload: memoryview, span: StreamSpan, position: int, *, is_first: bool
+) -> Iterator[tuple[Sequence[Envelope], int]]:
+    """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
+
+    What is behind the end of the span is left out. Raises BrokenSequenceError.
+    """
+    envelopes: list[Envelope] = []
+    for envelope in split_envelopes(payload):
+        if position >= span.end_offset:
+            break
+        _check_sequence(span, envelope, position, is_inside_allowed=is_first)
+        is_first = False
+        position = min(envelope.base_offset + envelope.record_count, span.end_offset)
+        envelopes.append(envelope)
+        if len(envelopes) == ENVELOPES_AT_ONCE:
+            yield envelopes, position
+            envelopes = []
+    if envelopes:
+        yield envelopes, position
 
 
 def _check_sequence(
@@ -137,7 +156,10 @@ def _check_sequence(
 
 
 class _Joiner:
-    """Joins small pieces into batches of about ROWS_PER_BATCH rows or BYTES_PER_BATCH octets."""
+    """Joins small pieces into batches of ROWS_PER_BATCH rows or BYTES_PER_BATCH octets.
+
+    No batch has twice as much, but for a piece that is enough by itself.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

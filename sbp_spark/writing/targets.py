@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.records import StreamSchema
+from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import SinkOptions, StreamRef
 from sbp_spark.reading.source_streams import describe_refs, first_contact
 from sbp_spark.wording import listed
@@ -50,7 +51,7 @@ def _named(options: SinkOptions, refs: Sequence[StreamRef], option: str) -> dict
     except NotFoundError:
         if options.maybe_creation is None:
             raise
-        with first_contact(options.servers) as client:
-            create_missing(client, refs, options.maybe_creation)
+        patient = client_for(options.servers, Patience.RUNNING)
+        create_missing(patient, refs, options.maybe_creation)
         infos = describe_refs(options.servers, refs, option)
     return {info.stream_id: ref.text for info, ref in zip(infos, refs, strict=True)}

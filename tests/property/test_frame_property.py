@@ -101,7 +101,7 @@ def test_the_buffer_grows_with_what_came_not_with_what_was_announced():
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 400_000))
 def test_large_payloads_are_aligned(header_bytes, small_bytes, piece_bytes):
-    """Whatever stands before them: columns in them are used in place."""
+    """Those for which the buffer grows: columns in them are used in place."""
     small = b"".join(encode_frame(0x1001, 0, 1, b"", [bytes(small_bytes)]))
     content = bytes(range(256)) * 1024
     large = b"".join(encode_frame(0x1001, 0, 1, bytes(header_bytes), [content]))

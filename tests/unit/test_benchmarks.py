@@ -165,6 +165,29 @@ class TestRounds:
         )
         assert told[0] == "warm-up: sbp 1.000 s, kafka 2.000 s"
 
+    def test_who_fails_has_no_figures_and_the_others_go_on(self):
+        def fail():
+            raise TimeoutError("Expiring 206 records\n at Sender.java")
+
+        runs = {"sbp": lambda: [1.0], "kafka": fail, "ceiling": lambda: [2.0]}
+        told = []
+        found = in_turn(READ, runs, rounds=1, warm_ups=1, tell=told.append)
+        reason = f"failed in {READ.scenario} with {len(READ.shape.streams)} streams, TimeoutError"
+        assert found.series == (
+            Series("sbp", ((1.0,),)),
+            Series("kafka", absent=f"{reason}: Expiring 206 records"),
+            Series("ceiling", ((2.0,),)),
+        )
+        assert "TimeoutError" in told[0]
+        assert told[1] == "round 1: sbp 1.000 s, ceiling 2.000 s"
+
+    def test_our_own_failure_ends_the_run(self):
+        def fail():
+            raise TimeoutError("ours")
+
+        with pytest.raises(TimeoutError, match="ours"):
+            in_turn(READ, {"sbp": fail}, rounds=1, warm_ups=0, tell=lambda _: None)
+
 
 class TestTables:
     def test_rates(self):

@@ -104,7 +104,7 @@ def test_the_spark_defaults_parse_and_each_says_why():
         if not line or line.startswith("#"):
             is_explained = line.startswith("#")
             continue
-        key, value = line.split()
+        key, value = line.split(maxsplit=1)
         assert is_explained, f"{key} has no comment above it"
         assert re.fullmatch(r"spark(\.\w+)+", key)
         assert key not in settings

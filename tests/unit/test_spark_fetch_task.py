@@ -23,7 +23,12 @@ from sbp_core.records import encode_rows
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.reading import fetch_task, place_columns, prefetch
 from sbp_spark.reading.data_loss import DataLossError, Loss
-from sbp_spark.reading.fetch_task import BrokenSequenceError, SpanPartition, decode_chunks
+from sbp_spark.reading.fetch_task import (
+    ENVELOPES_AT_ONCE,
+    BrokenSequenceError,
+    SpanPartition,
+    decode_chunks,
+)
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
 from sbp_spark.reading.rows_layout import RowsLayout
@@ -147,6 +152,13 @@ def test_small_batches_are_joined():
     sizes = [each.num_rows for each in found]
     assert sum(sizes) == 25_300
     assert all(10_000 <= size < 20_000 for size in sizes[:-1])
+
+
+def test_more_batches_than_are_looked_at_at_once():
+    server = FakeServer(records_per_batch=1, batches_per_answer=3 * ENVELOPES_AT_ONCE)
+    found = rows(read(server, [span(7, 2 * ENVELOPES_AT_ONCE + 9)]))
+    assert [row["offset"] for row in found] == list(range(7, 2 * ENVELOPES_AT_ONCE + 9))
+    assert all(row["value"] == b"%d" % row["offset"] for row in found)
 
 
 def test_a_large_batch_is_passed_without_a_copy():

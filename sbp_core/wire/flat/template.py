@@ -192,8 +192,7 @@ class _Tracer:
                 octets_count = self._count(position) * layout.size
                 octets = self._leaf(position + REFERENCE_BYTES, f"{octets_count}s")
                 return self._step(lambda found: tuple(layout.iter_unpack(found)), [octets])
-            case _:
-                raise _NoTemplateError
+        raise AssertionError(kind)
 
     def _text(self, position: int) -> _Leaf:
         leaf = self._leaf(position + REFERENCE_BYTES, f"{self._count(position)}s")
