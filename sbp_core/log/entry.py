@@ -83,7 +83,11 @@ _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry. `base_offset` and `count` are in records, `body` is opaque octets."""
+    """One entry. `base_offset` and `count` are in records, `body` is opaque octets.
+
+    `prefix` is written in front of the body, as a part of it: of an entry that was read, the body
+    begins with it.
+    """
 
     kind: EntryKind
     stream_id: int
@@ -91,11 +95,17 @@ class Entry:
     base_offset: int
     count: int
     body: Octets = b""
+    prefix: Octets = b""
 
     @property
     def length(self) -> int:
         """Octets that the entry takes in the log."""
-        return ENTRY_HEADER_BYTES + len(self.body)
+        return ENTRY_HEADER_BYTES + len(self.prefix) + len(self.body)
+
+    @property
+    def front(self) -> Octets:
+        """What begins with the prefix, and may not end with it."""
+        return self.prefix or self.body
 
 
 class EntryHeader(NamedTuple):
@@ -149,13 +159,14 @@ class Location:
 
 def encode_entry(entry: Entry, position: int) -> list[Octets]:
     """Return the buffers of `entry` at `position`; the body is passed on, not copied."""
-    length = _FIELDS.size + len(entry.body)
+    parts = [each for each in (entry.prefix, entry.body) if each]
+    length = entry.length - ENTRY_PREFIX_BYTES
     fields = _FIELDS.pack(
         entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count
     )
     header_crc = crc32c((_CRC_SEED.pack(position, length), fields))
-    header = _PREFIX.pack(length, header_crc, crc32c((entry.body,), header_crc)) + fields
-    return [header, entry.body] if entry.body else [header]
+    header = _PREFIX.pack(length, header_crc, crc32c(parts, header_crc)) + fields
+    return [header, *parts]
 
 
 def decode_entry_header(data: Octets, position: int) -> EntryHeader:

@@ -366,9 +366,8 @@ class Log:
         """Sync a group if it is to be durable, then let it be found."""
         if group.is_durable:
             self._sync(Outcome.UNKNOWN)
+        self.recent.keep(group.entries, group.locations)
         for entry, location in zip(group.entries, group.locations, strict=True):
-            if entry.kind is EntryKind.BATCH or entry.kind is EntryKind.STAGED:
-                self.recent.keep(entry, location)
             self._extent.rows.take(entry, location, group.time_ms)
         return Appended(group.time_ms, group.locations, tuple(group.changed.values()))
 

@@ -5,14 +5,13 @@ They are what was received and written, so they need neither the disk nor a chec
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.rows import Slot
-from sbp_core.log.staged_entries import decode_prefix, prefix_length
 
 _BATCH_COST_BYTES: Final = 512
 """What a batch takes besides its body, roughly."""
@@ -21,8 +20,9 @@ _BATCH_COST_BYTES: Final = 512
 class RecentBodies:
     """At most RECENT_BODIES_BYTES_MAX octets of bodies; the oldest go first.
 
-    With the buffers around them they take twice that at most. They are found by the positions at
-    which they were written, those that were staged too. One thread may keep while others look.
+    With the buffers around them they take twice that at most, and a frame more. They are found by
+    the positions at which they were written, those that were staged too. One thread may keep while
+    others look.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,26 @@ class RecentBodies:
         self._bodies: dict[int, memoryview] = {}
         self._order: deque[int] = deque()
 
-    def keep(self, entry: Entry, location: Location) -> None:
-        """Keep the batch of a BATCH or STAGED entry that was written; nobody changes it now."""
-        body = memoryview(entry.body)
-        if entry.kind is EntryKind.STAGED:
-            body = body[prefix_length(decode_prefix(body)[0]) :]
-        self._bodies[location.position] = _standing_alone(body)
-        self._order.append(location.position)
+    def keep(self, entries: Sequence[Entry], locations: Sequence[Location]) -> None:
+        """Keep the batches among entries that were written as a group; nobody changes them now.
+
+        A buffer that several of them came in is kept for as long as any of them is.
+        """
+        kept = {
+            location.position: memoryview(entry.body)
+            for entry, location in zip(entries, locations, strict=True)
+            if entry.kind is EntryKind.BATCH or entry.prefix
+        }
+        used_bytes: Counter[int] = Counter()
+        for body in kept.values():
+            used_bytes[id(body.obj)] += len(body)
+        for position, body in kept.items():
+            is_worth_its_buffer = memoryview(body.obj).nbytes <= 2 * used_bytes[id(body.obj)]
+            self._keep(position, body if is_worth_its_buffer else memoryview(bytes(body)))
+
+    def _keep(self, position: int, body: memoryview) -> None:
+        self._bodies[position] = body
+        self._order.append(position)
         self._bytes += len(body) + _BATCH_COST_BYTES
         while self._bytes > self._bytes_max:
             oldest = self._bodies.pop(self._order.popleft())
@@ -57,9 +70,3 @@ class RecentBodies:
                 return None
             bodies.append(body)
         return tuple(bodies)
-
-
-def _standing_alone(body: memoryview) -> memoryview:
-    """Return the body without the buffer that it came in, if that is much larger."""
-    buffer_bytes = memoryview(body.obj).nbytes
-    return body if buffer_bytes <= 2 * len(body) else memoryview(bytes(body))

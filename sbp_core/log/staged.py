@@ -181,7 +181,7 @@ class StagedStates:
                 position = location.position if entry.base_offset < 0 else entry.base_offset
                 born_at = Location(position, location.length)
                 batch = StagedBatch(entry.range_index, born_at, entry.count, time_ms)
-                maybe_prefix = decode_prefix(entry.body) if entry.body else None
+                maybe_prefix = decode_prefix(entry.front) if entry.front else None
                 with self._lock:
                     txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
                     if maybe_prefix is None:
@@ -235,8 +235,8 @@ def staged_entry(  # noqa: PLR0917 - the fields of an entry, in its order
     stream_id: int, range_index: int, txn_id: str, sequence: int, record_count: int, batch: Octets
 ) -> Entry:
     """Return the entry to append for a batch that has no offsets yet."""
-    body = b"".join((encode_prefix(txn_id, sequence), batch))
-    return Entry(EntryKind.STAGED, stream_id, range_index, -1, record_count, body)
+    prefix = encode_prefix(txn_id, sequence)
+    return Entry(EntryKind.STAGED, stream_id, range_index, -1, record_count, batch, prefix)
 
 
 def commit_entry(

@@ -14,7 +14,7 @@ from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.log import Log
 from sbp_core.log.range_states import LoggedRange, RangeState
 from sbp_core.log.staged import StagedStates, commit_entry, drop_entry, staged_entry
-from sbp_core.log.staged_entries import decode_end, decode_prefix, prefix_length
+from sbp_core.log.staged_entries import decode_end, decode_prefix
 from sbp_core.log.writer_states import WriterStates, decode_mark, mark_of
 
 STREAMS = 3
@@ -75,11 +75,10 @@ class Model:
                     placed = (entry.base_offset, entry.count)
                     self.numbered.setdefault(writer, []).append(placed)
             case EntryKind.STAGED:
-                txn_id, sequence = decode_prefix(entry.body)
+                txn_id, sequence = decode_prefix(entry.prefix)
                 own_batches = self.staged.setdefault((key, txn_id), [])
                 assert sequence == len(own_batches)
-                body = bytes(entry.body[prefix_length(txn_id) :])
-                own_batches.append(Entry(EntryKind.BATCH, *key, -1, entry.count, body))
+                own_batches.append(Entry(EntryKind.BATCH, *key, -1, entry.count, entry.body))
             case EntryKind.TXN_END:
                 self._end(entry)
             case EntryKind.SEAL:

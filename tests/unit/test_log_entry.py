@@ -54,6 +54,17 @@ def test_the_body_is_passed_on_not_copied() -> None:
     assert len(encode_entry(Entry(EntryKind.SEAL, 1, 0, 0, 0), 0)) == 1
 
 
+def test_a_prefix_is_a_part_of_the_body() -> None:
+    body = memoryview(bytearray(1000))
+    entry = Entry(EntryKind.STAGED, 1, 0, 0, 1, body, b"prefix")
+    buffers = encode_entry(entry, POSITION)
+    assert buffers[2] is body
+    read = decode_entry(memoryview(b"".join(buffers)), POSITION)
+    assert read == Entry(EntryKind.STAGED, 1, 0, 0, 1, b"prefix" + bytes(1000))
+    assert entry.length == read.length
+    assert read.front[:6] == entry.front == b"prefix"
+
+
 def test_round_trip_with_octets_behind() -> None:
     data = memoryview(encoded() + b"the next entry")
     entry = decode_entry(data, POSITION)

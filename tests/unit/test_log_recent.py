@@ -52,6 +52,17 @@ def test_what_was_not_appended_since_the_start_is_not_there():
         assert log.recent.maybe_bodies(list(log.batches_from(KEY, 0))) is None
 
 
+def test_bodies_that_came_in_one_buffer_are_not_copied(monkeypatch):
+    buffer = bytearray(range(100)) * 1000
+    bodies = [memoryview(buffer)[start : start + 25_000] for start in range(0, 100_000, 25_000)]
+    monkeypatch.setattr(limits, "RECENT_BODIES_BYTES_MAX", 200_000)
+    log = open_log(FaultyDisk(), segment_bytes=1_000_000)
+    log.append([created(), *(batch(offset, body=body) for offset, body in enumerate(bodies))])
+    kept = log.recent.maybe_bodies(list(log.batches_from(KEY, 0)))
+    assert kept == tuple(bodies)
+    assert all(each.obj is buffer for each in kept)
+
+
 def test_a_body_does_not_keep_the_large_buffer_that_it_came_in(monkeypatch):
     buffer = bytearray(100_000)
     bodies = [memoryview(buffer)[:1000], memoryview(buffer)[:60_000]]

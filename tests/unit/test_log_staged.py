@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_drop_drops_in_its_range_or_in_all():
     log = new_log()
     log.append([staged("x", 0), staged("y", 0), Entry(EntryKind.SEAL, *KEY, 0, 0)])
     log.append([created(range_index=1)])
-    other = Entry(EntryKind.STAGED, 1, 1, -1, 1, staged("x", 0).body)
+    other = replace(staged("x", 0), range_index=1)
     log.append([other])
     log.append([drop("x")])
     assert [each.range_index for each in log.staged.stagings_of(1) if each.txn_id == "x"] == [1]
@@ -184,7 +185,7 @@ def test_what_contradicts_the_ranges_is_refused():
     log.append([staged("x", 0)])
     end = commit(log, "x")
     with pytest.raises(LogCorruptionError, match="never created"):
-        log.append([Entry(EntryKind.STAGED, 7, 0, -1, 1, staged("x", 0).body)])
+        log.append([replace(staged("x", 0), stream_id=7)])
     with pytest.raises(LogCorruptionError, match="expected offset 1"):
         log.append([batch(0), end])
     log.append([Entry(EntryKind.SEAL, *KEY, 0, 0)])
@@ -342,7 +343,7 @@ def test_the_end_of_a_transaction_that_is_cut_off_is_no_end(cut):
 
 
 def test_a_prefix_says_whose_batch_it_is():
-    assert decode_prefix(staged("some.1.id", 70_000).body) == ("some.1.id", 70_000)
+    assert decode_prefix(staged("some.1.id", 70_000).prefix) == ("some.1.id", 70_000)
     for body in (b"", b"\5abc", b"\1\xff\0\0\0\0", b"\1a\0\0"):
         with pytest.raises(LogCorruptionError):
             decode_prefix(body)
