@@ -23,17 +23,14 @@ def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:
 
     A slice of a larger batch is written without the rest of it. Raises RecordBatchError.
     """
-    options = pa.ipc.IpcWriteOptions(
-        compression=None if compression == "none" else compression,
-        use_threads=False,
-    )
     try:
-        sink = pa.BufferOutputStream()
-        pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(_whole(batch))
+        whole = _whole(batch)
+        if compression == "none":
+            body = memoryview(whole.serialize())
+        else:
+            body = _compress(whole, compression)
     except (pa.ArrowException, OSError) as error:
         raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
-    written = memoryview(sink.getvalue())
-    body = written[find_buffers(written, metadata_bytes_max=len(written)) :]
     check_record_batch_message(body, record_count=batch.num_rows)
     return body
 
@@ -88,6 +85,15 @@ def check_values(batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+
+
+def _compress(batch: pa.RecordBatch, compression: Compression) -> memoryview:
+    """Return the message of a batch, its buffers compressed, which Arrow does in streams only."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+    pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(batch)
+    written = memoryview(sink.getvalue())
+    return written[find_buffers(written, metadata_bytes_max=len(written)) :]
 
 
 def _decompress_some(body: memoryview, schema_message: bytes, wanted: list[int]) -> pa.RecordBatch:
