@@ -19,7 +19,7 @@ from sbp_core.errors import (
 from sbp_core.failpoints import failpoint
 from sbp_spark.options import BatchKey, OnReplayMismatch
 from sbp_spark.task_log import LOG
-from sbp_spark.writing.digest import encode_digest, join_digests
+from sbp_spark.writing.digest import are_comparable, encode_digest, join_digests
 from sbp_spark.writing.messages import StagedMessage, WrittenMessage
 from sbp_spark.writing.typed_streams import DescribingClient, check_still_plain
 
@@ -145,6 +145,7 @@ def check_replay(
 ) -> None:
     """Compare the rows of a replay with those of the decision that counts.
 
+    Where digests cannot be compared, as another version of this package decided, their number is.
     Raises ReplayMismatchError if they differ, or nobody knows that, and that is to fail.
     """
     if decision.digest == digest:
@@ -157,6 +158,9 @@ def check_replay(
             " batches did not come in the order of their numbers"
         )
         remedy = "start with a new checkpoint, or give a number above the last one"
+    elif decision.record_count == record_count and not are_comparable(decision.digest, digest):
+        LOG.info("%s was committed before, by another version; it has as many records", key)
+        return
     else:
         told = (
             f"{key} was committed before, with {decision.record_count} records; it came again with"

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbp_core.records import ROWS_SCHEMA
 from sbp_spark.writing.hashing import (
     NULL,
     STEP,
@@ -25,7 +24,9 @@ from sbp_spark.writing.hashing import (
     set_nulls,
 )
 
-DIGEST_BYTES: Final = 8
+_SUM_BYTES: Final = 8
+_VERSION: Final = b"\x02"
+"""Of the hashes: to be changed with them. The first version was not written in front of the sum."""
 _MODULUS: Final = 2**64
 
 
@@ -36,7 +37,7 @@ def digest_of(rows: pa.RecordBatch, stream_ids: int | npt.NDArray[np.int64]) -> 
     """
     if rows.num_rows == 0:
         return 0
-    key, value, headers, timestamp = (rows.column(field.name) for field in ROWS_SCHEMA)
+    key, value, headers, timestamp = rows.columns
     total = np.full(rows.num_rows, stream_ids).view(np.uint64)
     for hashes in (
         hash_octets(key),
@@ -55,8 +56,13 @@ def join_digests(first: int, second: int) -> int:
 
 
 def encode_digest(digest: int) -> bytes:
-    """Return a digest as the placement driver keeps it."""
-    return digest.to_bytes(DIGEST_BYTES, "big")
+    """Return a digest as the placement driver keeps it: the version of the hashes, then the sum."""
+    return _VERSION + digest.to_bytes(_SUM_BYTES, "big")
+
+
+def are_comparable(first: bytes, second: bytes) -> bool:
+    """Whether the same rows have the same digest in both forms: they are of the same version."""
+    return len(first) == len(second) and first[: len(_VERSION)] == second[: len(_VERSION)]
 
 
 def _hash_headers(headers: pa.Array) -> Hashes:
@@ -69,6 +75,8 @@ def _hash_headers(headers: pa.Array) -> Hashes:
 
 
 def _hash_times(times: pa.Array) -> Hashes:
+    if times.null_count == len(times):
+        return np.full(len(times), NULL)
     values = np.frombuffer(times.buffers()[1], dtype=np.uint64)
     hashes = mixed(values[times.offset : times.offset + len(times)])
     set_nulls(hashes, times)

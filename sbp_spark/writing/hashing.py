@@ -1,9 +1,9 @@
 """Hashes of 64 bits of whole columns at once, for digests.
 
-Octets are hashed in blocks of 64, gathered for all rows at once: each word of a block is mixed and
-multiplied by a constant of its place, and the sum is chained to that of the blocks before it.
-Octets behind the end count as 0, words of 0 add nothing, and the length is mixed in at the end.
-Where no value has more than one word, that is all that is gathered; its hash is the same.
+Each word of a value is mixed and multiplied by a constant of its place; the hash is made of their
+sum and the length. Octets behind the end count as 0, so words of 0 add nothing. As a value's hash
+is a sum, it does not matter how many of its words are gathered at once, with those of all other
+values; that is chosen by how long the values are.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ Hashes = npt.NDArray[np.uint64]
 _Lengths = npt.NDArray[np.int64]
 
 WORD_BYTES: Final = 8
-_BLOCK_WORDS: Final = 8
-_BLOCK_BYTES: Final = _BLOCK_WORDS * WORD_BYTES
-_LONG_BYTES: Final = 2048
-"""Longer octets are hashed one by one: then a call for each costs less than the blocks."""
+LONG_BYTES: Final = 16_384
+"""Longer octets are hashed one by one, by a function that is slower, but has no constants."""
 
-_VALUES_AT_ONCE: Final = 4096
-"""So many blocks fit into the processor's cache."""
+_PART_BYTES: Final = 122_880
+"""So many octets are gathered at once: they stay in the processor's cache, and allocators keep
+less than 128 KiB for the next time."""
 
 STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 MIX_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
 MIX_SECOND: Final = np.uint64(0x94D049BB133111EB)
 NULL: Final = np.uint64(0xD6E8FEB86659FD93)
 """The hash of null, whatever the column is."""
-_ALL: Final = np.uint64(2**64 - 1)
 
 
 def mixed(hashes: Hashes) -> Hashes:
@@ -102,96 +100,96 @@ def _places(array: pa.Array) -> tuple[_Lengths, _Lengths]:
 
 
 def _hash_places(buffer: pa.Buffer | None, starts: _Lengths, lengths: _Lengths) -> Hashes:
-    hashes = np.zeros(len(starts), dtype=np.uint64)
     octets = memoryview(buffer or b"")
-    data = np.frombuffer(octets, dtype=np.uint8)
-    is_long = lengths > _LONG_BYTES
+    is_long = lengths > LONG_BYTES
     if is_long.any():
+        hashes = np.empty(len(starts), dtype=np.uint64)
         for index in np.flatnonzero(is_long):
             value = octets[starts[index] : starts[index] + lengths[index]]
             digest = blake2b(value, digest_size=WORD_BYTES).digest()
             hashes[index] = int.from_bytes(digest, "little")
         short = np.flatnonzero(~is_long)
-        hashes[short] = _hash_blocks(data, starts[short], lengths[short])
-    elif lengths.max(initial=0) <= WORD_BYTES:
-        hashes = _hash_words(data, starts, lengths)
+        hashes[short] = _sum_values(octets, starts[short], lengths[short])
     else:
-        hashes = _hash_blocks(data, starts, lengths)
+        hashes = _sum_values(octets, starts, lengths)
     hashes += lengths.view(np.uint64) * MIX_FIRST
     return mixed(hashes)
 
 
-def _hash_words(data: npt.NDArray[np.uint8], starts: _Lengths, lengths: _Lengths) -> Hashes:
-    """Return what `_hash_blocks` does, of values of one word at most."""
-    if len(starts) == 0:
-        return np.zeros(0, dtype=np.uint64)
-    first, stop = int(starts[0]), int(starts[-1] + lengths[-1])
-    padded = np.zeros(stop - first + WORD_BYTES, dtype=np.uint8)
-    padded[: stop - first] = data[first:stop]
-    at_each_octet = np.ndarray((stop - first + 1,), dtype="<u8", buffer=padded, strides=(1,))
-    words: Hashes = at_each_octet[starts - first]
-    words &= _WORD_MASKS[lengths]
+def _sum_values(octets: memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
+    """Return the sums of all words of each value, which are in their order and not long."""
+    sums = np.empty(len(starts), dtype=np.uint64)
+    ends = starts + lengths
+    first = 0
+    while first < len(starts):
+        begin = int(starts[first])
+        stop = max(int(np.searchsorted(ends, begin + _PART_BYTES, side="right")), first + 1)
+        part = slice(first, stop)
+        found = octets[begin : ends[stop - 1] + LONG_BYTES]
+        missing_bytes = int(ends[stop - 1]) - begin + LONG_BYTES - len(found)
+        padded = found if missing_bytes == 0 else b"".join((found, bytes(missing_bytes)))
+        sums[part] = _sum_part(padded, starts[part] - begin, lengths[part])
+        first = stop
+    return sums
+
+
+def _sum_part(octets: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
+    """Return the sums of values in these octets, behind each of which are LONG_BYTES more."""
+    sums = np.zeros(len(starts), dtype=np.uint64)
+    unfinished: slice | npt.NDArray[np.int64] = slice(None)
+    left = lengths
+    longest = int(lengths.max())
+    place = 0
+    while True:
+        count = _words_at_once(left, longest - place * WORD_BYTES)
+        at_each_octet = np.ndarray(
+            (len(octets) - LONG_BYTES + 1,),
+            dtype=f"V{count * WORD_BYTES}",
+            buffer=octets,
+            strides=(1,),
+        )
+        gathered = at_each_octet[starts[unfinished] + place * WORD_BYTES]
+        words = gathered.view("<u8").reshape(len(gathered), count)
+        _clear_behind(words, left)
+        sums[unfinished] += _sum_words(words, place)
+        place += count
+        if longest <= place * WORD_BYTES:
+            return sums
+        unfinished = np.flatnonzero(lengths > place * WORD_BYTES)
+        left = lengths[unfinished] - place * WORD_BYTES
+
+
+def _words_at_once(left: _Lengths, longest: int) -> int:
+    """Return how many words to gather of values that have so many octets left, at most `longest`.
+
+    All, unless most of what is gathered would then lie behind their ends.
+    """
+    mean = int(left.sum()) // len(left)
+    return max(-(-(longest if longest <= 2 * mean else mean) // WORD_BYTES), 1)
+
+
+def _clear_behind(words: Hashes, left: _Lengths) -> None:
+    """Make 0 of what is gathered of each value, in a row of words, behind its end."""
+    count = words.shape[1]
+    shortest = int(left.min())
+    if shortest >= count * WORD_BYTES:
+        return
+    last = np.minimum(left // WORD_BYTES, count - 1)
+    if shortest // WORD_BYTES < count - 1:
+        np.copyto(words, 0, where=np.arange(count) > last[:, np.newaxis])
+    kept = _WORD_MASKS[np.minimum(left - last * WORD_BYTES, WORD_BYTES)]
+    last += np.arange(0, words.size, count)
+    words.reshape(-1)[last] &= kept
+
+
+def _sum_words(words: Hashes, place: int) -> Hashes:
+    """Return the sum of each row of words, the first of which is at this place of its value.
+
+    Changes them.
+    """
     words ^= words >> np.uint64(29)
-    words *= _PLACE_CONSTANTS[0]
-    return words
-
-
-def _hash_blocks(data: npt.NDArray[np.uint8], starts: _Lengths, lengths: _Lengths) -> Hashes:
-    """Return the sums of all blocks of each value, chained."""
-    hashes = np.empty(len(starts), dtype=np.uint64)
-    blocks = _Blocks(data)
-    for first in range(0, len(starts), _VALUES_AT_ONCE):
-        part = slice(first, first + _VALUES_AT_ONCE)
-        hashes[part] = _hash_some(blocks, starts[part], lengths[part])
-    return hashes
-
-
-def _hash_some(blocks: _Blocks, starts: _Lengths, lengths: _Lengths) -> Hashes:
-    hashes = np.zeros(len(starts), dtype=np.uint64)
-    active: npt.NDArray[np.int64] | slice = slice(None)
-    for position in range(0, int(lengths.max()), _BLOCK_BYTES):
-        left = lengths - position
-        if int(left.min()) <= 0:
-            active = np.flatnonzero(left > 0)
-        summed = _sum_words(blocks.at(starts[active] + position), left[active])
-        if position:
-            chained = hashes[active] * MIX_SECOND
-            chained ^= chained >> np.uint64(32)
-            summed += chained
-        hashes[active] = summed
-    return hashes
-
-
-class _Blocks:
-    """The blocks of some octets at any position, as if zeros came behind the end."""
-
-    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
-        self._first_late = max(len(data) - _BLOCK_BYTES + 1, 0)
-        self._whole = _overlapping(data)
-        late = np.zeros(len(data) - self._first_late + _BLOCK_BYTES, dtype=np.uint8)
-        late[: len(data) - self._first_late] = data[self._first_late :]
-        self._late = _overlapping(late)
-
-    def at(self, positions: npt.NDArray[np.int64]) -> Hashes:
-        """Return the words of the blocks at these positions, which lie within the octets.
-
-        As an array of one row for each block.
-        """
-        is_late = positions >= self._first_late
-        if not is_late.any():
-            found = self._whole[positions]
-        elif is_late.all():
-            found = self._late[positions - self._first_late]
-        else:
-            found = self._whole[np.where(is_late, 0, positions)]
-            found[is_late] = self._late[positions[is_late] - self._first_late]
-        return found.view("<u8").reshape(len(positions), _BLOCK_WORDS)
-
-
-def _overlapping(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
-    """Return a view of the blocks that begin at each octet."""
-    count = max(len(data) - _BLOCK_BYTES + 1, 0)
-    return np.ndarray((count,), dtype=f"V{_BLOCK_BYTES}", buffer=data, strides=(1,))
+    sums: Hashes = np.einsum("ij,j->i", words, _PLACE_CONSTANTS[place : place + words.shape[1]])
+    return sums
 
 
 def _constants(count: int) -> Hashes:
@@ -200,19 +198,8 @@ def _constants(count: int) -> Hashes:
     return mixed(steps) | np.uint64(1)
 
 
-def _sum_words(words: Hashes, left: _Lengths) -> Hashes:
-    """Return the sum of the words of each block, of which `left` octets count; changes them."""
-    count = min(-(-int(left.max()) // WORD_BYTES), _BLOCK_WORDS)
-    words = words[:, :count]
-    for index in range(int(left.min()) // WORD_BYTES, count):
-        bits = np.maximum((left - index * WORD_BYTES) * 8, 0).view(np.uint64)
-        words[:, index] &= ~np.left_shift(_ALL, bits)
-    folded = words >> np.uint64(29)
-    folded ^= words
-    sums: Hashes = np.einsum("ij,j->i", folded, _PLACE_CONSTANTS[:count])
-    return sums
-
-
-_PLACE_CONSTANTS: Final = _constants(_BLOCK_WORDS)
-_WORD_MASKS: Final = ~np.left_shift(_ALL, np.arange(WORD_BYTES + 1, dtype=np.uint64) * 8)
-"""The bits that count of a word with so many octets."""
+_PLACE_CONSTANTS: Final = _constants(LONG_BYTES // WORD_BYTES)
+_WORD_MASKS: Final = ~np.left_shift(
+    np.uint64(2**64 - 1), np.arange(WORD_BYTES + 1, dtype=np.uint64) * 8
+)
+"""The bits that count of a word of which so many octets do."""

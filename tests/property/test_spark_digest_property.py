@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sbp_core.records import ROWS_SCHEMA
 from sbp_spark.writing.digest import digest_of, encode_digest, join_digests
-from sbp_spark.writing.hashing import hash_octets
+from sbp_spark.writing.hashing import LONG_BYTES, hash_octets
 
 octets = st.none() | st.binary(max_size=9) | st.binary(min_size=60, max_size=140)
 headers = st.none() | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=9)))
@@ -44,7 +44,7 @@ def test_neither_order_nor_division_counts(given_rows, random, cut):
         for part in ((0, cut), (cut, max(len(shuffled) - cut, 0)))
     ]
     assert join_digests(*sliced) == whole
-    assert len(encode_digest(whole)) == 8
+    assert int.from_bytes(encode_digest(whole)) == 2 * 2**64 + whole
 
 
 @given(many_rows, many_rows)
@@ -78,12 +78,25 @@ def test_a_hash_is_of_the_value_alone(values, data):
         assert hash_octets(array.slice(start)).tolist() == alone[start:]
 
 
-@given(st.lists(st.binary(min_size=2000, max_size=2100), min_size=1, max_size=4), octets)
-def test_long_values_among_short_ones(long, short):
-    values = [short, *long, short]
+lengths = st.sampled_from(
+    [0, 1, 7, 8, 9, 100, 1000, LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1, 200_000]
+)
+
+
+@given(st.lists(st.tuples(lengths, st.integers(0, 255)), max_size=40))
+def test_values_of_any_length_beside_each_other(kinds):
+    values = [bytes([filling]) * length for length, filling in kinds]
     alone = [int(hash_octets(pa.array([value], pa.binary()))[0]) for value in values]
     assert hash_octets(pa.array(values, pa.binary())).tolist() == alone
     assert len(set(alone)) == len(set(values))
+
+
+def test_many_values_of_uneven_lengths_are_hashed_in_parts():
+    random = np.random.default_rng(0)
+    values = [random.bytes(length) for length in random.integers(0, 300, 3000)]
+    values[1000:1000] = [random.bytes(length) for length in (5000, LONG_BYTES, 40_000)]
+    alone = [int(hash_octets(pa.array([value], pa.binary()))[0]) for value in values]
+    assert hash_octets(pa.array(values, pa.binary())).tolist() == alone
 
 
 @given(rows, rows)

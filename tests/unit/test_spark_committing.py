@@ -113,6 +113,19 @@ def test_a_replay_of_other_rows_is_told(client, monkeypatch, caplog):
     assert client.values() == {1: [b"a", b"b"]}
 
 
+def test_a_replay_of_what_another_version_committed_is_compared_by_its_number(
+    client, monkeypatch, caplog
+):
+    sink = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
+    sink.commit(written(sink, monkeypatch, [b"a", b"b"]), 7)
+    known = client.decisions["query"]
+    known[7] = replace(known[7], digest=known[7].digest[-8:])
+    sink.commit(written(sink, monkeypatch, [b"b"], [b"a"]), 7)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+    with pytest.raises(ReplayMismatchError, match="with 2 records; it came again with 1"):
+        sink.commit(written(sink, monkeypatch, [b"a"]), 7)
+
+
 @pytest.mark.parametrize("count", [None, -1])
 def test_rows_that_are_left_out_uncompared_are_told(client, monkeypatch, caplog, count):
     sink = stream_sink()
