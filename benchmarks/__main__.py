@@ -33,6 +33,8 @@ JAVA_OPTIONS: Final = (
     "-Darrow.enable_null_check_for_get=false",
 )
 """As the README advises: Java does not check again what is in Arrow's columns."""
+ARROW_BYTES: Final = "4m"
+"""As the README advises, too: the rows that a task writes come in batches of this size."""
 WARM_UPS: Final = 3
 """Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java."""
 
@@ -104,6 +106,7 @@ def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
         .appName("benchmarks")
         .config("spark.driver.memory", DRIVER_MEMORY)
         .config("spark.driver.extraJavaOptions", " ".join(JAVA_OPTIONS))
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BYTES)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
