@@ -1,4 +1,4 @@
-"""Appends over raw sockets, as many as the machine makes: frames are encoded once, answers counted.
+"""Calls over raw sockets, as many as the machine makes: frames are encoded once, answers counted.
 
 It runs in a process of its own. Each connection keeps so many appends in flight: what is answered
 is sent again at once, also what was refused, which no polite client does.
@@ -40,11 +40,14 @@ _READ_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Connections to `port`, each with `in_flight` appends of `batch` to one of the streams."""
+    """Connections to `port`, each with `in_flight` appends of `batch` to one of the streams.
+
+    Without a batch they are PINGs.
+    """
 
     port: int
     stream_ids: tuple[int, ...]
-    batch: bytes
+    batch: bytes | None
     connection_count: int
     in_flight: int
     seconds: float
@@ -53,7 +56,7 @@ class Load:
 
 @dataclass(slots=True)
 class Answers:
-    """What came of a load; latencies of acknowledged appends in seconds.
+    """What came of a load; latencies of acknowledged calls in seconds.
 
     `asked` and `late` are of the whole run, with its warm-up and what was answered after its end.
     """
@@ -68,7 +71,7 @@ class Answers:
 
     @property
     def per_second(self) -> float:
-        """Acknowledged appends in a second."""
+        """Acknowledged calls in a second."""
         return self.acknowledged / self.seconds
 
     def latency_ms(self, percent: float) -> float:
@@ -88,11 +91,11 @@ class Generator:
         theirs.close()
 
     def wait_connected(self) -> None:
-        """Wait until all connections did a HEARTBEAT and an APPEND."""
+        """Wait until all connections did a HEARTBEAT and a call of the load."""
         self._pipe.recv()
 
     def start(self) -> None:
-        """Let it begin to append."""
+        """Let it begin."""
         self._pipe.send(None)
 
     def finish(self) -> Answers:
@@ -115,21 +118,31 @@ def append_heads(stream_id: int, batch: bytes, call_ids: Sequence[int]) -> list[
     info = AppendInfo(stream_id=stream_id, request_index=0, batch_length=len(batch))
     header = encode_header(AppendRequest(timeout_ms=0, append_requests=(info,)))
     head, *_ = encode_frame(Opcode.APPEND, Flag.REQUEST, 0, header, [batch])
-    return [bytes(head[:8]) + call_id.to_bytes(4, "big") + bytes(head[12:]) for call_id in call_ids]
+    return [_numbered(head, call_id) for call_id in call_ids]
+
+
+def _numbered(head: Octets, call_id: int) -> bytes:
+    return bytes(head[:8]) + call_id.to_bytes(4, "big") + bytes(head[12:])
 
 
 class _Sender:
-    """One connection; call ids are the numbers of its appends in flight."""
+    """One connection; call ids are the numbers of its calls in flight."""
 
     def __init__(self, load: Load, number: int) -> None:
-        stream_id = load.stream_ids[number % len(load.stream_ids)]
         self.socket = socket.create_connection(("127.0.0.1", load.port))
-        self.heads = append_heads(stream_id, load.batch, range(load.in_flight))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        call_ids = range(load.in_flight)
+        if load.batch is None:
+            head, self._tail = encode_frame(Opcode.PING, Flag.REQUEST, 0, b"")
+            self.heads = [_numbered(head, call_id) for call_id in call_ids]
+        else:
+            stream_id = load.stream_ids[number % len(load.stream_ids)]
+            self.heads = append_heads(stream_id, load.batch, call_ids)
+            self._tail = load.batch + crc32([load.batch]).to_bytes(4, "big")
         self.sent_at = [0.0] * load.in_flight
         self.open_count = 0
         self.outgoing: deque[Octets] = deque()
         self.incoming = b""
-        self._tail = load.batch + crc32([load.batch]).to_bytes(4, "big")
         self.greet()
 
     def greet(self) -> None:
@@ -137,9 +150,9 @@ class _Sender:
         header = encode_header(HeartbeatRequest(client_id="load"))
         self._ask(b"".join(encode_frame(Opcode.HEARTBEAT, Flag.REQUEST, 0, header)))
 
-    def append_once(self) -> None:
-        """Do one APPEND, and be ready for more at a time."""
-        self._ask(self.heads[0] + self._tail)
+    def call_once(self) -> None:
+        """Do one call, and be ready for more at a time."""
+        self._ask(b"".join((self.heads[0], self._tail)))
         self.socket.setblocking(False)
 
     def _ask(self, octets: bytes) -> None:
@@ -148,8 +161,8 @@ class _Sender:
         while not list(decoder.frames()):
             decoder.receive_data(self.socket.recv(_READ_BYTES))
 
-    def append(self, call_id: int, now: float) -> None:
-        """Queue an append."""
+    def call(self, call_id: int, now: float) -> None:
+        """Queue a call."""
         self.sent_at[call_id] = now
         self.open_count += 1
         self.outgoing.append(self.heads[call_id])
@@ -188,7 +201,7 @@ class _Sender:
 
 
 class _Judge:
-    """Tells acknowledged appends from refused ones: answers of one length say the same."""
+    """Tells acknowledged calls from refused ones: answers of one length say the same."""
 
     def __init__(self) -> None:
         self._codes: dict[int, int] = {}
@@ -206,6 +219,8 @@ class _Judge:
 def _code_of(frame: Frame) -> int:
     if frame.is_system_error:
         return int(StatusCode.UNKNOWN)
+    if frame.opcode == Opcode.PING:
+        return int(StatusCode.NONE)
     (result,) = decode_header(AppendResponse, frame.header).append_responses
     return result.status.code if result.status else 0
 
@@ -213,7 +228,7 @@ def _code_of(frame: Frame) -> int:
 def _run(pipe: Pipe, load: Load) -> None:
     senders = [_Sender(load, number) for number in range(load.connection_count)]
     for sender in senders:
-        sender.append_once()
+        sender.call_once()
     pipe.send(None)
     pipe.recv()
     pipe.send(_drive(senders, load))
@@ -226,7 +241,7 @@ def _drive(senders: Sequence[_Sender], load: Load) -> Answers:
     started = time.perf_counter()
     for sender in senders:
         for call_id in range(load.in_flight):
-            sender.append(call_id, started)
+            sender.call(call_id, started)
         sender.send()
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if sender.outgoing else 0)
         selector.register(sender.socket, mask, sender)
@@ -260,7 +275,7 @@ def _count(
         sender.open_count -= 1
         answers.asked += 1
         if now < until:
-            sender.append(call_id, now)
+            sender.call(call_id, now)
         answers.late += latency > _TIMEOUT_S
         if not counted_from <= now < until:
             continue

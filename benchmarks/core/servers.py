@@ -3,7 +3,8 @@
 Each ratio compares two things that ran in turn in this run: appends with plain writes and
 fdatasync, fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients
 append small batches, each waiting for its acknowledgement: what group commit is for. As many
-clients send PINGs, to tell what the disk adds to a round trip.
+clients send PINGs, to tell what the disk adds to a round trip. They are our own, all in this
+process, which then has no processor left; and bare sockets (load.py), so that it is the servers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 import pyarrow as pa
 
+from benchmarks.core.load import Load, run
 from benchmarks.core.raw_reader import RawReader
 from benchmarks.harness.folders import new_folder
 from benchmarks.harness.tables import table
@@ -52,6 +54,7 @@ _CLIENT_COUNTS: Final = (1, 16, 256)
 class Acknowledgements:
     """What some clients got that append one small batch at a time. Latencies in ms."""
 
+    kind: str
     client_count: int
     per_second: float
     median_ms: float
@@ -161,14 +164,15 @@ def _send(port: int, octets: bytes) -> None:
             connection.sendall(octets)
 
 
-async def acknowledgements(endpoint: str, log: Path, client_count: int) -> Acknowledgements:
+async def of_clients(
+    endpoint: str, log: Path, stream_id: int, client_count: int
+) -> Acknowledgements:
     """Let clients append one small batch after the other, each on a connection of its own."""
     clients = [AsyncClient(endpoint) for _ in range(client_count)]
     octets = batch(_SMALL_BYTES)
-    (stream,) = await clients[0].create_streams([StreamSpec(f"small-{client_count}")])
 
     async def append(client: AsyncClient) -> None:
-        await client.append([AppendItem(stream.stream_id, octets)])
+        await client.append([AppendItem(stream_id, octets)])
 
     async def ping(client: AsyncClient) -> None:
         await client.ping()
@@ -180,6 +184,7 @@ async def acknowledgements(endpoint: str, log: Path, client_count: int) -> Ackno
     pings = await _latencies(clients, ping, _WARM_UP_SECONDS)
     await asyncio.gather(*(client.close() for client in clients))
     return Acknowledgements(
+        "AsyncClient",
         client_count,
         len(latencies) / _SMALL_SECONDS,
         1000 * median(latencies),
@@ -203,6 +208,26 @@ async def _latencies(
 
     await asyncio.gather(*map(work, clients))
     return latencies
+
+
+def of_sockets(endpoint: str, log: Path, stream_id: int, client_count: int) -> Acknowledgements:
+    """Do the same over bare sockets, of a process of their own."""
+    port = int(endpoint.rpartition(":")[2])
+    appends = Load(port, (stream_id,), batch(_SMALL_BYTES), client_count, 1, _SMALL_SECONDS)
+    syncs = _commit_count(log)
+    answers = run(appends)
+    syncs = _commit_count(log) - syncs
+    pings = run(replace(appends, batch=None))
+    assert answers.acknowledged == len(answers.latencies) > 0 == answers.failed
+    return Acknowledgements(
+        "socket",
+        client_count,
+        answers.per_second,
+        answers.latency_ms(50),
+        answers.latency_ms(99),
+        answers.asked / syncs,
+        pings.latency_ms(99),
+    )
 
 
 def _commit_count(log: Path) -> int:
@@ -284,23 +309,26 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
     sync_ms = p99_sync_ms(folder)
     tell(f"p99 of 1 KiB + fdatasync {sync_ms:.2f} ms\n")
     waits = ("median ms", "p99 ms", "PING p99 ms")
-    columns = ("clients", "acks/s", *waits, "bound", "acks/sync")
-    lines = []
+    columns = ("by", "clients", "acks/s", *waits, "bound", "acks/sync")
+    found: list[Acknowledgements] = []
     for count in _CLIENT_COUNTS:
-        each = await acknowledgements(cluster.endpoint, log, count)
-        bound = each.p99_ms / (sync_ms + each.ping_p99_ms)
-        lines.append(
-            (
-                f"{each.client_count}",
-                f"{each.per_second:,.0f}",
-                f"{each.median_ms:.2f}",
-                f"{each.p99_ms:.2f}",
-                f"{each.ping_p99_ms:.2f}",
-                f"{bound:.1f}",
-                f"{each.per_sync:.1f}",
-            )
+        by_clients = await of_clients(cluster.endpoint, log, stream.stream_id, count)
+        by_sockets = of_sockets(cluster.range_servers[0], log, stream.stream_id, count)
+        found += by_clients, by_sockets
+    lines = [
+        (
+            each.kind,
+            f"{each.client_count}",
+            f"{each.per_second:,.0f}",
+            f"{each.median_ms:.2f}",
+            f"{each.p99_ms:.2f}",
+            f"{each.ping_p99_ms:.2f}",
+            f"{each.p99_ms / (sync_ms + each.ping_p99_ms):.1f}",
+            f"{each.per_sync:.1f}",
         )
-    tell(table(columns, lines, text_columns=set()))
+        for each in sorted(found, key=lambda each: each.kind)
+    ]
+    tell(table(columns, lines, text_columns={0}))
     tell("bound: p99 of an append / (p99 of fdatasync + p99 of as many clients' PINGs)")
 
 

@@ -21,6 +21,7 @@ from sbp_core.cluster import Cluster, Endpoints
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery import RecoveryReport
+from sbp_core.server import event_loop
 from sbp_core.server.accepting import raise_descriptor_limit
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -43,7 +44,7 @@ def serve(options: Namespace) -> int:
     with _owned(settings.cluster.data_dir):
         ready = ReadyFile(settings.ready_file)
         ready.remove()
-        asyncio.run(_serve(settings, ready, until_stdin_closes=options.until_stdin_closes))
+        event_loop.run(_serve(settings, ready, until_stdin_closes=options.until_stdin_closes))
     return 0
 
 
