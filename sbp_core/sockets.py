@@ -33,7 +33,8 @@ class Receiving:
         wake_bytes = min(missing_bytes, limits.RECEIVE_WAKE_BYTES)
         if wake_bytes != self._wake_bytes:
             self._wake_bytes = wake_bytes
-            with contextlib.suppress(OSError):  # it is closed, or its system knows no such thing
+            # It is closed, which uvloop says by a ValueError, or its system knows no such thing.
+            with contextlib.suppress(OSError, ValueError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
 
 

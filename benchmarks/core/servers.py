@@ -23,7 +23,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from benchmarks.core.load import Load, run
+from benchmarks.core.load import Generator, Load, run
 from benchmarks.core.raw_reader import RawReader
 from benchmarks.harness.folders import new_folder
 from benchmarks.harness.tables import table
@@ -214,11 +214,14 @@ def of_sockets(endpoint: str, log: Path, stream_id: int, client_count: int) -> A
     """Do the same over bare sockets, of a process of their own."""
     port = int(endpoint.rpartition(":")[2])
     appends = Load(port, (stream_id,), batch(_SMALL_BYTES), client_count, 1, _SMALL_SECONDS)
+    generator = Generator(appends)
+    generator.wait_connected()
     syncs = _commit_count(log)
-    answers = run(appends)
+    generator.start()
+    answers = generator.finish()
     syncs = _commit_count(log) - syncs
+    assert answers.acknowledged > 0 == answers.failed + answers.refused
     pings = run(replace(appends, batch=None))
-    assert answers.acknowledged == len(answers.latencies) > 0 == answers.failed
     return Acknowledgements(
         "socket",
         client_count,

@@ -151,7 +151,9 @@ def _watch_stdin(stopping: asyncio.Future[None]) -> None:
             _end(stopping)
 
     try:
+        is_blocking = os.get_blocking(0)
         loop.add_reader(0, on_readable)
+        os.set_blocking(0, is_blocking)  # uvloop changes it, also for who else has the terminal
     except OSError as error:
         raise ConfigurationError(
             "--until-stdin-closes: standard input is no pipe or terminal"

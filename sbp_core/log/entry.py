@@ -104,7 +104,7 @@ class Entry:
 
     @property
     def front(self) -> Octets:
-        """What begins with the prefix, and may not end with it."""
+        """The first octets of the body in the log: all of the prefix at least, if there is one."""
         return self.prefix or self.body
 
 

@@ -34,7 +34,8 @@ class RecentBodies:
     def keep(self, entries: Sequence[Entry], locations: Sequence[Location]) -> None:
         """Keep the batches among entries that were written as a group; nobody changes them now.
 
-        A buffer that several of them came in is kept for as long as any of them is.
+        Of staged ones those that have their prefix beside the body. A buffer that several came in
+        is kept for as long as any of them is.
         """
         kept = {
             location.position: memoryview(entry.body)

@@ -145,7 +145,7 @@ def check_replay(
 ) -> None:
     """Compare the rows of a replay with those of the decision that counts.
 
-    Where digests cannot be compared, as another version of this package decided, their number is.
+    Where the digests cannot be compared, since other hashes made them, the number of rows is.
     Raises ReplayMismatchError if they differ, or nobody knows that, and that is to fail.
     """
     if decision.digest == digest:
@@ -159,7 +159,11 @@ def check_replay(
         )
         remedy = "start with a new checkpoint, or give a number above the last one"
     elif decision.record_count == record_count and not are_comparable(decision.digest, digest):
-        LOG.info("%s was committed before, by another version; it has as many records", key)
+        LOG.info(
+            "%s was committed before, with as many records; whether these are the same is not"
+            " known, as other hashes were used then",
+            key,
+        )
         return
     else:
         told = (

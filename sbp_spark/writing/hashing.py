@@ -3,7 +3,7 @@
 Each word of a value is mixed and multiplied by a constant of its place; the hash is made of their
 sum and the length. Octets behind the end count as 0, so words of 0 add nothing. As a value's hash
 is a sum, it does not matter how many of its words are gathered at once, with those of all other
-values; that is chosen by how long the values are.
+values; that is chosen by how long the values are. It tells what changed by accident, no more.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _Lengths = npt.NDArray[np.int64]
 
 WORD_BYTES: Final = 8
 LONG_BYTES: Final = 16_384
-"""Longer octets are hashed one by one, by a function that is slower, but has no constants."""
+"""Longer octets are hashed one by one, by a function that needs no constant for each word."""
 
 _PART_BYTES: Final = 122_880
-"""So many octets are gathered at once: they stay in the processor's cache, and allocators keep
-less than 128 KiB for the next time."""
+"""So many octets are gathered at once: they stay in the processor's cache, and memory for less
+than 128 KiB is used again, not given back to the system."""
 
 STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 MIX_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)

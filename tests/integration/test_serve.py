@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import pty
 import resource
 import shutil
 import signal
@@ -341,6 +342,23 @@ def test_standard_input_that_cannot_be_watched(tmp_path):
         )
     assert (refusal.returncode, refusal.stdout) == (2, "")
     assert refusal.stderr == ("sbp: --until-stdin-closes: standard input is no pipe or terminal\n")
+
+
+def test_a_terminal_that_is_watched_stays_as_it_is(tmp_path):
+    ours, theirs = pty.openpty()
+    ports = ["--pd-port", "0", "--range-server-port", "0"]
+    words = [*SERVE, "--data-dir", str(tmp_path), *ports, "--until-stdin-closes"]
+    with subprocess.Popen(words, stdin=theirs, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout.readline().startswith("placement driver")
+            assert os.get_blocking(theirs)
+            os.write(ours, b"\4")  # the end of a terminal's input
+            assert server.wait(TIMEOUT_SECONDS) == 0
+        finally:
+            server.kill()
+    assert os.get_blocking(theirs)
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_a_cluster_that_cannot_start_leaves_nothing_behind(tmp_path):
