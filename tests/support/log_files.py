@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from faulty_disk import FaultyDisk, Inode
@@ -11,6 +12,7 @@ from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
 from sbp_core.log.log import Log
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import maybe_segment_base, read_segment, segment_path
+from sbp_core.log.staged_entries import decode_prefix, prefix_length
 
 DIRECTORY = Path("/log")
 NOW_MS = 1_700_000_000_123
@@ -35,7 +37,7 @@ def note(number: int, size: int = 40) -> Entry:
 
 
 def logged(disk: Disk, directory: Path = DIRECTORY) -> list[tuple[Entry, Location]]:
-    """All entries of all segments as they are on the disk, but what the log adds itself."""
+    """All entries of all segments as they were appended, but what the log adds itself."""
     found: list[tuple[Entry, Location]] = []
     for base in segment_bases(disk, directory):
         file = disk.open(segment_path(directory, base), is_writable=False)
@@ -44,7 +46,7 @@ def logged(disk: Disk, directory: Path = DIRECTORY) -> list[tuple[Entry, Locatio
             assert not isinstance(item, Damage), item
             entry, location = item
             if entry.kind not in SNAPSHOT_KINDS:
-                found.append((entry_copy(entry), location))
+                found.append((as_appended(entry), location))
         file.close()
     return found
 
@@ -71,6 +73,15 @@ def segment_bases(disk: Disk, directory: Path = DIRECTORY) -> list[int]:
 def entry_copy(entry: Entry) -> Entry:
     fields = (entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count)
     return Entry(*fields, bytes(entry.body))
+
+
+def as_appended(entry: Entry) -> Entry:
+    """An entry that was read, its prefix, if it has one, beside the body again."""
+    own = entry_copy(entry)
+    if entry.kind is not EntryKind.STAGED:
+        return own
+    start = prefix_length(decode_prefix(own.body)[0])
+    return replace(own, prefix=own.body[:start], body=own.body[start:])
 
 
 def disk_with(files: dict[Path, bytes]) -> FaultyDisk:
