@@ -145,8 +145,7 @@ def check_replay(
 ) -> None:
     """Compare the rows of a replay with those of the decision that counts.
 
-    Where the digests cannot be compared, since other hashes made them, the number of rows is.
-    Raises ReplayMismatchError if they differ, or nobody knows that, and that is to fail.
+    Raises ReplayMismatchError if they differ, or nobody knows whether they do, and that is to fail.
     """
     if decision.digest == digest:
         return
@@ -159,12 +158,12 @@ def check_replay(
         )
         remedy = "start with a new checkpoint, or give a number above the last one"
     elif decision.record_count == record_count and not are_comparable(decision.digest, digest):
-        LOG.info(
-            "%s was committed before, with as many records; whether these are the same is not"
-            " known, as other hashes were used then",
-            key,
+        told = (
+            f"{key} was committed before, by a writer that made digests in another way; it came"
+            f" again with {record_count} records, as many as then, which were left out. Whether"
+            " they are the same is not known"
         )
-        return
+        remedy = "finish the batch with the version of sbp-spark that it was begun with"
     else:
         told = (
             f"{key} was committed before, with {decision.record_count} records; it came again with"
