@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
@@ -22,6 +26,7 @@ BUFFER_ALIGNMENT_BYTES: Final = 8
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _PREFIX: Final = struct.Struct("<Ii")
+_PAIR: Final = struct.Struct("<qq")
 PREFIX_BYTES: Final = _PREFIX.size
 _UNCOMPRESSED_BYTES: Final = struct.Struct("<q")
 _STORED_RAW: Final = -1
@@ -94,6 +99,20 @@ MESSAGE_SCHEMA: Final = Schema(
 )
 
 
+_VARYING: Final = ("header.length", "header.nodes", "header.buffers", "body_length")
+"""What messages of one schema differ in."""
+
+
+class Outline(NamedTuple):
+    """What a message says of its columns, not checked; `nodes` and `buffers` are pairs of i64."""
+
+    nodes: bytes
+    buffers: bytes
+    compression: BodyCompression | None
+    buffers_start: int
+    buffers_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class MessageSize:
     """How many octets the buffers of a message decode to, and whether they are compressed."""
@@ -108,19 +127,61 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> Messag
     Nothing is decompressed. Raises RecordBatchError: another kind of message, a part outside the
     data, or decoded sizes that sum up to more than `limits.DECODED_BATCH_BYTES_MAX`.
     """
-    header, buffers_start = _read_header(data)
-    if header.length != record_count:
+    return check_outline(read_outline(data, record_count=record_count), data)
+
+
+def read_outline(data: memoryview, *, record_count: int) -> Outline:
+    """Return what `data` says of its columns, if it is one record batch message of so many rows.
+
+    It is not safe to hand to Arrow before that is checked. Raises RecordBatchError.
+    """
+    buffers_start = find_buffers(data)
+    encoded = bytes(data[PREFIX_BYTES:buffers_start])
+    length, nodes, buffers, body_length, compression = _read_header(encoded)
+    if body_length != len(data) - buffers_start:
         raise RecordBatchError(
-            f"Arrow message of {header.length} rows in a record batch of {record_count} records"
+            f"Arrow message announces {body_length} octets of buffers, but"
+            f" {len(data) - buffers_start} follow its metadata"
         )
-    for length, null_count in header.nodes:
+    if length != record_count:
+        raise RecordBatchError(
+            f"Arrow message of {length} rows in a record batch of {record_count} records"
+        )
+    return Outline(nodes, buffers, compression, buffers_start, body_length)
+
+
+def check_outline(outline: Outline, data: memoryview) -> MessageSize:
+    """Check what the message `data` says of its columns: what is missing there to be safe.
+
+    Raises RecordBatchError.
+    """
+    for length, null_count in _PAIR.iter_unpack(outline.nodes):
         if not 0 <= null_count <= length:
             raise RecordBatchError(
                 f"Arrow message with a column of length {length} and {null_count} nulls"
             )
-    _check_compression(header.compression)
-    decoded_bytes = _decoded_bytes(data[buffers_start:], header)
-    return MessageSize(decoded_bytes, header.compression is not None)
+    _check_compression(outline.compression)
+    decoded_bytes = _decoded_bytes(data[outline.buffers_start :], outline)
+    return MessageSize(decoded_bytes, outline.compression is not None)
+
+
+def are_sound(outlines: Sequence[Outline]) -> bool:
+    """Whether all of these uncompressed messages pass `check_outline`, if each is a small one."""
+    nodes = _pairs([each.nodes for each in outlines])
+    buffers = _pairs([each.buffers for each in outlines])
+    counts = [len(each.buffers) // _PAIR.size for each in outlines]
+    ends = np.repeat([each.buffers_bytes for each in outlines], counts)
+    lengths, null_counts = nodes.T
+    offsets, sizes = buffers.T
+    return bool(
+        np.all((null_counts >= 0) & (null_counts <= lengths))
+        and np.all((offsets >= 0) & (sizes >= 0) & (sizes <= ends) & (offsets <= ends - sizes))
+        and not np.any(offsets % BUFFER_ALIGNMENT_BYTES)
+    )
+
+
+def _pairs(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    return np.frombuffer(b"".join(parts), "<i8").reshape(-1, 2)
 
 
 def find_buffers(
@@ -147,19 +208,24 @@ def find_buffers(
     return buffers_start
 
 
-def _read_header(data: memoryview) -> tuple[RecordBatchHeader, int]:
-    """Return the RecordBatch table and the position at which the buffers start."""
-    buffers_start = find_buffers(data)
-    message = _decode_message(data[PREFIX_BYTES:buffers_start])
-    if message.header is None or message.body_length != len(data) - buffers_start:
-        raise RecordBatchError(
-            f"Arrow message announces {message.body_length} octets of buffers, but"
-            f" {len(data) - buffers_start} follow its metadata"
-        )
-    return message.header, buffers_start
+def _read_header(encoded: bytes) -> tuple[int, bytes, bytes, int, BodyCompression | None]:
+    """Return length, nodes, buffers, length of the body and compression, as the metadata has it."""
+    found = MESSAGE_SCHEMA.maybe_recognise(Message, encoded)
+    if found is not None:
+        compression, length, nodes, buffers, body_length = found
+        return length, nodes, buffers, body_length, compression
+    message = _decode_message(encoded)
+    header = message.header
+    if header is None:
+        raise RecordBatchError("Arrow message of a record batch without one: its header is missing")
+    MESSAGE_SCHEMA.remember(Message, encoded, header.compression, _VARYING)
+    nodes, buffers = (
+        b"".join([_PAIR.pack(*pair) for pair in pairs]) for pairs in (header.nodes, header.buffers)
+    )
+    return header.length, nodes, buffers, message.body_length, header.compression
 
 
-def _decode_message(encoded: memoryview) -> Message:
+def _decode_message(encoded: bytes) -> Message:
     """Return the metadata; another kind of message is named even where it reads as no Message."""
     try:
         message = MESSAGE_SCHEMA.decode(Message, encoded)
@@ -189,11 +255,11 @@ def _check_compression(compression: BodyCompression | None) -> None:
         )
 
 
-def _decoded_bytes(buffers: memoryview, header: RecordBatchHeader) -> int:
+def _decoded_bytes(buffers: memoryview, outline: Outline) -> int:
     """Return what the buffers decode to. Raises if one lies outside, or that is too much."""
     size_bytes = len(buffers)
     decoded_bytes = 0
-    for offset, length in header.buffers:
+    for offset, length in _PAIR.iter_unpack(outline.buffers):
         if offset < 0 or length < 0 or offset + length > size_bytes:
             raise RecordBatchError(
                 f"Arrow buffer of {length} octets at {offset} lies outside the {size_bytes}"
@@ -201,7 +267,7 @@ def _decoded_bytes(buffers: memoryview, header: RecordBatchHeader) -> int:
             )
         if offset % BUFFER_ALIGNMENT_BYTES:
             raise RecordBatchError(f"Arrow buffer at unaligned octet {offset}")
-        if header.compression is None or length == 0:
+        if outline.compression is None or length == 0:
             decoded_bytes += length
         else:
             decoded_bytes += _declared_bytes(buffers[offset : offset + length])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -10,7 +11,13 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import decode_joined
-from sbp_core.records.arrow_message import BUFFER_ALIGNMENT_BYTES, check_record_batch_message
+from sbp_core.records.arrow_message import (
+    BUFFER_ALIGNMENT_BYTES,
+    Outline,
+    are_sound,
+    check_outline,
+    read_outline,
+)
 from sbp_core.records.envelope import Envelope
 from sbp_core.records.rows import ROWS_ENCODING, ROWS_SCHEMA, decode_rows
 from sbp_core.records.sequence import decode_record_meta, walk_sequence
@@ -37,42 +44,58 @@ def decode_batches(
     Small batches are joined until they have `rows_enough` rows or decode to `bytes_enough` octets.
     Any other is decoded alone, as by `decode_batch`. Raises RecordBatchError.
     """
-    run: list[Envelope] = []
-    row_count = size_bytes = 0
+    run = _Run()
     for envelope in envelopes:
-        decoded_bytes = _small_bytes(envelope)
-        if decoded_bytes is not None:
-            run.append(envelope)
-            row_count += envelope.record_count
-            size_bytes += decoded_bytes
-            if row_count < rows_enough and size_bytes < bytes_enough:
+        if run.takes(envelope):
+            if run.row_count < rows_enough and run.size_bytes < bytes_enough:
                 continue
-        if run:
-            yield _decode_run(run)
-        run, row_count, size_bytes = [], 0, 0
-        if decoded_bytes is None:
+            yield run.decode()
+            run = _Run()
+        else:
+            if run.envelopes:
+                yield run.decode()
+                run = _Run()
             yield decode_batch(envelope)
-    if run:
-        yield _decode_run(run)
+    if run.envelopes:
+        yield run.decode()
 
 
-def _small_bytes(envelope: Envelope) -> int | None:
-    """Return what a batch decodes to that is better joined with others, None for any other."""
-    body = envelope.body
-    is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
-    if not is_short or envelope.encoding != ROWS_ENCODING:
-        return None
-    size = check_record_batch_message(body, record_count=envelope.record_count)
-    return size.decoded_bytes if size.decoded_bytes < _SMALL_BYTES else None
+class _Run:
+    """Small batches that follow on one another."""
 
+    def __init__(self) -> None:
+        self.envelopes: list[Envelope] = []
+        self.row_count = 0
+        self.size_bytes = 0
+        self._unchecked: list[Outline] = []
 
-def _decode_run(run: list[Envelope]) -> pa.RecordBatch:
-    if len(run) == 1:
-        return decode_rows(run[0])
-    try:
-        return decode_joined([envelope.body for envelope in run], _ROWS_MESSAGE)
-    except (pa.ArrowException, OSError):
-        return pa.concat_batches(map(decode_rows, run))  # which names the one that is damaged
+    def takes(self, envelope: Envelope) -> bool:
+        """Take a batch if it is better joined with others. Raises RecordBatchError."""
+        body = envelope.body
+        is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
+        if not is_short or envelope.encoding != ROWS_ENCODING:
+            return False
+        outline = read_outline(body, record_count=envelope.record_count)
+        decoded_bytes = outline.buffers_bytes
+        if outline.compression is None:
+            self._unchecked.append(outline)
+        else:
+            decoded_bytes = check_outline(outline, body).decoded_bytes
+            if decoded_bytes >= _SMALL_BYTES:
+                return False
+        self.envelopes.append(envelope)
+        self.row_count += envelope.record_count
+        self.size_bytes += decoded_bytes
+        return True
+
+    def decode(self) -> pa.RecordBatch:
+        """Return the rows of all. Raises RecordBatchError, which names the one that is damaged."""
+        if len(self.envelopes) == 1:
+            return decode_rows(self.envelopes[0])
+        if are_sound(self._unchecked):
+            with contextlib.suppress(pa.ArrowException, OSError):
+                return decode_joined([each.body for each in self.envelopes], _ROWS_MESSAGE)
+        return pa.concat_batches(map(decode_rows, self.envelopes))
 
 
 def _decode_sequence(envelope: Envelope) -> pa.RecordBatch:

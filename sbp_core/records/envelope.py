@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
@@ -44,6 +44,17 @@ _TIMESTAMP_COLUMN: Final = "timestamp_column"
 _BODY_BYTES_DIGITS_MAX: Final = len(str(limits.BATCH_BYTES_MAX))
 
 _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
+
+
+_NUMBERS: Final = ("stream_id", "last_offset_delta", "base_timestamp")
+
+
+class _Kind(NamedTuple):
+    """What the batches that somebody writes to streams of one schema have in common."""
+
+    encoding: str | None
+    schema_fingerprint: str | None
+    timestamp_column: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +219,17 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         )
     body_start = position + _FIXED.size + meta_bytes
     try:
-        meta = _SCHEMA.decode(RecordBatchMeta, view[position + _FIXED.size : body_start])
+        kind, stream_id, record_count, base_timestamp_ms, announced = _read_meta(
+            bytes(view[position + _FIXED.size : body_start])
+        )
     except HeaderError as error:
         raise RecordBatchError(
             f"metadata of the record batch at octet {position}: {error}"
         ) from error
-    properties = {item.key: item.value for item in meta.properties}
-    record_count, body_bytes = meta.last_offset_delta, len(view) - body_start
-    announced = properties.get(_BODY_BYTES)
+    body_bytes = len(view) - body_start
     if announced is not None:
         body_bytes = _parse_body_bytes(announced, body_bytes_max=body_bytes)
-    if properties.get(_ENCODING) is None:
+    if kind.encoding is None:
         record_count, end = measure_sequence(view[: body_start + body_bytes], body_start)
         body_bytes = end - body_start
     _check_record_count(record_count)
@@ -228,23 +239,48 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
             f"record batch of {length_bytes} octets; at most {limits.BATCH_BYTES_MAX} are allowed"
         )
     return Envelope(
-        stream_id=meta.stream_id,
-        base_offset=base_offset,
-        record_count=record_count,
-        base_timestamp_ms=meta.base_timestamp,
-        encoding=properties.get(_ENCODING),
-        body=view[body_start : body_start + body_bytes],
-        length_bytes=length_bytes,
-        schema_fingerprint=properties.get(_SCHEMA_FINGERPRINT),
-        timestamp_column=properties.get(_TIMESTAMP_COLUMN),
+        stream_id,
+        base_offset,
+        record_count,
+        base_timestamp_ms,
+        kind.encoding,
+        view[body_start : body_start + body_bytes],
+        length_bytes,
+        kind.schema_fingerprint,
+        kind.timestamp_column,
     )
 
 
-def _parse_body_bytes(text: str, *, body_bytes_max: int) -> int:
-    is_decimal = text.isascii() and text.isdecimal() and len(text) <= _BODY_BYTES_DIGITS_MAX
+def _read_meta(octets: bytes) -> tuple[_Kind, int, int, int, bytes | None]:
+    """Return a batch's kind, stream id, record count, base timestamp, `body_bytes`.
+
+    Raises HeaderError.
+    """
+    found = _SCHEMA.maybe_recognise(RecordBatchMeta, octets)
+    if found is not None and found[-1].isdigit():
+        return found
+    meta = _SCHEMA.decode(RecordBatchMeta, octets)
+    properties = {item.key: item.value for item in meta.properties}
+    places = {item.key: at for at, item in enumerate(meta.properties)}
+    kind = _Kind(*map(properties.get, (_ENCODING, _SCHEMA_FINGERPRINT, _TIMESTAMP_COLUMN)))
+    announced = properties.get(_BODY_BYTES)
+    if announced is not None:
+        text = f"properties.{places[_BODY_BYTES]}.value"
+        _SCHEMA.remember(RecordBatchMeta, octets, kind, (*_NUMBERS, text))
+    return (
+        kind,
+        meta.stream_id,
+        meta.last_offset_delta,
+        meta.base_timestamp,
+        None if announced is None else announced.encode(),
+    )
+
+
+def _parse_body_bytes(text: bytes, *, body_bytes_max: int) -> int:
+    is_decimal = text.isdigit() and len(text) <= _BODY_BYTES_DIGITS_MAX
     if not is_decimal or int(text) > body_bytes_max:
         raise RecordBatchError(
-            f"record batch announces a body of {text[:32]!r} octets; expected a decimal number up"
-            f" to {body_bytes_max}, the octets that follow its metadata"
+            f"record batch announces a body of {text[:32].decode(errors='replace')!r} octets;"
+            f" expected a decimal number up to {body_bytes_max}, what follows its metadata"
         )
     return int(text)

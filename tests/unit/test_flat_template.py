@@ -1,6 +1,7 @@
 """Headers that are recognised by their layout: read as from scratch, and never by mistake."""
 
 import struct
+from dataclasses import replace
 
 import flatbuffers
 import pytest
@@ -10,7 +11,7 @@ from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire.flat import Schema
 from sbp_core.wire.flat.reader import ReadTable
-from sbp_core.wire.flat.template import maybe_template
+from sbp_core.wire.flat.template import maybe_excerpt, maybe_template
 
 TABLES = {table.__name__: ReadTable(table, LAYOUTS[table]) for table in LAYOUTS}
 SCHEMA = Schema(LAYOUTS)
@@ -97,6 +98,61 @@ def test_a_part_that_is_used_twice_is_no_template():
     octets = bytes(builder.Output())
     assert SCHEMA.decode(Node, octets) == Node(texts=("shared", "shared"))
     assert maybe_template(TABLES, "Node", octets) is None
+    assert maybe_excerpt(TABLES, "Node", octets, None, ["texts.0"]) is None
+
+
+PATHS = ("leaf.number", "data", "pairs", "texts.2", "children.1.numbers.0", "numbers.0")
+
+
+def test_an_excerpt_is_what_is_known_and_the_contents_at_its_paths():
+    excerpt = maybe_excerpt(TABLES, "Node", SCHEMA.encode(FULL), "known", PATHS)
+    other = replace(
+        FULL,
+        leaf=replace(FULL.leaf, number=-8),
+        data=b"OCTETS",
+        pairs=OTHER.pairs,
+        texts=("one", "", "v\u00efr"),
+        children=(Node(), Node(numbers=(10,)), Node(leaf=Leaf())),
+        numbers=(4, -2, 3),
+    )
+    pairs = struct.pack("<4q", 5, -6, 7, 8)
+    found = excerpt.maybe_read(SCHEMA.encode(other))
+    assert found == ("known", -8, b"OCTETS", pairs, "v\u00efr".encode(), 10, 4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(FULL, numbers=(1, -2, 4)),
+        replace(FULL, texts=("two", "", "drei")),
+        replace(FULL, leaf=replace(FULL.leaf, flag=False)),
+        replace(FULL, leaf=replace(FULL.leaf, text="TEXT")),
+        OTHER,
+    ],
+    ids=repr,
+)
+def test_what_differs_elsewhere_is_not_taken_for_known(other):
+    excerpt = maybe_excerpt(TABLES, "Node", SCHEMA.encode(FULL), "known", PATHS)
+    assert excerpt.maybe_read(SCHEMA.encode(other)) is None
+
+
+def test_there_is_no_excerpt_of_what_is_not_there():
+    octets = SCHEMA.encode(Leaf(text="x"))
+    assert maybe_excerpt(TABLES, "Leaf", octets, None, ["text"]) is not None
+    assert maybe_excerpt(TABLES, "Leaf", octets, None, ["number"]) is None
+    assert maybe_excerpt(TABLES, "Leaf", octets, None, ["text", "text.0"]) is None
+
+
+def test_what_is_remembered_is_recognised():
+    schema = Schema(LAYOUTS)
+    octets = schema.encode(Leaf(number=5, text="abc"))
+    assert schema.maybe_recognise(Leaf, octets) is None
+    schema.remember(Leaf, octets, "known", ["number"])
+    assert schema.maybe_recognise(Leaf, octets) == ("known", 5)
+    assert schema.maybe_recognise(Leaf, schema.encode(Leaf(number=6, text="abc"))) == ("known", 6)
+    assert schema.maybe_recognise(Leaf, schema.encode(Leaf(number=6, text="abd"))) is None
+    assert schema.maybe_recognise(Node, octets) is None
+    assert schema.decode(Leaf, octets) == Leaf(number=5, text="abc")
 
 
 def test_contents_that_serve_as_layout_are_no_template():

@@ -19,6 +19,8 @@ from sbp_core.records import (
 )
 
 LARGE_BYTES = 40_000
+BUFFERS = struct.pack("<6q", 0, 1, 8, 12, 24, 0)
+"""The first buffers of a message of two rows without keys, as its metadata has them."""
 ENOUGH = {"rows_enough": 100, "bytes_enough": 100_000}
 
 
@@ -99,12 +101,34 @@ def with_name_not_utf8(encoded):
     return encoded.replace(b"name", b"\xff\xff\xff\xff", 1)
 
 
-@pytest.mark.parametrize("damage", [with_offset_outside, with_name_not_utf8])
-def test_of_several_small_batches_the_damaged_one_is_named(damage):
+def with_buffer_outside(encoded):
+    """The batch with a buffer of its message behind the end."""
+    start = encoded.index(BUFFERS)
+    return encoded[:start] + struct.pack("<q", 2**40) + encoded[start + 8 :]
+
+
+def with_more_nulls_than_rows(encoded):
+    """The batch whose keys, which are null, are more than its rows."""
+    return encoded.replace(struct.pack("<qq", 2, 2), struct.pack("<qq", 2, 3), 1)
+
+
+IS_NAMED = "offset 10 of stream 9 is damaged"
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (with_offset_outside, IS_NAMED),
+        (with_name_not_utf8, IS_NAMED),
+        (with_buffer_outside, "buffer of 1 octets at 1099511627776 lies outside"),
+        (with_more_nulls_than_rows, "column of length 2 and 3 nulls"),
+    ],
+)
+def test_of_several_small_batches_the_damaged_one_is_named(damage, named):
     sound = batch(rows(2), base_offset=10)
     damaged = damage(sound)
     assert damaged != sound
-    with pytest.raises(RecordBatchError, match="offset 10 of stream 9 is damaged") as alone:
+    with pytest.raises(RecordBatchError, match=named) as alone:
         decode(damaged)
     with pytest.raises(RecordBatchError) as among:
         decode(batch(rows(10)), damaged, batch(rows(2), base_offset=12))

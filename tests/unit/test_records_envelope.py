@@ -9,6 +9,7 @@ from sbp_core.errors import RecordBatchError
 from sbp_core.records import (
     decode_envelope,
     encode_envelope,
+    envelope,
     peek_batch,
     split_envelopes,
     write_base_offset,
@@ -203,6 +204,52 @@ def test_record_counts_have_bounds(record_count):
 def test_body_bytes_that_cannot_be(text):
     with pytest.raises(RecordBatchError, match="announces a body of"):
         decode_envelope(foreign_batch(b"body", properties=[("body_bytes", text)]))
+
+
+def test_batches_of_a_kind_are_recognised_and_each_has_its_own_numbers():
+    for number in range(1, 10):
+        body = bytes(number)
+        encoded = encode_envelope(
+            [body],
+            stream_id=100 - number,
+            record_count=number,
+            base_timestamp_ms=number * 10**12,
+            encoding="columns",
+            schema_fingerprint="abc",
+            timestamp_column="time" if number % 2 else "when",
+        )
+        found = decode_envelope(encoded)
+        assert (found.stream_id, found.record_count) == (100 - number, number)
+        assert found.base_timestamp_ms == number * 10**12
+        assert (found.encoding, found.schema_fingerprint) == ("columns", "abc")
+        assert found.timestamp_column == ("time" if number % 2 else "when")
+        assert bytes(found.body) == body
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [batch(), foreign_batch(properties=[("body_bytes", "9"), ("x", "y"), ("body_bytes", "4")])],
+)
+def test_every_damaged_octet_of_a_known_kind_reads_as_if_it_were_unknown(encoded, monkeypatch):
+    def outcome(data):
+        try:
+            return decode_envelope(data)
+        except RecordBatchError as error:
+            return str(error)
+
+    def fresh():
+        return Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
+
+    warm = fresh()
+    monkeypatch.setattr(envelope, "_SCHEMA", warm)
+    decode_envelope(encoded)
+    for at in range(13, len(encoded)):
+        for flip in (1, 0x10, 0x80, 0xFF):
+            damaged = encoded[:at] + bytes([encoded[at] ^ flip]) + encoded[at + 1 :]
+            monkeypatch.setattr(envelope, "_SCHEMA", warm)
+            found = outcome(damaged)
+            monkeypatch.setattr(envelope, "_SCHEMA", fresh())
+            assert found == outcome(damaged), (at, flip)
 
 
 def test_batches_have_a_limit():

@@ -14,7 +14,13 @@ import pyarrow as pa
 import pytest
 
 from sbp_core.errors import RecordBatchError
-from sbp_core.records import ROWS_SCHEMA, decode_envelope, decode_rows, encode_rows
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    decode_batches,
+    decode_envelope,
+    decode_rows,
+    encode_rows,
+)
 
 NUMBERS = [0, 1, 8, 16, -1, 2**31 - 1, 2**31, -(2**31), 2**26, 2**63 - 1, -(2**63)]
 
@@ -75,14 +81,39 @@ def fuzz(seed, count):
     refused = 0
     for _ in range(count):
         shift = rng.randrange(2)
-        data = bytes(shift) + mutate(rng, rng.choice(corpus))
+        sound = rng.choice(corpus)
+        data = bytes(shift) + mutate(rng, sound)
         try:
-            batch = decode_rows(decode_envelope(memoryview(data)[shift:]))
+            envelope = decode_envelope(memoryview(data)[shift:])
+            batch = decode_rows(envelope)
         except RecordBatchError:
             refused += 1
+            batch = None
         else:
             use(batch.set_column(3, "timestamp", batch.column(3).view(pa.int64())))
+        check_among_others(decode_envelope(sound), memoryview(data)[shift:], batch)
     return count - refused, refused
+
+
+def check_among_others(sound, damaged, maybe_batch):
+    """A batch reads between two others as it does alone; small ones are decoded together."""
+    try:
+        envelopes = [sound, decode_envelope(damaged), sound]
+        found = decode_batches(envelopes, rows_enough=2**31, bytes_enough=2**31)
+        found = pa.Table.from_batches(found).combine_chunks()
+    except RecordBatchError:
+        assert maybe_batch is None
+        return
+    assert maybe_batch is not None
+    other = decode_rows(sound)
+    expected = pa.Table.from_batches([other, maybe_batch, other]).combine_chunks()
+    assert as_octets(found) == as_octets(expected)
+
+
+def as_octets(table):
+    """All that is in a table, also where it is no valid text or time."""
+    (batch,) = table.set_column(3, "t", table.column(3).cast(pa.int64())).to_batches()
+    return batch.to_pylist()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

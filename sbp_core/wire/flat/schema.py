@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import Field
 from sbp_core.wire.flat.reader import Reader, ReadTable
-from sbp_core.wire.flat.template import Template, maybe_template
+from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
 from sbp_core.wire.flat.writer import Writer, WrittenTable
 
 T = TypeVar("T")
@@ -30,8 +31,8 @@ class Schema:
         self._read = {table.__name__: ReadTable(table, layouts[table]) for table in layouts}
         self._bytes_max = bytes_max
         self._depth_max = depth_max
-        self._templates: dict[tuple[type, int], Template] = {}
-        self._misses: dict[tuple[type, int], int] = {}
+        self._templates = Templates()
+        self._excerpts = Templates()
 
     def encode(self, value: object) -> bytes:
         """Return the FlatBuffers encoding of a generated dataclass, as a root table.
@@ -53,28 +54,28 @@ class Schema:
         Raises HeaderError when any part of it lies outside the data or breaks a limit.
         """
         octets = bytes(data)
-        key = (table, len(octets))
-        template = self._templates.get(key)
-        if template is not None:
-            with contextlib.suppress(UnicodeDecodeError):  # the reader says what is wrong
-                value: T | None = template.maybe_read(octets)
-                if value is not None:
-                    return value
-        value = Reader(self._read, octets, self._depth_max).read_root(table.__name__)
-        if len(octets) <= limits.TEMPLATE_BYTES_MAX:
-            self._consider(key, octets)
+        name = table.__name__
+        with contextlib.suppress(UnicodeDecodeError):  # the reader says what is wrong
+            known: T | None = self._templates.maybe_read(table, octets)
+            if known is not None:
+                return known
+        value: T = Reader(self._read, octets, self._depth_max).read_root(name)
+        self._templates.consider(table, octets, partial(maybe_template, self._read, name, octets))
         return value
 
-    def _consider(self, key: tuple[type, int], octets: bytes) -> None:
-        """Make a template of a buffer for which none was of use, the less often the more of these.
+    def maybe_recognise(self, table: type, data: bytes) -> tuple[Any, ...] | None:
+        """Return what is known of a buffer, and its contents that are not, as `remember` was told.
 
-        So who sends ever new layouts cannot have work done for each.
+        None for one that differs in more from what is remembered.
         """
-        misses = self._misses[key] = self._misses.get(key, 0) + 1
-        if misses & (misses - 1):
-            return
-        template = maybe_template(self._read, key[0].__name__, octets)
-        if template is not None:
-            while len(self._templates) >= limits.TEMPLATES_MAX:
-                self._templates.pop(next(iter(self._templates)), None)
-            self._templates[key] = template
+        found: tuple[Any, ...] | None = self._excerpts.maybe_read(table, data)
+        return found
+
+    def remember(self, table: type, data: bytes, known: object, paths: Sequence[str]) -> None:
+        """Keep what is known of all buffers that equal `data` but for the contents at `paths`.
+
+        `data` was decoded, and not recognised. A path is made of the names of fields and indexes of
+        vectors, with dots. Strings and structs are contents as octets, not verified.
+        """
+        make = partial(maybe_excerpt, self._read, table.__name__, data, known, paths)
+        self._excerpts.consider(table, data, make)

@@ -3,6 +3,7 @@
 A peer sends the same few headers again and again. Which octets of such a buffer are its layout
 (offsets, vtables, counts, padding) and which are contents is found out once. Another one of the
 same length whose layout octets are equal is valid as well, and a single struct takes its contents.
+Where all but a few contents are known as well, they count as layout, and only those few are taken.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
+from sbp_core import limits
 from sbp_core.wire.flat.kinds import (
     REFERENCE_BYTES,
     Kind,
@@ -35,7 +37,7 @@ class Template:
 
     Where `layout_mask` has ones, they are as in `layout`. All values stand in one list: first the
     contents as `unpack` gives them, then the constants, then what each of the `steps` makes of
-    those before it. The last one is the root.
+    those before it. The last one is what is read.
     """
 
     layout_mask: int
@@ -46,7 +48,7 @@ class Template:
     steps: tuple[tuple[Callable[..., Any], Callable[[Sequence[Any]], tuple[Any, ...]]], ...]
 
     def maybe_read(self, data: bytes) -> Any:
-        """Return the root table of `data`, None if that is laid out in another way.
+        """Return what is read of `data`, None if that is laid out in another way.
 
         `data` is as long as the buffer that the template is made of. Raises UnicodeDecodeError.
         """
@@ -71,6 +73,59 @@ def maybe_template(tables: Mapping[str, ReadTable], name: str, data: bytes) -> T
         return tracer.template()
     except _NoTemplateError:
         return None
+
+
+def maybe_excerpt(
+    tables: Mapping[str, ReadTable], name: str, data: bytes, known: object, paths: Sequence[str]
+) -> Template | None:
+    """Return the template of buffers that equal a verified one but for the contents at `paths`.
+
+    It reads to a tuple: what is `known` of all of them, and those contents, strings and structs as
+    octets. A path is made of the names of fields and indexes of vectors. None for a buffer that
+    lacks one of them, or of which a part is used twice.
+    """
+    tracer = _Tracer(tables, data)
+    try:
+        tracer.trace_root(name)
+        return tracer.excerpt(known, paths)
+    except _NoTemplateError:
+        return None
+
+
+class Templates:
+    """The templates that were made last, by what buffers are of and how long they are."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[type, int], Template] = {}
+        self._misses: dict[tuple[type, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    def maybe_read(self, table: type, data: bytes) -> Any:
+        """Return what is read of a buffer, None where no template fits.
+
+        Raises UnicodeDecodeError.
+        """
+        template = self._templates.get((table, len(data)))
+        return None if template is None else template.maybe_read(data)
+
+    def consider(self, table: type, data: bytes, make: Callable[[], Template | None]) -> None:
+        """Make a template of a buffer for which none was of use, the less often the more of these.
+
+        So who sends ever new layouts cannot have work done for each.
+        """
+        key = table, len(data)
+        if len(data) > limits.TEMPLATE_BYTES_MAX:
+            return
+        misses = self._misses[key] = self._misses.get(key, 0) + 1
+        if misses & (misses - 1):
+            return
+        template = make()
+        if template is not None:
+            while len(self._templates) >= limits.TEMPLATES_MAX:
+                self._templates.pop(next(iter(self._templates)), None)
+            self._templates[key] = template
 
 
 class _NoTemplateError(Exception):
@@ -109,10 +164,21 @@ class _Tracer:
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], Sequence[_Value]]] = []
         self._layout: set[int] = set()
+        self._found: dict[str, _Leaf] = {}
 
     def trace_root(self, name: str) -> None:
         """Note everything."""
-        self._table(self._tables[name], self._target(0))
+        self._table(self._tables[name], self._target(0), "")
+
+    def excerpt(self, known: object, paths: Sequence[str]) -> Template:
+        """Return the template of what is at these paths. Raises _NoTemplateError."""
+        self.template()  # which sees parts that are used twice
+        if not self._found.keys() >= set(paths):
+            raise _NoTemplateError
+        self._leaves = [self._found[path] for path in paths]
+        self._texts, self._constants, self._steps = [], [], []
+        self._step(_tuple_of, [self._constant(known), *self._leaves])
+        return self.template()
 
     def template(self) -> Template:
         """Return what the notes make. Raises _NoTemplateError."""
@@ -150,16 +216,17 @@ class _Tracer:
             tuple((make, _picker([*map(index, values)])) for make, values in self._steps),
         )
 
-    def _table(self, table: ReadTable, position: int) -> _Value:
+    def _table(self, table: ReadTable, position: int, path: str) -> _Value:
         plan, vtable = table.plan_at(self._data, position)
         self._layout.update(range(position, position + REFERENCE_BYTES), vtable)
         values: dict[str, _Value] = {}
         for place, field in plan.fields:
             at = position + place
+            where = f"{path}{field.name}"
             if isinstance(field.kind, Scalar):
-                values[field.name] = self._leaf(at, field.kind.code)
+                values[field.name] = self._leaf(at, field.kind.code, where)
             else:
-                values[field.name] = self._reference(field.kind, self._target(at))
+                values[field.name] = self._reference(field.kind, self._target(at), where)
         return self._step(
             table.table,
             [
@@ -168,39 +235,46 @@ class _Tracer:
             ],
         )
 
-    def _reference(self, kind: Kind, position: int) -> _Value:
+    def _reference(self, kind: Kind, position: int, path: str) -> _Value:
         match kind:
             case Table(name):
-                return self._table(self._tables[name], position)
+                return self._table(self._tables[name], position, f"{path}.")
             case Text():
-                return self._text(position)
+                return self._text(position, path)
             case Octets():
-                return self._leaf(position + REFERENCE_BYTES, f"{self._count(position)}s")
+                return self._octets(position, path)
             case Vector(Scalar(code)):
                 count, size = self._count(position), code_bytes(code)
                 start = position + REFERENCE_BYTES
-                leaves = [self._leaf(start + at * size, code) for at in range(count)]
-                return self._tuple(leaves)
+                return self._tuple(
+                    [self._leaf(start + at * size, code, f"{path}.{at}") for at in range(count)]
+                )
             case Vector(Text()):
-                return self._tuple([self._text(target) for target in self._targets(position)])
+                targets = enumerate(self._targets(position))
+                return self._tuple([self._text(target, f"{path}.{at}") for at, target in targets])
             case Vector(Table(name)):
                 table = self._tables[name]
-                targets = self._targets(position)
-                return self._tuple([self._table(table, target) for target in targets])
+                targets = enumerate(self._targets(position))
+                return self._tuple(
+                    [self._table(table, target, f"{path}.{at}.") for at, target in targets]
+                )
             case Structs(codes):
                 layout = struct.Struct(f"<{codes}")
-                octets_count = self._count(position) * layout.size
-                octets = self._leaf(position + REFERENCE_BYTES, f"{octets_count}s")
+                octets = self._octets(position, path, layout.size)
                 return self._step(lambda found: tuple(layout.iter_unpack(found)), [octets])
         raise AssertionError(kind)
 
-    def _text(self, position: int) -> _Leaf:
-        leaf = self._leaf(position + REFERENCE_BYTES, f"{self._count(position)}s")
+    def _text(self, position: int, path: str) -> _Leaf:
+        leaf = self._octets(position, path)
         self._texts.append(leaf)
         return leaf
 
-    def _leaf(self, position: int, code: str) -> _Leaf:
-        leaf = _Leaf(position, code)
+    def _octets(self, position: int, path: str, element_bytes: int = 1) -> _Leaf:
+        octet_count = self._count(position) * element_bytes
+        return self._leaf(position + REFERENCE_BYTES, f"{octet_count}s", path)
+
+    def _leaf(self, position: int, code: str, path: str) -> _Leaf:
+        leaf = self._found[path] = _Leaf(position, code)
         self._leaves.append(leaf)
         return leaf
 
