@@ -5,7 +5,7 @@ from __future__ import annotations
 from sbp_core.records.arrow_body import Compression
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder
 from sbp_core.records.columns import COLUMNS_ENCODING, decode_columns, encode_columns
-from sbp_core.records.decoding import decode_batch, decode_batches
+from sbp_core.records.decoding import decode_batch, decode_batches, maybe_columns_together
 from sbp_core.records.envelope import (
     Envelope,
     decode_envelope,
@@ -34,6 +34,7 @@ from sbp_core.records.rows import (
     encode_rows,
     offsets_array,
 )
+from sbp_core.records.small_batches import Run, small_runs
 from sbp_core.records.stream_schema import (
     StreamSchema,
     decode_stream_schema,
@@ -53,6 +54,7 @@ __all__ = [
     "Difference",
     "Envelope",
     "RowsBuilder",
+    "Run",
     "StreamSchema",
     "check_evolution",
     "compare_schemas",
@@ -68,11 +70,13 @@ __all__ = [
     "field_text",
     "is_widening",
     "map_columns",
+    "maybe_columns_together",
     "merge_schemas",
     "offsets_array",
     "peek_batch",
     "record_sizes",
     "schema_text",
+    "small_runs",
     "split_envelopes",
     "union_schemas",
     "with_base_offset",

@@ -65,14 +65,17 @@ def decode_body(
     return batch
 
 
-def decode_joined(bodies: Sequence[memoryview], schema_message: bytes) -> pa.RecordBatch:
+def decode_joined(
+    bodies: Sequence[memoryview], schema_message: bytes, wanted: Sequence[int] | None = None
+) -> pa.RecordBatch:
     """Return the rows of several bodies, which are checked messages, one after the other.
 
-    `schema_message` is their schema, as Arrow's streams begin with it. All of them are copied.
-    Raises ArrowException or OSError when one is damaged, not saying which.
+    `schema_message` is their schema, as Arrow's streams begin with it; of its columns only those at
+    the indexes `wanted` are decoded, if these are given. All of them are copied. Raises
+    ArrowException or OSError when one is damaged, not saying which.
     """
     stream = pa.py_buffer(b"".join((schema_message, *bodies)))
-    options = pa.ipc.IpcReadOptions(use_threads=False)
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
     table = pa.ipc.open_stream(stream, options=options).read_all()
     table.validate(full=True)  # before it is joined, for which Arrow trusts all offsets
     (joined,) = table.combine_chunks().to_batches()

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
 
-from sbp_core import limits
-from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_body import decode_joined
-from sbp_core.records.arrow_message import (
-    BUFFER_ALIGNMENT_BYTES,
-    Outline,
-    are_sound,
-    check_outline,
-    read_outline,
-)
+from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records.envelope import Envelope
+from sbp_core.records.required import check_required
 from sbp_core.records.rows import ROWS_ENCODING, ROWS_SCHEMA, decode_rows
 from sbp_core.records.sequence import decode_record_meta, walk_sequence
+from sbp_core.records.small_batches import Run, small_runs
+from sbp_core.records.stream_schema import StreamSchema
 
-_SMALL_BYTES: Final = 32 * limits.KIB
-"""To decode a batch alone takes as long as to copy so much."""
 _ROWS_MESSAGE: Final = bytes(ROWS_SCHEMA.serialize())
 
 
@@ -44,58 +35,34 @@ def decode_batches(
     Small batches are joined until they have `rows_enough` rows or decode to `bytes_enough` octets.
     Any other is decoded alone, as by `decode_batch`. Raises RecordBatchError.
     """
-    run = _Run()
-    for envelope in envelopes:
-        if run.takes(envelope):
-            if run.row_count < rows_enough and run.size_bytes < bytes_enough:
-                continue
-            yield run.decode()
-            run = _Run()
+    for run in small_runs(envelopes, rows_enough=rows_enough, bytes_enough=bytes_enough):
+        together = None
+        if run.envelopes[0].encoding == ROWS_ENCODING:
+            together = run.maybe_joined(_ROWS_MESSAGE)
+        if together is None:
+            yield from map(decode_batch, run.envelopes)
         else:
-            if run.envelopes:
-                yield run.decode()
-                run = _Run()
-            yield decode_batch(envelope)
-    if run.envelopes:
-        yield run.decode()
+            yield together
 
 
-class _Run:
-    """Small batches that follow on one another."""
+def maybe_columns_together(
+    run: Run, schema: StreamSchema, names: Collection[str]
+) -> pa.RecordBatch | None:
+    """Return the columns of small batches of columns, which are all of `schema`.
 
-    def __init__(self) -> None:
-        self.envelopes: list[Envelope] = []
-        self.row_count = 0
-        self.size_bytes = 0
-        self._unchecked: list[Outline] = []
-
-    def takes(self, envelope: Envelope) -> bool:
-        """Take a batch if it is better joined with others. Raises RecordBatchError."""
-        body = envelope.body
-        is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
-        if not is_short or envelope.encoding != ROWS_ENCODING:
-            return False
-        outline = read_outline(body, record_count=envelope.record_count)
-        decoded_bytes = outline.buffers_bytes
-        if outline.compression is None:
-            self._unchecked.append(outline)
-        else:
-            decoded_bytes = check_outline(outline, body).decoded_bytes
-            if decoded_bytes >= _SMALL_BYTES:
-                return False
-        self.envelopes.append(envelope)
-        self.row_count += envelope.record_count
-        self.size_bytes += decoded_bytes
-        return True
-
-    def decode(self) -> pa.RecordBatch:
-        """Return the rows of all. Raises RecordBatchError, which names the one that is damaged."""
-        if len(self.envelopes) == 1:
-            return decode_rows(self.envelopes[0])
-        if are_sound(self._unchecked):
-            with contextlib.suppress(pa.ArrowException, OSError):
-                return decode_joined([each.body for each in self.envelopes], _ROWS_MESSAGE)
-        return pa.concat_batches(map(decode_rows, self.envelopes))
+    They are those of `names`, in the order of the schema. None for what has to be decoded batch by
+    batch, as by `decode_columns`: a single one, and where one is damaged.
+    """
+    wanted = [index for index, name in enumerate(schema.arrow.names) if name in names]
+    batch = run.maybe_joined(schema.encode(), wanted or None)
+    if batch is None:
+        return None
+    batch = batch if wanted else batch.select(wanted)
+    try:
+        check_required(batch)
+    except SchemaError:
+        return None
+    return batch
 
 
 def _decode_sequence(envelope: Envelope) -> pa.RecordBatch:

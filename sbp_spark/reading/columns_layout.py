@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     IntegerType,
     LongType,
@@ -22,13 +24,16 @@ from sbp_core.records import (
     COLUMNS_ENCODING,
     Change,
     Envelope,
+    Run,
     StreamSchema,
     compare_schemas,
     decode_columns,
     map_columns,
+    maybe_columns_together,
+    small_runs,
 )
 from sbp_spark.column_schema import METADATA_COLUMN
-from sbp_spark.reading.layout import Piece, joined
+from sbp_spark.reading.layout import JOINED_BYTES, ROWS_PER_BATCH, Piece, joined
 from sbp_spark.reading.place_columns import place_column
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
@@ -51,6 +56,14 @@ _MS_MAX: Final = (2**63 - 1) // 1000
 _PIECE_BYTES: Final = 4 * limits.BATCH_TARGET_BYTES
 """What is mapped at a time, about: more than what a full record batch decodes to."""
 _SAMPLE_ROWS: Final = 1_024
+
+
+class _Decoded(NamedTuple):
+    """Columns of some batches that follow on one another, all of one version."""
+
+    columns: pa.RecordBatch
+    version: SchemaVersion
+    batches: Sequence[Envelope]
 
 
 class ColumnsLayout:
@@ -85,36 +98,42 @@ class ColumnsLayout:
         An old batch may be far smaller than its columns are in the schema that has grown since, so
         they are made piece by piece.
         """
-        for envelope in envelopes:
-            batch_end = envelope.base_offset + envelope.record_count
-            begin, end = max(envelope.base_offset, start_offset), min(batch_end, end_offset)
-            yield from self._decode_batch(envelope, span, begin, end)
+        for run in small_runs(envelopes, rows_enough=ROWS_PER_BATCH, bytes_enough=JOINED_BYTES):
+            for decoded in self._decode_run(run, span):
+                yield from self._pieces(decoded, span, start_offset, end_offset)
 
-    def _decode_batch(
-        self, envelope: Envelope, span: StreamSpan, start_offset: int, end_offset: int
-    ) -> Iterator[Piece]:
-        version = self._version(envelope, span)
+    def _decode_run(self, run: Run, span: StreamSpan) -> Iterator[_Decoded]:
+        """Yield columns, of small batches together unless one is damaged: then it is named."""
+        first = run.envelopes[0]
+        version = self._version(first, span)
         names = self._data_names
-        if self._has_times and envelope.timestamp_column is not None:
-            names |= {envelope.timestamp_column}
-        decoded = decode_columns(envelope, version.schema, names)
-        row_bytes = self._row_bytes + decoded.get_total_buffer_size() // envelope.record_count
+        if self._has_times and first.timestamp_column is not None:
+            names |= {first.timestamp_column}
+        together = maybe_columns_together(run, version.schema, names)
+        if together is not None:
+            yield _Decoded(together, version, run.envelopes)
+            return
+        for envelope in run.envelopes:
+            yield _Decoded(decode_columns(envelope, version.schema, names), version, [envelope])
+
+    def _pieces(
+        self, decoded: _Decoded, span: StreamSpan, start_offset: int, end_offset: int
+    ) -> Iterator[Piece]:
+        columns, base_offset = decoded.columns, decoded.batches[0].base_offset
+        begin = max(base_offset, start_offset)
+        end = min(base_offset + columns.num_rows, end_offset)
+        row_bytes = self._row_bytes + columns.get_total_buffer_size() // columns.num_rows
         step = max(1, _PIECE_BYTES // max(1, row_bytes))
-        for offset in range(start_offset, end_offset, step):
-            found = decoded.slice(offset - envelope.base_offset, min(step, end_offset - offset))
+        for offset in range(begin, end, step):
+            found = columns.slice(offset - base_offset, min(step, end - offset))
             try:
                 rows = map_columns(found, self._data_schema)
             except SchemaError as error:
-                raise self._misfit(envelope, span, version, error) from None
+                raise self._misfit(decoded, span, error) from None
             if self._has_times:
-                rows = self._with_times(rows, envelope, found)
+                times = _times(decoded.batches, found, offset)
+                rows = pa.RecordBatch.from_arrays([*rows.columns, times], schema=self._rows_schema)
             yield Piece(span, offset, rows, rows.nbytes)
-
-    def _with_times(
-        self, rows: pa.RecordBatch, envelope: Envelope, found: pa.RecordBatch
-    ) -> pa.RecordBatch:
-        columns = [*rows.columns, _times(envelope, found)]
-        return pa.RecordBatch.from_arrays(columns, schema=self._rows_schema)
 
     def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
         """Return the records of some pieces."""
@@ -140,28 +159,27 @@ class ColumnsLayout:
         fingerprint = envelope.schema_fingerprint
         if envelope.encoding != COLUMNS_ENCODING or fingerprint is None:
             raise SchemaError(
-                f"{_describe(envelope, span)} is not typed, but the query reads columns: read it"
+                f"{_describe([envelope], span)} is not typed, but the query reads columns: read it"
                 " with encoding=rows up to the offset where columns begin, and these from there"
                 " (startingOffsets), or trim the stream to there"
             )
         version = self._versions.maybe_find(span.stream_id, fingerprint)
         if version is None:
             raise SchemaError(
-                f"{_describe(envelope, span)} is of a schema that the placement driver does"
+                f"{_describe([envelope], span)} is of a schema that the placement driver does"
                 f" not know ({fingerprint}); was it copied from another cluster, or the placement"
                 " driver's file restored from an old copy?"
             )
         return version
 
-    def _misfit(
-        self, envelope: Envelope, span: StreamSpan, found: SchemaVersion, error: SchemaError
-    ) -> SchemaError:
-        """Return the error of a batch that the query cannot take, and since which version."""
+    def _misfit(self, found: _Decoded, span: StreamSpan, error: SchemaError) -> SchemaError:
+        """Return the error of batches that the query cannot take, and since which version."""
         known = self._versions.known(span.stream_id)
-        since = next((each for each in known if not self._is_fitting(each)), found)
+        since = next((each for each in known if not self._is_fitting(each)), found.version)
         return SchemaError(
-            f"{_describe(envelope, span)}: {error}. It is so since version {since.version} of the"
-            " stream's schema: load the stream and start the query again, to read in the newest one"
+            f"{_describe(found.batches, span)}: {error}. It is so since version {since.version} of"
+            " the stream's schema: load the stream and start the query again, to read in the newest"
+            " one"
         )
 
     def _is_fitting(self, version: SchemaVersion) -> bool:
@@ -176,21 +194,20 @@ def _fixed_row_bytes(schema: pa.Schema) -> int:
     return sum(int(each.nbytes) for each in sample) // _SAMPLE_ROWS
 
 
-def _describe(envelope: Envelope, span: StreamSpan) -> str:
-    return (
-        f"record batch at offset {envelope.base_offset} of stream {span.stream_name} (id"
-        f" {span.stream_id})"
-    )
+def _describe(batches: Sequence[Envelope], span: StreamSpan) -> str:
+    first, last = batches[0], batches[-1]
+    which = f"record batch at offset {first.base_offset}"
+    if first is not last:
+        which = f"one of the record batches at offsets {first.base_offset} to {last.base_offset}"
+    return f"{which} of stream {span.stream_name} (id {span.stream_id})"
 
 
-def _times(envelope: Envelope, rows: pa.RecordBatch) -> pa.Array:
-    """Return the times of the records: of their own column, else of the batch."""
-    # One that no timestamp can be is not known.
-    base_ms = envelope.base_timestamp_ms
-    base = pa.scalar(base_ms * 1000 if abs(base_ms) <= _MS_MAX else None, _TIMESTAMP)
+def _times(batches: Sequence[Envelope], rows: pa.RecordBatch, start_offset: int) -> pa.Array:
+    """Return the times of the records: of their own column, else of their batches."""
+    envelope = batches[0]
     name = envelope.timestamp_column
     if name is None:
-        return pa.repeat(base, rows.num_rows)
+        return _batch_times(batches, start_offset, rows.num_rows)
     index = rows.schema.get_field_index(name)
     if index < 0 or not pa.types.is_timestamp(rows.schema.field(index).type):
         raise RecordBatchError(
@@ -198,4 +215,19 @@ def _times(envelope: Envelope, rows: pa.RecordBatch) -> pa.Array:
             f" times in column {name}, which is no timestamp: read it without _metadata.timestamp"
         )
     times = rows.column(index).cast(_TIMESTAMP)
-    return times.fill_null(base) if times.null_count and base.is_valid else times
+    if not times.null_count:
+        return times
+    return pc.coalesce(times, _batch_times(batches, start_offset, rows.num_rows))
+
+
+def _batch_times(batches: Sequence[Envelope], start_offset: int, count: int) -> pa.Array:
+    """Return the times of the batches of records; one that no timestamp can be is not known."""
+    times_us = [
+        each.base_timestamp_ms * 1000 if abs(each.base_timestamp_ms) <= _MS_MAX else None
+        for each in batches
+    ]
+    if len(batches) == 1:
+        return pa.repeat(pa.scalar(times_us[0], _TIMESTAMP), count)
+    places = np.repeat(np.arange(len(batches)), [each.record_count for each in batches])
+    begin = start_offset - batches[0].base_offset
+    return pa.array(times_us, _TIMESTAMP).take(pa.array(places[begin : begin + count]))

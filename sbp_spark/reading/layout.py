@@ -45,6 +45,8 @@ class Piece:
 ROWS_PER_BATCH: Final = 10_000
 BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
 """Less than what a full record batch decodes to, so that those are passed on as they are."""
+JOINED_BYTES: Final = BYTES_PER_BATCH * 9 // 8
+"""Small batches take a little less together than each by itself, and are to be enough together."""
 
 
 def is_enough(row_count: int, size_bytes: int) -> bool:

@@ -8,12 +8,10 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core.records import ROWS_SCHEMA, Envelope, decode_batches
-from sbp_spark.reading.layout import BYTES_PER_BATCH, ROWS_PER_BATCH, Piece, joined
+from sbp_spark.reading.layout import JOINED_BYTES, ROWS_PER_BATCH, Piece, joined
 from sbp_spark.reading.place_columns import place_column
 from sbp_spark.reading.planning import StreamSpan
 
-_JOINED_BYTES: Final = BYTES_PER_BATCH * 9 // 8
-"""Small batches take a little less together than each by itself, and are to be enough together."""
 _ROWS_INDEX: Final = {name: index for index, name in enumerate(ROWS_SCHEMA.names)}
 
 
@@ -29,7 +27,7 @@ class RowsLayout:
         """Yield rows of some batches, the small ones in one piece. Raises RecordBatchError."""
         offset = envelopes[0].base_offset
         for rows in decode_batches(
-            envelopes, rows_enough=ROWS_PER_BATCH, bytes_enough=_JOINED_BYTES
+            envelopes, rows_enough=ROWS_PER_BATCH, bytes_enough=JOINED_BYTES
         ):
             begin, end = max(offset, start_offset), min(offset + rows.num_rows, end_offset)
             size_bytes = rows.get_total_buffer_size() * (end - begin) // rows.num_rows

@@ -13,8 +13,8 @@ from sbp_core.records import (
     ROWS_SCHEMA,
     decode_batch,
     decode_batches,
-    decoding,
     encode_rows,
+    small_batches,
     split_envelopes,
 )
 
@@ -83,7 +83,7 @@ def test_a_large_batch_is_decoded_without_a_copy():
 
 
 def test_what_decodes_to_much_is_not_joined(monkeypatch):
-    monkeypatch.setattr(decoding, "decode_joined", lambda *_: pytest.fail("joined"))
+    monkeypatch.setattr(small_batches, "decode_joined", lambda *_: pytest.fail("joined"))
     zeros = pa.RecordBatch.from_pylist([{"value": bytes(10**6)}], schema=ROWS_SCHEMA)
     packed = batch(zeros, compression="zstd")
     assert len(packed) < 1_000

@@ -1,5 +1,7 @@
 """Record batches of columns as what Spark was promised: versions, metadata, what does not fit."""
 
+import struct
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -188,6 +190,75 @@ def test_a_time_that_no_timestamp_can_be_is_not_known():
     driver = FakePlacementDriver(s7=[FIRST])
     (row,) = rows(read([payload], [span(0, 1)], wanted, driver, has_metadata=True))
     assert row["_metadata"] == {"timestamp": None}
+
+
+@pytest.mark.parametrize("column", [None, "at"])
+def test_each_of_some_small_batches_has_its_time(column):
+    schema = schema_of(id=pa.int32(), at=TIMESTAMP)
+    at = pa.scalar(9_000_000, TIMESTAMP).as_py()
+    payload = b"".join(
+        batch(
+            [{"id": 0, "at": None}, {"id": 1, "at": at if number == 1 else None}],
+            schema,
+            2 * number,
+            timestamp_ms=time_ms,
+            timestamp_column=column,
+        )
+        for number, time_ms in enumerate([1_000, 2_000, 2**62, 4_000])
+    )
+    wanted = with_metadata(pa.schema([schema.arrow.field("id")]), "timestamp")
+    driver = FakePlacementDriver(s7=[schema])
+    (found,) = read([payload], [span(1, 7)], wanted, driver, has_metadata=True)
+    times = found.column("_metadata").field("timestamp").cast(pa.int64()).to_pylist()
+    of_record_3 = 2_000_000 if column is None else 9_000_000
+    assert times == [1_000_000, 2_000_000, of_record_3, None, None, 4_000_000]
+
+
+def test_small_batches_are_decoded_together(monkeypatch):
+    monkeypatch.setattr(columns_layout, "decode_columns", lambda *_: pytest.fail("alone"))
+    payload = b"".join(batch(numbers(n, n + 2), FIRST, n) for n in range(0, 8, 2))
+    for names in ([], ["name"], ["name", "id"]):
+        schema = pa.schema([FIRST.arrow.field(name) for name in names])
+        wanted = with_metadata(schema, "offset")
+        driver = FakePlacementDriver(s7=[FIRST])
+        (found,) = read([payload], [span(1, 7)], wanted, driver, has_metadata=True)
+        assert found.schema.equals(wanted)
+        given = [{"id": n, "name": None} for n in range(1, 7)]
+        assert found.drop_columns("_metadata").to_pylist() == [
+            {name: row[name] for name in names} for row in given
+        ]
+        assert [at["offset"] for at in found.column("_metadata").to_pylist()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_of_some_small_batches_the_damaged_one_is_named(is_required):
+    strict = StreamSchema.of(pa.schema([FIRST.arrow.field("id").with_nullable(not is_required)]))
+    loose = schema_of(id=pa.int32())
+    body = decode_envelope(batch([{"id": None}], loose)).body
+    if not is_required:  # an array that is longer than its values
+        body = bytes(decode_envelope(batch(numbers(0, 1), loose)).body).replace(
+            struct.pack("<qq", 0, 4), struct.pack("<qq", 0, 2)
+        )
+    damaged = encode_envelope(
+        [body],
+        stream_id=7,
+        record_count=1,
+        base_timestamp_ms=0,
+        encoding="columns",
+        base_offset=2,
+        schema_fingerprint=strict.fingerprint,
+    )
+    payload = batch(numbers(0, 2), strict) + damaged + batch(numbers(3, 4), strict, 3)
+    with pytest.raises(RecordBatchError, match="batch at offset 2 of stream 7 is damaged"):
+        read([payload], [span(0, 4)], strict.arrow, FakePlacementDriver(s7=[strict]))
+
+
+def test_of_some_small_batches_that_do_not_fit_all_are_named():
+    wide = merge_schemas(schema_of(id=pa.int32()), schema_of(id=pa.int64()))
+    payload = batch(numbers(0, 2), wide) + batch(numbers(2, 4), wide, 2)
+    driver = FakePlacementDriver(s7=[schema_of(id=pa.int32()), wide])
+    with pytest.raises(SchemaError, match="one of the record batches at offsets 0 to 2 of stream"):
+        read([payload], [span(0, 4)], pa.schema({"id": pa.int32()}), driver)
 
 
 @pytest.mark.parametrize("column", ["id", "nowhere"])
