@@ -166,7 +166,10 @@ def check_outline(outline: Outline, data: memoryview) -> MessageSize:
 
 
 def are_sound(outlines: Sequence[Outline]) -> bool:
-    """Whether all of these uncompressed messages pass `check_outline`, if each is a small one."""
+    """Whether all of these uncompressed messages pass `check_outline`, if each is a small one.
+
+    Nor may they decode to more octets than they have, as those do whose buffers overlap.
+    """
     nodes = _pairs([each.nodes for each in outlines])
     buffers = _pairs([each.buffers for each in outlines])
     counts = [len(each.buffers) // _PAIR.size for each in outlines]
@@ -177,6 +180,7 @@ def are_sound(outlines: Sequence[Outline]) -> bool:
         np.all((null_counts >= 0) & (null_counts <= lengths))
         and np.all((offsets >= 0) & (sizes >= 0) & (sizes <= ends) & (offsets <= ends - sizes))
         and not np.any(offsets % BUFFER_ALIGNMENT_BYTES)
+        and sizes.sum() <= sum([each.buffers_bytes for each in outlines])
     )
 
 

@@ -90,6 +90,15 @@ def test_what_decodes_to_much_is_not_joined(monkeypatch):
     assert [each.num_rows for each in decode(packed, packed, packed)] == [1, 1, 1]
 
 
+def test_what_decodes_to_more_than_it_has_is_not_joined(monkeypatch):
+    monkeypatch.setattr(small_batches, "decode_joined", lambda *_: pytest.fail("joined"))
+    sound = batch(rows(2))
+    overlapping = sound.replace(BUFFERS, struct.pack("<6q", 0, 1, 8, 12, 0, 120))
+    assert overlapping != sound
+    expected = decode(sound)[0].to_pylist()
+    assert [each.to_pylist() for each in decode(overlapping, overlapping)] == [expected] * 2
+
+
 def with_offset_outside(encoded):
     """The batch with the end of its last value far behind all values."""
     ends = struct.pack("<iii", 0, 3, 6)
