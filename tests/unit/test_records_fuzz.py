@@ -1,7 +1,7 @@
 """Damaged batches raise RecordBatchError and nothing else, least of all a signal.
 
 The batches are read in a process of their own: Arrow's reader is native code, and its crash would
-take the test run with it. More of them: `python tests/unit/test_records_fuzz.py SEED COUNT`.
+take the test run with it. More of them: `python tests/unit/test_records_fuzz.py rows SEED COUNT`.
 """
 
 import os
@@ -16,12 +16,35 @@ import pytest
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import (
     ROWS_SCHEMA,
+    StreamSchema,
     decode_batches,
+    decode_columns,
     decode_envelope,
     decode_rows,
+    encode_columns,
+    encode_envelope,
     encode_rows,
+    map_columns,
+    maybe_columns_together,
+    small_runs,
 )
+from sbp_core.records.json_values import describe_columns
 
+NUMBER = pa.field("element", pa.int32(), nullable=False)
+ENTRY = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field("y", pa.binary())])
+TYPED = StreamSchema.of(
+    pa.schema(
+        {
+            "lists": pa.list_(pa.field("element", pa.list_(NUMBER))),
+            "map": pa.map_(pa.string(), ENTRY),
+            "struct": pa.struct([pa.field("texts", pa.list_(pa.field("element", pa.string())))]),
+            "flag": pa.bool_(),
+            "price": pa.decimal128(20, 3),
+        }
+    )
+)
+NO_ROWS_OFFSET = (2**30 + 7).to_bytes(4, "little")
+WIDER = pa.schema([*TYPED.arrow, pa.field("added", pa.list_(NUMBER))])
 NUMBERS = [0, 1, 8, 16, -1, 2**31 - 1, 2**31, -(2**31), 2**26, 2**63 - 1, -(2**63)]
 
 
@@ -110,17 +133,99 @@ def check_among_others(sound, damaged, maybe_batch):
     assert as_octets(found) == as_octets(expected)
 
 
+def random_columns(rng, count):
+    def maybe(make):
+        return None if rng.random() < 0.3 else make()
+
+    def some(make):
+        return [make() for _ in range(rng.randrange(3))]
+
+    values = [
+        {
+            "lists": maybe(lambda: some(lambda: maybe(lambda: some(lambda: rng.randrange(9))))),
+            "map": maybe(lambda: some(lambda: ("k", maybe(lambda: {"x": 1, "y": b"z"})))),
+            "struct": maybe(lambda: {"texts": maybe(lambda: some(lambda: "text"))}),
+            "flag": maybe(lambda: rng.random() < 0.5),
+            "price": maybe(lambda: rng.randrange(1000)),
+        }
+        for _ in range(count)
+    ]
+    return pa.RecordBatch.from_pylist(values, schema=TYPED.arrow)
+
+
+def list_with_offsets_of_no_rows():
+    """A batch with an empty list of lists, whose offsets are nobody's, and so not checked."""
+    outer = TYPED.arrow.field("lists").type.value_field
+    inner = pa.Array.from_buffers(
+        outer.type, 0, [None, pa.py_buffer(NO_ROWS_OFFSET)], children=[pa.array([], pa.int32())]
+    )
+    offsets = pa.array([0, 0], pa.int32()).buffers()[1]
+    lists = pa.Array.from_buffers(pa.list_(outer), 1, [None, offsets], children=[inner])
+    others = [pa.nulls(1, field.type) for field in list(TYPED.arrow)[1:]]
+    body = pa.RecordBatch.from_arrays([lists, *others], schema=TYPED.arrow).serialize()
+    return encode_envelope(
+        [body],
+        stream_id=1,
+        record_count=1,
+        base_timestamp_ms=5,
+        encoding="columns",
+        schema_fingerprint=TYPED.fingerprint,
+    )
+
+
+def use_columns(columns):
+    """Touch everything, as readers do."""
+    list(describe_columns(columns))
+    mapped = map_columns(columns, WIDER)
+    pa.concat_arrays([mapped.column(0), mapped.column(0)])
+    mapped.serialize()
+
+
+def fuzz_columns(seed, count):
+    """Return how many damaged batches of columns were read and how many refused."""
+    rng = random.Random(seed)
+    corpus = [list_with_offsets_of_no_rows()] + [
+        encode_columns(
+            random_columns(rng, rows), TYPED, stream_id=1, timestamp_ms=5, compression=compression
+        )
+        for rows in (1, 7, 100)
+        for compression in ("none", "lz4")
+    ]
+    assert NO_ROWS_OFFSET in corpus[0]
+    for sound in corpus:
+        use_columns(decode_columns(decode_envelope(sound), TYPED))
+    refused = 0
+    for _ in range(count):
+        sound = rng.choice(corpus)
+        damaged = mutate(rng, sound)
+        names = rng.sample(TYPED.arrow.names, rng.randrange(1, 6))
+        try:
+            use_columns(decode_columns(decode_envelope(damaged), TYPED, TYPED.arrow.names))
+        except RecordBatchError:
+            refused += 1
+        try:
+            envelopes = [decode_envelope(each) for each in (sound, damaged, sound)]
+            for run in small_runs(envelopes, rows_enough=2**31, bytes_enough=2**31):
+                together = maybe_columns_together(run, TYPED, names)
+                if together is not None:
+                    list(describe_columns(together))
+        except RecordBatchError:
+            pass
+    return count - refused, refused
+
+
 def as_octets(table):
     """All that is in a table, also where it is no valid text or time."""
     (batch,) = table.set_column(3, "t", table.column(3).cast(pa.int64())).to_batches()
     return batch.to_pylist()
 
 
+@pytest.mark.parametrize("what", ["rows", "columns"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_damaged_batches_never_kill_the_process(seed):
+def test_damaged_batches_never_kill_the_process(what, seed):
     root = Path(__file__).parents[2]
     finished = subprocess.run(
-        [sys.executable, __file__, str(seed), "1000"],
+        [sys.executable, __file__, what, str(seed), "1000"],
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -134,4 +239,5 @@ def test_damaged_batches_never_kill_the_process(seed):
 
 
 if __name__ == "__main__":
-    print(*fuzz(int(sys.argv[1]), int(sys.argv[2])))
+    fuzzes = {"rows": fuzz, "columns": fuzz_columns}
+    print(*fuzzes[sys.argv[1]](int(sys.argv[2]), int(sys.argv[3])))
