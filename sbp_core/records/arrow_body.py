@@ -48,8 +48,8 @@ def decode_body(
     columns are views of the envelope's body, unless that is not aligned to 8 octets: then it is
     copied once. Raises RecordBatchError.
     """
-    size = check_record_batch_message(envelope.body, record_count=envelope.record_count)
     try:
+        size = check_record_batch_message(envelope.body, record_count=envelope.record_count)
         wanted = [index for index, name in enumerate(schema.names) if name in (names or ())]
         if size.is_compressed and wanted:
             batch = _decompress_some(envelope.body, schema_message, wanted)
@@ -57,11 +57,8 @@ def decode_body(
             batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
             batch = batch if names is None else batch.select(wanted)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise RecordBatchError(
-            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
-            f" damaged: {error}"
-        ) from error
+    except (RecordBatchError, pa.ArrowException, OSError) as error:
+        raise RecordBatchError(f"{envelope.place} is damaged: {error}") from error
     return batch
 
 

@@ -91,18 +91,14 @@ def decode_columns(
     found = (envelope.encoding, envelope.schema_fingerprint)
     if found != (COLUMNS_ENCODING, schema.fingerprint):
         raise RecordBatchError(
-            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} has"
-            f" encoding {found[0]!r}, schema {found[1]!r}; expected {COLUMNS_ENCODING!r},"
-            f" {schema.fingerprint!r}"
+            f"{envelope.place} has encoding {found[0]!r}, schema {found[1]!r}; expected"
+            f" {COLUMNS_ENCODING!r}, {schema.fingerprint!r}"
         )
     batch = decode_body(envelope, schema.arrow, names, schema_message=schema.encode())
     try:
         check_required(batch)
     except SchemaError as error:
-        raise RecordBatchError(
-            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
-            f" damaged: {error}"
-        ) from error
+        raise RecordBatchError(f"{envelope.place} is damaged: {error}") from error
     return batch
 
 

@@ -50,8 +50,8 @@ def maybe_columns_together(
 ) -> pa.RecordBatch | None:
     """Return the columns of small batches of columns, which are all of `schema`.
 
-    They are those of `names`, in the order of the schema. None for what has to be decoded batch by
-    batch, as by `decode_columns`: a single one, and where one is damaged.
+    They are those of `names`, in the order of the schema; no others are looked at. None for what
+    has to be decoded batch by batch, as by `decode_columns`: one alone, and where one is damaged.
     """
     wanted = [index for index, name in enumerate(schema.arrow.names) if name in names]
     batch = run.maybe_joined(schema.encode(), wanted or None)
@@ -84,8 +84,5 @@ def _decode_sequence(envelope: Envelope) -> pa.RecordBatch:
             "timestamp": pa.array(timestamps_us, types["timestamp"]),
         }
     except (pa.ArrowException, OverflowError) as error:
-        raise RecordBatchError(
-            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} cannot"
-            f" be shown as rows: {error}"
-        ) from error
+        raise RecordBatchError(f"{envelope.place} cannot be shown as rows: {error}") from error
     return pa.RecordBatch.from_arrays([columns[name] for name in types], schema=ROWS_SCHEMA)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sbp_core import limits
@@ -46,13 +47,17 @@ _BODY_BYTES_DIGITS_MAX: Final = len(str(limits.BATCH_BYTES_MAX))
 _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
 
 
-_NUMBERS: Final = ("stream_id", "last_offset_delta", "base_timestamp")
+_PROPERTIES: Final = (_ENCODING, _BODY_BYTES, _SCHEMA_FINGERPRINT, _TIMESTAMP_COLUMN)
 
 
-class _Kind(NamedTuple):
-    """What the batches that somebody writes to streams of one schema have in common."""
+class _Meta(NamedTuple):
+    """The metadata of a batch."""
 
+    stream_id: int
+    record_count: int
+    base_timestamp_ms: int
     encoding: str | None
+    body_bytes: str | None
     schema_fingerprint: str | None
     timestamp_column: str | None
 
@@ -76,6 +81,11 @@ class Envelope:
     length_bytes: int
     schema_fingerprint: str | None = None
     timestamp_column: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the batch is, for people."""
+        return f"record batch at offset {self.base_offset} of stream {self.stream_id}"
 
 
 def encode_envelope(
@@ -219,17 +229,15 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         )
     body_start = position + _FIXED.size + meta_bytes
     try:
-        kind, stream_id, record_count, base_timestamp_ms, announced = _read_meta(
-            bytes(view[position + _FIXED.size : body_start])
-        )
+        meta = _read_meta(bytes(view[position + _FIXED.size : body_start]))
     except HeaderError as error:
         raise RecordBatchError(
             f"metadata of the record batch at octet {position}: {error}"
         ) from error
-    body_bytes = len(view) - body_start
-    if announced is not None:
-        body_bytes = _parse_body_bytes(announced, body_bytes_max=body_bytes)
-    if kind.encoding is None:
+    record_count, body_bytes = meta.record_count, len(view) - body_start
+    if meta.body_bytes is not None:
+        body_bytes = _parse_body_bytes(meta.body_bytes, body_bytes_max=body_bytes)
+    if meta.encoding is None:
         record_count, end = measure_sequence(view[: body_start + body_bytes], body_start)
         body_bytes = end - body_start
     _check_record_count(record_count)
@@ -239,48 +247,44 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
             f"record batch of {length_bytes} octets; at most {limits.BATCH_BYTES_MAX} are allowed"
         )
     return Envelope(
-        stream_id,
+        meta.stream_id,
         base_offset,
         record_count,
-        base_timestamp_ms,
-        kind.encoding,
+        meta.base_timestamp_ms,
+        meta.encoding,
         view[body_start : body_start + body_bytes],
         length_bytes,
-        kind.schema_fingerprint,
-        kind.timestamp_column,
+        meta.schema_fingerprint,
+        meta.timestamp_column,
     )
 
 
-def _read_meta(octets: bytes) -> tuple[_Kind, int, int, int, bytes | None]:
-    """Return a batch's kind, stream id, record count, base timestamp, `body_bytes`.
-
-    Raises HeaderError.
-    """
+def _read_meta(octets: bytes) -> _Meta:
+    """Return the metadata of a batch. Raises HeaderError."""
     found = _SCHEMA.maybe_recognise(RecordBatchMeta, octets)
-    if found is not None and found[-1].isdigit():
-        return found
+    if found is not None:
+        pick = found[0]
+        return _Meta(*pick((*found, None)))
     meta = _SCHEMA.decode(RecordBatchMeta, octets)
+    numbers = ("stream_id", "last_offset_delta", "base_timestamp")
+    values = [f"properties.{at}.value" for at in range(len(meta.properties))]
+    places = {item.key: 1 + len(numbers) + at for at, item in enumerate(meta.properties)}
+    pick = itemgetter(1, 2, 3, *(places.get(key, -1) for key in _PROPERTIES))
+    _SCHEMA.remember(RecordBatchMeta, octets, pick, [*numbers, *values])
     properties = {item.key: item.value for item in meta.properties}
-    places = {item.key: at for at, item in enumerate(meta.properties)}
-    kind = _Kind(*map(properties.get, (_ENCODING, _SCHEMA_FINGERPRINT, _TIMESTAMP_COLUMN)))
-    announced = properties.get(_BODY_BYTES)
-    if announced is not None:
-        text = f"properties.{places[_BODY_BYTES]}.value"
-        _SCHEMA.remember(RecordBatchMeta, octets, kind, (*_NUMBERS, text))
-    return (
-        kind,
+    return _Meta(
         meta.stream_id,
         meta.last_offset_delta,
         meta.base_timestamp,
-        None if announced is None else announced.encode(),
+        *map(properties.get, _PROPERTIES),
     )
 
 
-def _parse_body_bytes(text: bytes, *, body_bytes_max: int) -> int:
-    is_decimal = text.isdigit() and len(text) <= _BODY_BYTES_DIGITS_MAX
+def _parse_body_bytes(text: str, *, body_bytes_max: int) -> int:
+    is_decimal = text.isascii() and text.isdecimal() and len(text) <= _BODY_BYTES_DIGITS_MAX
     if not is_decimal or int(text) > body_bytes_max:
         raise RecordBatchError(
-            f"record batch announces a body of {text[:32].decode(errors='replace')!r} octets;"
-            f" expected a decimal number up to {body_bytes_max}, what follows its metadata"
+            f"record batch announces a body of {text[:32]!r} octets; expected a decimal number up"
+            f" to {body_bytes_max}, the octets that follow its metadata"
         )
     return int(text)

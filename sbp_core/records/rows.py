@@ -85,15 +85,14 @@ def decode_rows(envelope: Envelope) -> pa.RecordBatch:
     if envelope.encoding != ROWS_ENCODING:
         if envelope.encoding == COLUMNS_ENCODING:
             raise RecordBatchError(
-                f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} is"
-                " typed, it has columns and not rows: read it with encoding=columns. Where a stream"
-                " has both, read each stretch by its offsets, or trim what is before"
+                f"{envelope.place} is typed, it has columns and not rows: read it with"
+                " encoding=columns. Where a stream has both, read each stretch by its offsets, or"
+                " trim what is before"
             )
         named = "no encoding" if envelope.encoding is None else f"encoding {envelope.encoding!r}"
         raise RecordBatchError(
-            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} names"
-            f' {named}; this version reads "{ROWS_ENCODING}". Read the stream with a version that'
-            " knows it"
+            f'{envelope.place} names {named}; this version reads "{ROWS_ENCODING}". Read the stream'
+            " with a version that knows it"
         )
     return decode_body(envelope, ROWS_SCHEMA)
 

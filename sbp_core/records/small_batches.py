@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from sbp_core import limits
+from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import decode_joined
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
@@ -48,7 +49,7 @@ class Run:
         """Whether a small batch may be added."""
         return not self.envelopes or _kind(self.envelopes[0]) == _kind(envelope)
 
-    def add(self, envelope: Envelope, maybe_small: _Small | None = None) -> None:
+    def add(self, envelope: Envelope, maybe_small: _Small | None) -> None:
         """Add a batch."""
         self.envelopes.append(envelope)
         self.row_count += envelope.record_count
@@ -63,7 +64,7 @@ class Run:
         """Return the rows of all batches, fully validated; None for one, or where one is damaged.
 
         `schema_message` is their schema, as Arrow's streams begin with it. Of its columns only
-        those at the indexes `wanted` are decoded, if these are given.
+        those at the indexes `wanted` are decoded and validated, if these are given.
         """
         if len(self.envelopes) > 1 and are_sound(self._unchecked):
             with contextlib.suppress(pa.ArrowException, OSError):
@@ -78,7 +79,7 @@ def small_runs(
     """Yield all batches in their order, small ones of a kind together, any other alone.
 
     A run ends when it has `rows_enough` rows or decodes to `bytes_enough` octets. Raises
-    RecordBatchError for a message that is no rows of Arrow's.
+    RecordBatchError, which names the batch, for a message that is no rows of Arrow's.
     """
     run = Run()
     for envelope in envelopes:
@@ -99,10 +100,13 @@ def _maybe_small(envelope: Envelope) -> _Small | None:
     is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
     if not is_short or envelope.encoding not in _MESSAGE_ENCODINGS:
         return None
-    outline = read_outline(body, record_count=envelope.record_count)
-    if outline.compression is None:
-        return _Small(outline.buffers_bytes, outline)
-    decoded_bytes = check_outline(outline, body).decoded_bytes
+    try:
+        outline = read_outline(body, record_count=envelope.record_count)
+        if outline.compression is None:
+            return _Small(outline.buffers_bytes, outline)
+        decoded_bytes = check_outline(outline, body).decoded_bytes
+    except RecordBatchError as error:
+        raise RecordBatchError(f"{envelope.place} is damaged: {error}") from error
     return _Small(decoded_bytes, None) if decoded_bytes < _SMALL_BYTES else None
 
 

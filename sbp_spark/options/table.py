@@ -338,7 +338,9 @@ SINK_OPTIONS: Final = (
         " `fail` fails the query. Either the query does not give the same rows each time, or two"
         " queries run on copies of one checkpoint. The same happens to a batch that comes so late"
         " that nobody knows any more which rows it had, or whether there was one of its number, as"
-        " after a checkpoint was put back. For a batch write beside txnAppId.",
+        " after a checkpoint was put back; and to one that was committed by another version of this"
+        " package, or another producer, in a way that cannot be compared. For a batch write beside"
+        " txnAppId.",
     ),
     OptionSpec(
         "txnAppId",

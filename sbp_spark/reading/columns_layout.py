@@ -211,8 +211,8 @@ def _times(batches: Sequence[Envelope], rows: pa.RecordBatch, start_offset: int)
     index = rows.schema.get_field_index(name)
     if index < 0 or not pa.types.is_timestamp(rows.schema.field(index).type):
         raise RecordBatchError(
-            f"record batch at offset {envelope.base_offset} of stream {envelope.stream_id} has its"
-            f" times in column {name}, which is no timestamp: read it without _metadata.timestamp"
+            f"{envelope.place} has its times in column {name}, which is no timestamp: read it"
+            " without _metadata.timestamp"
         )
     times = rows.column(index).cast(_TIMESTAMP)
     if not times.null_count:

@@ -117,7 +117,7 @@ def test_an_excerpt_is_what_is_known_and_the_contents_at_its_paths():
     )
     pairs = struct.pack("<4q", 5, -6, 7, 8)
     found = excerpt.maybe_read(SCHEMA.encode(other))
-    assert found == ("known", -8, b"OCTETS", pairs, "v\u00efr".encode(), 10, 4)
+    assert found == ("known", -8, b"OCTETS", pairs, "v\u00efr", 10, 4)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,14 @@ def test_what_is_remembered_is_recognised():
     assert schema.maybe_recognise(Leaf, schema.encode(Leaf(number=6, text="abd"))) is None
     assert schema.maybe_recognise(Node, octets) is None
     assert schema.decode(Leaf, octets) == Leaf(number=5, text="abc")
+
+
+def test_a_text_that_is_not_utf8_is_not_recognised():
+    schema = Schema(LAYOUTS)
+    octets = schema.encode(Leaf(text="abcd"))
+    schema.remember(Leaf, octets, "known", ["text"])
+    assert schema.maybe_recognise(Leaf, octets.replace(b"abcd", b"efgh")) == ("known", "efgh")
+    assert schema.maybe_recognise(Leaf, octets.replace(b"abcd", b"ab\xff\xfe")) is None
 
 
 def test_contents_that_serve_as_layout_are_no_template():

@@ -121,6 +121,13 @@ def with_more_nulls_than_rows(encoded):
     return encoded.replace(struct.pack("<qq", 2, 2), struct.pack("<qq", 2, 3), 1)
 
 
+def with_other_rows_than_records(encoded):
+    """The batch whose message says that it has other rows."""
+    body_start = encoded.index(b"\xff\xff\xff\xff")
+    start = encoded.index(struct.pack("<q", 2), body_start)
+    return encoded[:start] + struct.pack("<q", 9) + encoded[start + 8 :]
+
+
 IS_NAMED = "offset 10 of stream 9 is damaged"
 
 
@@ -129,8 +136,9 @@ IS_NAMED = "offset 10 of stream 9 is damaged"
     [
         (with_offset_outside, IS_NAMED),
         (with_name_not_utf8, IS_NAMED),
-        (with_buffer_outside, "buffer of 1 octets at 1099511627776 lies outside"),
-        (with_more_nulls_than_rows, "column of length 2 and 3 nulls"),
+        (with_buffer_outside, f"{IS_NAMED}: Arrow buffer of 1 octets at 1099511627776 lies"),
+        (with_more_nulls_than_rows, f"{IS_NAMED}: Arrow message with a column of length 2"),
+        (with_other_rows_than_records, f"{IS_NAMED}: Arrow message of 9 rows in a record batch"),
     ],
 )
 def test_of_several_small_batches_the_damaged_one_is_named(damage, named):

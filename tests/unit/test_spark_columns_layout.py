@@ -214,6 +214,20 @@ def test_each_of_some_small_batches_has_its_time(column):
     assert times == [1_000_000, 2_000_000, of_record_3, None, None, 4_000_000]
 
 
+def test_small_batches_with_their_times_in_different_columns():
+    schema = schema_of(id=pa.int32(), at=TIMESTAMP, then=TIMESTAMP)
+    row = {"id": 0, "at": pa.scalar(1, TIMESTAMP).as_py(), "then": pa.scalar(2, TIMESTAMP).as_py()}
+    payload = b"".join(
+        batch([row], schema, number, timestamp_ms=3, timestamp_column=column)
+        for number, column in enumerate([None, "at", "at", None, "then", None])
+    )
+    wanted = with_metadata(pa.schema([]), "timestamp")
+    driver = FakePlacementDriver(s7=[schema])
+    (found,) = read([payload], [span(0, 6)], wanted, driver, has_metadata=True)
+    times = found.column("_metadata").field("timestamp").cast(pa.int64()).to_pylist()
+    assert times == [3_000, 1, 1, 3_000, 2, 3_000]
+
+
 def test_small_batches_are_decoded_together(monkeypatch):
     monkeypatch.setattr(columns_layout, "decode_columns", lambda *_: pytest.fail("alone"))
     payload = b"".join(batch(numbers(n, n + 2), FIRST, n) for n in range(0, 8, 2))

@@ -68,14 +68,17 @@ class Schema:
 
         None for one that differs in more from what is remembered.
         """
-        found: tuple[Any, ...] | None = self._excerpts.maybe_read(table, data)
+        try:
+            found: tuple[Any, ...] | None = self._excerpts.maybe_read(table, data)
+        except UnicodeDecodeError:
+            return None
         return found
 
     def remember(self, table: type, data: bytes, known: object, paths: Sequence[str]) -> None:
         """Keep what is known of all buffers that equal `data` but for the contents at `paths`.
 
         `data` was decoded, and not recognised. A path is made of the names of fields and indexes of
-        vectors, with dots. Strings and structs are contents as octets, not verified.
+        vectors, with dots. Structs are contents as octets.
         """
         make = partial(maybe_excerpt, self._read, table.__name__, data, known, paths)
         self._excerpts.consider(table, data, make)

@@ -80,9 +80,9 @@ def maybe_excerpt(
 ) -> Template | None:
     """Return the template of buffers that equal a verified one but for the contents at `paths`.
 
-    It reads to a tuple: what is `known` of all of them, and those contents, strings and structs as
-    octets. A path is made of the names of fields and indexes of vectors. None for a buffer that
-    lacks one of them, or of which a part is used twice.
+    It reads to a tuple: what is `known` of all of them, and those contents, structs as octets. A
+    path is made of the names of fields and indexes of vectors. None for a buffer that lacks one of
+    them, or of which a part is used twice.
     """
     tracer = _Tracer(tables, data)
     try:
@@ -176,7 +176,8 @@ class _Tracer:
         if not self._found.keys() >= set(paths):
             raise _NoTemplateError
         self._leaves = [self._found[path] for path in paths]
-        self._texts, self._constants, self._steps = [], [], []
+        self._texts = [leaf for leaf in self._texts if leaf in self._leaves]
+        self._constants, self._steps = [], []
         self._step(_tuple_of, [self._constant(known), *self._leaves])
         return self.template()
 
