@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def event_loop_of_servers() -> Iterator[None]:
     """Let `asyncio.run` take uvloop's loop, where there is one."""
     try:
