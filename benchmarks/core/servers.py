@@ -123,16 +123,20 @@ async def fetch_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> f
     return time.perf_counter() - started
 
 
-def reader_seconds(reader: RawReader, stream_id: int, first: int, octets: bytes) -> float:
-    """Fetch batches from `first` on, _READ_BATCHES in an answer, as often as makes a round."""
+def reader_seconds(endpoint: str, stream_id: int, first: int, octets: bytes) -> float:
+    """Fetch batches from `first` on, _READ_BATCHES in an answer, as often as makes a round.
+
+    Each time on a connection of its own: a server gives up those that are idle for long.
+    """
     answers = _RECENT_BATCHES // _READ_BATCHES
     offsets = range(first, first + _RECENT_BATCHES, _READ_BATCHES)
-    seconds, received = reader.read_seconds(
-        stream_id,
-        [*offsets] * (_ROUND_BATCHES // _RECENT_BATCHES),
-        max_bytes=_READ_BATCHES * len(octets),
-        in_flight=2,
-    )
+    with RawReader(endpoint) as reader:
+        seconds, received = reader.read_seconds(
+            stream_id,
+            [*offsets] * (_ROUND_BATCHES // _RECENT_BATCHES),
+            max_bytes=_READ_BATCHES * len(octets),
+            in_flight=2,
+        )
     assert received == answers * (_ROUND_BATCHES // _RECENT_BATCHES) * _READ_BATCHES * len(octets)
     return seconds
 
@@ -280,24 +284,21 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     async with AsyncClient(cluster.endpoint) as client:
         (stream,) = await client.create_streams([StreamSpec("large")])
-        with RawReader(cluster.range_servers[0]) as reader:
-            for number in range(_ROUNDS + 1):
-                times = (
-                    await append_seconds(client, stream.stream_id, octets),
-                    raw_append_seconds(folder / "raw", octets),
-                    await fetch_seconds(client, stream.stream_id, octets),
-                    reader_seconds(
-                        reader,
-                        stream.stream_id,
-                        (number + 1) * _ROUND_BATCHES - _RECENT_BATCHES,
-                        octets,
-                    ),
-                    reader_seconds(reader, stream.stream_id, number * _ROUND_BATCHES, octets),
-                    raw_fetch_seconds(octets),
-                )
-                for side, taken in zip(sides, times, strict=True):
-                    if number:  # the first round warms up
-                        seconds[side].append(taken)
+        server = cluster.range_servers[0]
+        for number in range(_ROUNDS + 1):
+            first = number * _ROUND_BATCHES
+            recent = first + _ROUND_BATCHES - _RECENT_BATCHES
+            times = (
+                await append_seconds(client, stream.stream_id, octets),
+                raw_append_seconds(folder / "raw", octets),
+                await fetch_seconds(client, stream.stream_id, octets),
+                reader_seconds(server, stream.stream_id, recent, octets),
+                reader_seconds(server, stream.stream_id, first, octets),
+                raw_fetch_seconds(octets),
+            )
+            for side, taken in zip(sides, times, strict=True):
+                if number:  # the first round warms up
+                    seconds[side].append(taken)
     rows = [
         _ratio_row(name, ceiling, seconds[side], seconds[raw])
         for name, side, ceiling, raw in (
