@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.aio_connection import AsyncConnection
@@ -30,6 +31,15 @@ from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
+
+
+class _Pause(enum.Enum):
+    """Instead of a result: the loop goes on with something else before there is one."""
+
+    LATER = enum.auto()
+
+
+_LATER: Final = _Pause.LATER
 
 
 class AsyncPool:
@@ -92,7 +102,8 @@ class AsyncRunner:
         self._clock = clock
         self._inbox = Inbox()
         self._tickets: dict[int, tuple[AsyncConnection, Ticket, Opcode]] = {}
-        self._has_news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
+        """Ends when something arrives, or it is time to look again; of who waits for that."""
 
     async def stream(self, program: Program[Any]) -> AsyncIterator[Any]:
         """Run a program, yielding what it emits."""
@@ -106,8 +117,10 @@ class AsyncRunner:
                 if isinstance(effect, Emit):
                     yield effect.value
                     result = None
-                else:
-                    result = await self._perform(effect)
+                    continue
+                result = self._perform(effect)
+                if result is _LATER:
+                    result = await self._wait(effect)
         finally:
             program.close()
             self._close()
@@ -122,23 +135,35 @@ class AsyncRunner:
                 except StopIteration as stop:
                     value: T = stop.value
                     return value
-                result = await self._perform(effect)
+                result = self._perform(effect)
+                if result is _LATER:
+                    result = await self._wait(effect)
         finally:
             program.close()
             self._close()
 
-    async def _perform(self, effect: Effect) -> Any:
+    def _perform(self, effect: Effect) -> Any:
+        """Do what takes no waiting. Return the result, or _LATER."""
         if isinstance(effect, Start):
-            return await self._start(effect.call)
+            return self._start(effect.call)
         if isinstance(effect, Receive):
-            return await self._receive(effect)
+            return self._maybe_claim(effect)
         if isinstance(effect, Now):
             return self._now_ms()
         if isinstance(effect, Abandon):
             self._abandon(effect.number)
         return None
 
-    async def _start(self, call: Call) -> int:
+    async def _wait(self, effect: Effect) -> Any:
+        """Wait for the result that comes later."""
+        if isinstance(effect, Start):
+            return await self._drain(self._inbox.last_number, effect.call.timeout_ms)
+        assert isinstance(effect, Receive)
+        while (arrival := self._maybe_claim(effect)) is _LATER:
+            await self._wait_for_news(effect.until_ms)
+        return arrival
+
+    def _start(self, call: Call) -> int | _Pause:
         number = self._inbox.open(self._now_ms() + call.timeout_ms)
         try:
             connection, ticket = self._pool.start(
@@ -146,41 +171,50 @@ class AsyncRunner:
             )
         except SbpError as error:
             self._inbox.deliver(Arrival(number, error))
-        else:
-            self._tickets[number] = (connection, ticket, call.opcode)
-            if not connection.may_write:
-                await self._drain(connection, call.timeout_ms)
-        return number
+            return number
+        self._tickets[number] = (connection, ticket, call.opcode)
+        return number if connection.may_write else _LATER
 
-    async def _drain(self, connection: AsyncConnection, timeout_ms: float) -> None:
+    async def _drain(self, number: int, timeout_ms: float) -> int:
+        """Wait until the connection of a call takes more, unless that call is over before."""
+        connection, _, _ = self._tickets[number]
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await connection.drain()
         except TimeoutError:
             self._expire(self._now_ms())
+        return number
 
     def _deliver(self, arrival: Arrival) -> None:
         self._inbox.deliver(arrival)
-        self._has_news.set()
+        self._wake()
 
-    async def _receive(self, wanted: Receive) -> Arrival | None:
-        while True:
-            self._has_news.clear()
-            arrival = self._inbox.maybe_claim(wanted.numbers)
-            if arrival is not None:
-                return arrival
-            now_ms = self._now_ms()
-            if self._expire(now_ms):
-                continue
-            if wanted.until_ms is not None and wanted.until_ms <= now_ms:
-                return None
-            wake_ms = self._inbox.maybe_wake_ms(wanted.until_ms)
-            assert wake_ms is not None, "waiting for nothing"
-            try:
-                async with asyncio.timeout((wake_ms - now_ms) / 1000):
-                    await self._has_news.wait()
-            except TimeoutError:
-                continue
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _maybe_claim(self, wanted: Receive) -> Arrival | _Pause | None:
+        """Return what has arrived, None when it is too late, _LATER when it is too early."""
+        arrival = self._inbox.maybe_claim(wanted.numbers)
+        if arrival is not None:
+            return arrival
+        now_ms = self._now_ms()
+        if self._expire(now_ms):
+            return self._maybe_claim(wanted)
+        is_over = wanted.until_ms is not None and wanted.until_ms <= now_ms
+        return None if is_over else _LATER
+
+    async def _wait_for_news(self, until_ms: float | None) -> None:
+        """Wait until something arrives, a call has taken too long, or it is `until_ms`."""
+        wake_ms = self._inbox.maybe_wake_ms(until_ms)
+        assert wake_ms is not None, "waiting for nothing"
+        loop = asyncio.get_running_loop()
+        self._news = loop.create_future()
+        timer = loop.call_later((wake_ms - self._now_ms()) / 1000, self._wake)
+        try:
+            await self._news
+        finally:
+            timer.cancel()
 
     def _expire(self, now_ms: float) -> bool:
         """Give up the calls whose deadline passed; whether there were any."""

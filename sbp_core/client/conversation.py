@@ -97,7 +97,7 @@ class Conversation:
     @property
     def is_usable(self) -> bool:
         """Whether new calls may be started."""
-        is_alive = self.phase in {Phase.CONNECTING, Phase.OPEN}
+        is_alive = self.phase is Phase.OPEN or self.phase is Phase.CONNECTING
         return is_alive and self._session.state is ConnectionState.OPEN
 
     @property

@@ -108,6 +108,11 @@ class Inbox:
         """Calls whose last arrival is still to come."""
         return tuple(self._deadlines)
 
+    @property
+    def last_number(self) -> int:
+        """The number of the newest call."""
+        return self._next_number - 1
+
     def open(self, deadline_ms: float) -> int:
         """Return the number of a new call."""
         number = self._next_number
@@ -150,21 +155,20 @@ class Inbox:
 
 def gather(calls: Sequence[Call]) -> Program[list[Reply]]:
     """Execute calls concurrently; return the replies in the same order."""
-    numbers: list[int] = []
+    frames: dict[int, list[Frame]] = {}
+    errors: dict[int, SbpError] = {}
     for call in calls:
-        numbers.append((yield Start(call)))  # noqa: PERF401 (no yield inside a comprehension)
-    frames: dict[int, list[Frame]] = {number: [] for number in numbers}
-    replies: dict[int, Reply] = {}
-    while waiting := frozenset(frames) - replies.keys():
+        frames[(yield Start(call))] = []
+    waiting = frozenset(frames)
+    while waiting:
         arrival: Arrival = yield Receive(waiting)
-        parts = frames[arrival.number]
         if isinstance(arrival.content, SbpError):
-            replies[arrival.number] = Reply(tuple(parts), arrival.content)
-            continue
-        parts.append(arrival.content)
+            errors[arrival.number] = arrival.content
+        else:
+            frames[arrival.number].append(arrival.content)
         if arrival.is_last:
-            replies[arrival.number] = Reply(tuple(parts))
-    return [replies[number] for number in numbers]
+            waiting -= {arrival.number}
+    return [Reply(tuple(parts), errors.get(number)) for number, parts in frames.items()]
 
 
 def pause(wait_ms: float) -> Program[None]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -38,10 +39,11 @@ from sbp_core.rangeserver.writers import BatchNumber, Writers, check_number
 from sbp_core.records import peek_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
-from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.server.dispatch import Later, PromptHandler, Rest, ServerCall
 from sbp_core.wire.headers import (
     AppendRequest,
     AppendResponse,
+    AppendResult,
     Status,
 )
 from sbp_core.wire.status import SUCCESS, status_for
@@ -59,6 +61,26 @@ class _AppendFrame:
     def places(self) -> list[tuple[int, int]]:
         """The ranges to append to, (stream id, range index)."""
         return [(item.stream_id, item.range_index) for item in self.items]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A frame whose batches were taken or refused: its `outcomes`, once `awaited` is over.
+
+    `written` ends when its own `entries` are written, in ms since the epoch.
+    """
+
+    frame: _AppendFrame
+    outcomes: Sequence[Outcome]
+    entries: Sequence[Entry] = ()
+    written: asyncio.Future[int] | None = None
+    awaited: Collection[asyncio.Future[int]] = ()
+    throttle_time_ms: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether one frame answers it."""
+        return len(self.outcomes) <= limits.RESULTS_PER_FRAME
 
 
 class AppendHandler(PromptHandler):
@@ -84,7 +106,7 @@ class AppendHandler(PromptHandler):
         self._clock = clock
         self._metrics = metrics
 
-    def begin(self, call: ServerCall) -> Rest:
+    def begin(self, call: ServerCall) -> Rest | Later:
         """Take one APPEND frame; the rest is to wait until its batches are durable, or refused."""
         began_at = self._metrics.now()
         request = call.decode(AppendRequest)
@@ -93,82 +115,73 @@ class AppendHandler(PromptHandler):
         lacking = self._host.lacking(frame.places, is_append=True)
         if lacking:
             return partial(self._learn, frame, lacking)
-        return self._append(frame)
+        taken = self._take(frame)
+        if taken.written is not None and len(taken.awaited) == 1 and taken.is_short:
+            return Later(taken.written, partial(self._make_answer, taken))
+        return partial(self._finish, taken)
 
     async def _learn(self, frame: _AppendFrame, lacking: Sequence[tuple[int, int]]) -> None:
         await self._host.learn(lacking, is_append=True)
-        await self._append(frame)()
+        await self._finish(self._take(frame))
 
-    def _append(self, frame: _AppendFrame) -> Rest:
-        items = frame.items
+    def _take(self, frame: _AppendFrame) -> _Taken:
+        """Queue what is to be appended, and say what the rest waits for."""
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
             self._committer.check_room(frame.call.memory_bytes)
             self._disk_space.let_in(len(frame.call.payload))
         except (ThrottledError, DiskFullError) as error:
-            refusals = [status_for(error)] * len(items)
-            self._count(frame, refusals, ())
-            return partial(self._respond, frame, refusals, throttle_time_ms=limits.THROTTLE_MS)
+            refusals = [status_for(error)] * len(frame.items)
+            return _Taken(frame, refusals, throttle_time_ms=limits.THROTTLE_MS)
         entries: list[Entry] = []
         numbered: list[PendingAppend] = []
-        accepted = [self._accept(item, entries, numbered) for item in items]
+        accepted = [self._accept(item, entries, numbered) for item in frame.items]
         written = None
         if entries:
             written = self._committer.submit(entries, frame.call.memory_bytes)
-        if numbered:
-            return self._append_numbered(frame, accepted, entries, numbered, written)
-        return partial(self._finish, frame, accepted, entries, written)
-
-    async def _finish(
-        self,
-        frame: _AppendFrame,
-        outcomes: Sequence[Outcome],
-        entries: Sequence[Entry],
-        written: asyncio.Future[int] | None,
-    ) -> None:
-        time_ms = None
-        if written is not None:
-            try:
-                time_ms = await written
-            except LogWriteError as error:
-                self._count(frame, (), ())
-                raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
-        self._count(frame, outcomes, entries)
-        await self._respond(frame, outcomes, time_ms)
-
-    def _append_numbered(
-        self,
-        frame: _AppendFrame,
-        accepted: Sequence[Outcome],
-        entries: Sequence[Entry],
-        numbered: Sequence[PendingAppend],
-        written: asyncio.Future[int] | None,
-    ) -> Rest:
-        """Answer a frame with numbered batches: others may wait for these, and these for others.
-
-        So nothing that is waited for is cancelled when nobody waits for this answer any longer. A
-        frame that only waits for others takes its memory meanwhile, as those do.
-        """
-        if written is not None:
-            self._in_flight.follow(numbered, written)
+            if numbered:
+                self._in_flight.follow(numbered, written)
         awaited = {each.written for each in numbered if each.written is not None}
-        held_bytes = 0 if written is not None else frame.call.memory_bytes
+        if written is not None:
+            awaited.add(written)
+        return _Taken(frame, accepted, entries, written, awaited)
 
-        async def finish() -> None:
-            outcomes = list(accepted)
-            try:
-                with self._committer.hold(held_bytes):
-                    await asyncio.gather(*map(asyncio.shield, awaited))
-                for at, outcome in enumerate(accepted):
-                    if isinstance(outcome, PendingAppend):
-                        outcomes[at] = outcome.placed()
-            except LogWriteError as error:
-                self._count(frame, (), ())
-                raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
-            shielded = None if written is None else asyncio.shield(written)
-            await self._finish(frame, outcomes, entries, shielded)
+    async def _finish(self, taken: _Taken) -> None:
+        """Wait for what is appended, by this frame or by others, and answer.
 
-        return finish
+        Others may wait for the same: so nothing is cancelled when nobody waits for this answer any
+        longer. A frame that only waits for others takes its memory meanwhile, as those do.
+        """
+        held_bytes = taken.frame.call.memory_bytes if taken.written is None else 0
+        if taken.awaited:
+            with self._committer.hold(held_bytes):
+                await asyncio.wait(taken.awaited)
+        await respond_all(
+            taken.frame.call,
+            self._results(taken),
+            lambda part: AppendResponse(taken.throttle_time_ms, part, SUCCESS),
+        )
+
+    def _make_answer(self, taken: _Taken) -> AppendResponse:
+        return AppendResponse(taken.throttle_time_ms, tuple(self._results(taken)), SUCCESS)
+
+    def _results(self, taken: _Taken) -> list[AppendResult]:
+        """Return what became of each batch, now that nothing is waited for.
+
+        Raises StatusError when the log cannot be written any more.
+        """
+        frame, written = taken.frame, taken.written
+        try:
+            time_ms = self._clock.wall_ms() if written is None else written.result()
+            outcomes = [
+                each.placed() if isinstance(each, PendingAppend) else each
+                for each in taken.outcomes
+            ]
+        except LogWriteError as error:
+            self._count(frame, (), ())
+            raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
+        self._count(frame, outcomes, taken.entries)
+        return list(map(result_of, frame.items, outcomes, repeat(time_ms)))
 
     def _count(
         self, frame: _AppendFrame, outcomes: Sequence[Outcome], entries: Sequence[Entry]
@@ -254,24 +267,6 @@ class AppendHandler(PromptHandler):
         entries += (mark_of(batch, number.writer_id, number.sequence), batch)
         numbered.append(self._writers.begin(number, base_offset, record_count))
         return numbered[-1]
-
-    async def _respond(
-        self,
-        frame: _AppendFrame,
-        outcomes: Sequence[Outcome],
-        maybe_time_ms: int | None = None,
-        *,
-        throttle_time_ms: int = 0,
-    ) -> None:
-        time_ms = self._clock.wall_ms() if maybe_time_ms is None else maybe_time_ms
-        await respond_all(
-            frame.call,
-            [
-                result_of(item, each, time_ms)
-                for item, each in zip(frame.items, outcomes, strict=True)
-            ],
-            lambda part: AppendResponse(throttle_time_ms, part, SUCCESS),
-        )
 
 
 def _not_told(hosted: HostedRange) -> WritersNotThereError:

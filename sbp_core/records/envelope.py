@@ -47,6 +47,7 @@ _BODY_BYTES_DIGITS_MAX: Final = len(str(limits.BATCH_BYTES_MAX))
 _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
 
 
+_NUMBERS: Final = ("stream_id", "last_offset_delta", "base_timestamp")
 _PROPERTIES: Final = (_ENCODING, _BODY_BYTES, _SCHEMA_FINGERPRINT, _TIMESTAMP_COLUMN)
 
 
@@ -264,12 +265,16 @@ def _read_meta(octets: bytes) -> _Meta:
     found = _SCHEMA.maybe_recognise(RecordBatchMeta, octets)
     if found is not None:
         pick = found[0]
-        return _Meta(*pick((*found, None)))
+        return _Meta(*pick((*found, 0, None)))
     meta = _SCHEMA.decode(RecordBatchMeta, octets)
-    numbers = ("stream_id", "last_offset_delta", "base_timestamp")
+    numbers = [name for name in _NUMBERS if getattr(meta, name)]  # zeros are not written
     values = [f"properties.{at}.value" for at in range(len(meta.properties))]
-    places = {item.key: 1 + len(numbers) + at for at, item in enumerate(meta.properties)}
-    pick = itemgetter(1, 2, 3, *(places.get(key, -1) for key in _PROPERTIES))
+    of_numbers = {name: at for at, name in enumerate(numbers, 1)}
+    of_values = {item.key: at for at, item in enumerate(meta.properties, 1 + len(numbers))}
+    pick = itemgetter(
+        *(of_numbers.get(name, -2) for name in _NUMBERS),
+        *(of_values.get(key, -1) for key in _PROPERTIES),
+    )
     _SCHEMA.remember(RecordBatchMeta, octets, pick, [*numbers, *values])
     properties = {item.key: item.value for item in meta.properties}
     return _Meta(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -40,6 +40,8 @@ from sbp_core.wire.opcodes import Opcode
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
+
+_NOTHING: Final = Payload()
 
 
 class Responder(Protocol):
@@ -102,7 +104,8 @@ class ServerCall:
         self._clock = clock
         self._began_at = clock.monotonic()
         self._received_at = received_at
-        self._give_up_at: float | None = None
+        self.give_up_at: float | None = None
+        """When nobody waits for the answer any longer, by the loop's clock; None if not known."""
         self._patience: asyncio.Timeout | None = None
         self._headers: list[object] = []
 
@@ -125,11 +128,11 @@ class ServerCall:
         header = decode_header(table, self._frame.header)
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
-            self._give_up_at = self._received_at + timeout_ms / 1000
-            if self._give_up_at <= asyncio.get_running_loop().time():
+            self.give_up_at = self._received_at + timeout_ms / 1000
+            if self.give_up_at <= asyncio.get_running_loop().time():
                 raise _late()
             if self._patience is not None:
-                self._patience.reschedule(self._give_up_at)
+                self._patience.reschedule(self.give_up_at)
         return header
 
     async def wait_for(self, rest: Rest) -> None:
@@ -140,7 +143,7 @@ class ServerCall:
         if not self.agreement.has_deadline:
             await rest()
             return
-        self._patience = asyncio.timeout_at(self._give_up_at)
+        self._patience = asyncio.timeout_at(self.give_up_at)
         try:
             async with self._patience:
                 await rest()
@@ -161,12 +164,21 @@ class ServerCall:
             if not is_end:
                 return
             header = merge_answers(self._headers)
-        try:
+        with _telling_what_is_too_large():
             octets = self._encode(header, is_end=is_end)
             packed = self.pack(payload)
             await self._responder.send_response(self._frame, octets, packed, is_end=is_end)
-        except (FrameError, HeaderError) as error:
-            raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
+
+    def answer_soon(self, header: object) -> Rest | None:
+        """Answer with one frame, at once if the peer has room; else return what does that.
+
+        Raises StatusError when it is too large.
+        """
+        if not self.has_room:
+            return partial(self.respond, header)
+        with _telling_what_is_too_large():
+            self.respond_now(header, _NOTHING, is_end=True)
+        return None
 
     async def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
         """Answer a HEARTBEAT, and agree on the features that it offers, if the dialect has any."""
@@ -211,8 +223,30 @@ class ServerCall:
         return replace(header, status=replace(status, handler_duration_us=duration_us))
 
 
+@contextmanager
+def _telling_what_is_too_large() -> Iterator[None]:
+    """Turn the refusal of an answer that is too large into a StatusError."""
+    try:
+        yield
+    except (FrameError, HeaderError) as error:
+        raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
+
+
 Rest = Callable[[], Awaitable[None]]
 """What is left of serving a request, once called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """One frame without payload is all that is left to answer, once `ready` is over.
+
+    `make` returns its header, or raises what is answered instead. Nothing is cancelled when nobody
+    waits for the answer any longer, and `make` is not called then.
+    """
+
+    ready: asyncio.Future[Any]
+    make: Callable[[], object]
+
 
 AsyncHandler = Callable[[ServerCall], Awaitable[None]]
 
@@ -221,7 +255,7 @@ class PromptHandler(ABC):
     """Serves what may need no wait, or not at once: that much is done as the request arrives."""
 
     @abstractmethod
-    def begin(self, call: ServerCall) -> Rest | None:
+    def begin(self, call: ServerCall) -> Rest | Later | None:
         """Serve `call` to where it waits; return the rest, None if nothing is left."""
 
 
@@ -244,7 +278,7 @@ class Dispatcher:
 
     def begin(
         self, frame: Frame, responder: Responder, peer_name: str, received_at: float
-    ) -> Coroutine[Any, Any, None] | None:
+    ) -> Serving | None:
         """Begin to serve `frame`, which came at `received_at` of the loop's clock.
 
         Return the rest, None if nothing is left.
@@ -264,7 +298,55 @@ class Dispatcher:
             rest = handler.begin(call)
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
             return serving.fail(error)
+        if isinstance(rest, Later):
+            return Deferred(call, rest, serving)
         return None if rest is None else serving.finish(call, rest)
+
+
+class Deferred:
+    """A call that waits without a task of its own: most answers are then sent by a callback."""
+
+    def __init__(self, call: ServerCall, later: Later, serving: _Serving) -> None:
+        self._call = call
+        self._later = later
+        self._serving = serving
+        self._timer: asyncio.TimerHandle | None = None
+        self._go_on: Callable[[], None] | None = None
+
+    def when_due(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on`, once, when it can be answered or nobody waits for that any longer."""
+        self._go_on = go_on
+        if self._call.give_up_at is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._call.give_up_at, self._on_due)
+        self._later.ready.add_done_callback(self._on_ready)
+
+    def finish(self) -> Serving | None:
+        """Answer; return what is left of that, None if nothing is."""
+        try:
+            if not self._later.ready.done():
+                raise _late()
+            rest = self._call.answer_soon(self._later.make())
+        except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
+            return self._serving.fail(error)
+        return None if rest is None else self._serving.finish(self._call, rest)
+
+    def _on_ready(self, ready: asyncio.Future[Any]) -> None:
+        if not ready.cancelled():
+            ready.exception()  # is answered, or nobody waits for it any longer
+        self._on_due()
+
+    def _on_due(self) -> None:
+        go_on, self._go_on = self._go_on, None
+        if go_on is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        go_on()
+
+
+Serving = Coroutine[Any, Any, None] | Deferred
+"""What is left of serving a request: to run, or to wait for."""
 
 
 @dataclass(frozen=True, slots=True)

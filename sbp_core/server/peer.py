@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, cast
 
 from sbp_core import limits
@@ -20,7 +21,7 @@ from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
-from sbp_core.server.dispatch import Dispatcher
+from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
 from sbp_core.server.intake import Intake, memory_bytes
 from sbp_core.server.turns import Turns
 from sbp_core.session.connection import Connection, Payload
@@ -64,6 +65,7 @@ class Peer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deferred_count = 0
         self._intake = Intake(budget, self._on_room)
         self._turns = turns
         self._has_turn = False
@@ -251,7 +253,8 @@ class Peer(asyncio.BufferedProtocol):
     @property
     def _has_work(self) -> bool:
         """Whether requests are served, wait for room, or may be here unseen."""
-        return bool(self._tasks) or self._waiting is not None or self._is_behind
+        is_serving = bool(self._tasks) or self._deferred_count > 0
+        return is_serving or self._waiting is not None or self._is_behind
 
     @property
     def _frame_ms(self) -> int:
@@ -307,15 +310,27 @@ class Peer(asyncio.BufferedProtocol):
 
     def _serve(self, frame: Frame) -> None:
         rest = self._dispatcher.begin(frame, self, self.name, self._received_at)
-        if rest is None:
-            self._intake.end(memory_bytes(frame))
-            return
-        task = asyncio.create_task(rest)
-        self._tasks.add(task)
-        size = memory_bytes(frame)
-        task.add_done_callback(lambda done: self._on_done(done, size))
+        self._go_on_serving(rest, memory_bytes(frame))
 
-    def _on_done(self, task: asyncio.Task[None], size: int) -> None:
+    def _go_on_serving(self, rest: Serving | None, size: int) -> None:
+        """Do what is left of a request that counts for `size` octets."""
+        if rest is None:
+            self._intake.end(size)
+        elif isinstance(rest, Deferred):
+            self._deferred_count += 1
+            rest.when_due(partial(self._on_due, rest, size))
+        else:
+            task = asyncio.create_task(rest)
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._on_done, size))
+
+    def _on_due(self, deferred: Deferred, size: int) -> None:
+        self._go_on_serving(deferred.finish(), size)
+        self._deferred_count -= 1
+        self._last_active = self._clock.monotonic()
+        self._note_rest()
+
+    def _on_done(self, size: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._intake.end(size)
         self._last_active = self._clock.monotonic()

@@ -11,6 +11,12 @@ S = TypeVar("S", bound=enum.Enum)
 I = TypeVar("I", bound=enum.Enum)  # noqa: E741
 
 
+class Symbol(enum.Enum):
+    """A state or an input. Each is itself alone, so it need not be hashed by its name."""
+
+    __hash__ = object.__hash__
+
+
 class Refusal(enum.Enum):
     """What stands in a table where an input is not allowed."""
 

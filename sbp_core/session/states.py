@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
-from sbp_core.session.machine import REFUSED, Machine
+from sbp_core.session.machine import REFUSED, Machine, Symbol
 
 
-class ConnectionState(enum.Enum):
+class ConnectionState(Symbol):
     """Life of a connection."""
 
     OPEN = "open"
@@ -17,7 +16,7 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
-class ConnectionInput(enum.Enum):
+class ConnectionInput(Symbol):
     """What happens to a connection."""
 
     START_CALL = "start a call"
@@ -59,7 +58,7 @@ CONNECTION: Final = Machine(
 )
 
 
-class CallState(enum.Enum):
+class CallState(Symbol):
     """Life of a call: one request frame and the frames that answer it."""
 
     WAITING = "waiting for the first response frame"
@@ -68,7 +67,7 @@ class CallState(enum.Enum):
     FINISHED = "the last response frame passed"
 
 
-class CallInput(enum.Enum):
+class CallInput(Symbol):
     """What happens to a call."""
 
     PART = "a response frame without the end flag"

@@ -236,6 +236,7 @@ def test_batches_of_a_kind_are_recognised_and_each_has_its_own_numbers():
         foreign_batch(
             properties=[("body_bytes", "9"), ("x", "y"), ("body_bytes", "4")], base_timestamp=5
         ),
+        foreign_batch(properties=[("base_timestamp", "9"), ("body_bytes", "4")]),
     ],
 )
 def test_every_damaged_octet_of_a_known_kind_reads_as_if_it_were_unknown(encoded, monkeypatch):
