@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
@@ -391,5 +391,5 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _run(self, program: Program[T]) -> T:
-        return await AsyncRunner(self._pool).run(program)
+    def _run(self, program: Program[T]) -> Awaitable[T]:
+        return AsyncRunner(self._pool).run(program)

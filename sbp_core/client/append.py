@@ -11,7 +11,6 @@ its batches in each range, so those of a stream go to one range at a time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 
 from sbp_core import limits
@@ -122,12 +121,12 @@ class _Append:
         """Return the next frames, one per server; what does not fit stays for the next round."""
         frames: dict[str, AppendFrame] = {}
         blocked: set[int] = set()
-        counts: Counter[int] = Counter()
+        counts: dict[int, int] = {}
         ranges: dict[int, int] = {}
         for index in self.pending:
             item = self.items[index]
-            counts[item.stream_id] += 1
-            if counts[item.stream_id] > self._numbering.stream_batches_max:
+            counts[item.stream_id] = count = counts.get(item.stream_id, 0) + 1
+            if count > self._numbering.stream_batches_max:
                 blocked.add(item.stream_id)
             if item.stream_id in blocked:
                 continue
@@ -212,8 +211,10 @@ class _Append:
         """Decide which failed items are tried again; return the wait in ms before that."""
         errors, self._errors = self._errors, {}
         self._sent = set()
-        if errors:
-            attempts.on_failure()
+        if not errors:
+            self._give_up_rest(set())
+            return 0
+        attempts.on_failure()
         last_applied = {self.items[index].stream_id: index for index in sorted(self.outcomes)}
         given_up: set[int] = set()
         longest_ms = 0.0

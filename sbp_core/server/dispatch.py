@@ -89,30 +89,30 @@ class ServerCall:
     def __init__(
         self,
         frame: Frame,
+        operation: Opcode,
         responder: Responder,
         speech: Speech,
         clock: Clock,
         *,
+        peer_name: str,
         received_at: float,
     ) -> None:
-        self.opcode = speech.operation_of(frame.opcode)
+        self.opcode = operation
+        self.memory_bytes = memory_bytes(frame)
+        """What the request counts for while it is worked on."""
         self.payload = memoryview(frame.payload)
         self.agreement = responder.agreement
         self._frame = frame
         self._responder = responder
         self._speech = speech
         self._clock = clock
+        self._peer_name = peer_name
         self._began_at = clock.monotonic()
         self._received_at = received_at
         self.give_up_at: float | None = None
         """When nobody waits for the answer any longer, by the loop's clock; None if not known."""
         self._patience: asyncio.Timeout | None = None
         self._headers: list[object] = []
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the request counts for while it is worked on."""
-        return memory_bytes(self._frame)
 
     @property
     def is_one_frame(self) -> bool:
@@ -135,7 +135,26 @@ class ServerCall:
                 self._patience.reschedule(self.give_up_at)
         return header
 
-    async def wait_for(self, rest: Rest) -> None:
+    async def finish(self, rest: Rest) -> None:
+        """Run the rest of the handler, and answer what it raises."""
+        try:
+            await self._wait_for(rest)
+        except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
+            await self.fail(error)
+
+    async def fail(self, error: Exception) -> None:
+        """Answer with a system error frame."""
+        if isinstance(error, SbpError):
+            _LOG.debug("%s: %s failed: %s", self._peer_name, self.opcode.name, error)
+            await self._responder.send_system_error(self._frame, error)
+            return
+        _LOG.error("%s: %s failed unexpectedly", self._peer_name, self.opcode.name, exc_info=error)
+        failure = StatusError(
+            StatusCode.UNKNOWN, f"the {self._speech.role} failed unexpectedly; see its log"
+        )
+        await self._responder.send_system_error(self._frame, failure)
+
+    async def _wait_for(self, rest: Rest) -> None:
         """Let the rest of the handler run, as long as anybody waits for the answer.
 
         Raises RequestTimeoutError when that is over.
@@ -273,7 +292,13 @@ class Dispatcher:
 
     def __init__(self, handlers: Mapping[Opcode, Handler], *, speech: Speech, clock: Clock) -> None:
         self.speech = speech
-        self._handlers = handlers
+        self._prompt: dict[Opcode, PromptHandler] = {}
+        self._handlers: dict[Opcode, AsyncHandler] = {}
+        for opcode, handler in handlers.items():
+            if isinstance(handler, PromptHandler):
+                self._prompt[opcode] = handler
+            else:
+                self._handlers[opcode] = handler
         self._clock = clock
 
     def begin(
@@ -284,32 +309,39 @@ class Dispatcher:
         Return the rest, None if nothing is left.
         """
         operation = self.speech.operation_of(frame.opcode)
-        serving = _Serving(frame, responder, f"{peer_name}: {operation.name}", self.speech)
-        handler = self._handlers.get(operation)
-        call = ServerCall(frame, responder, self.speech, self._clock, received_at=received_at)
+        call = ServerCall(
+            frame,
+            operation,
+            responder,
+            self.speech,
+            self._clock,
+            peer_name=peer_name,
+            received_at=received_at,
+        )
         try:
+            prompt = self._prompt.get(operation)
+            if prompt is not None:
+                rest = prompt.begin(call)
+                if isinstance(rest, Later):
+                    return Deferred(call, rest)
+                return None if rest is None else call.finish(rest)
+            handler = self._handlers.get(operation)
             if handler is None:
                 raise UnsupportedError(
                     StatusCode.UNSUPPORTED_OPERATION,
                     f"{operation.name} is not served by a {self.speech.role}",
                 )
-            if not isinstance(handler, PromptHandler):
-                return serving.finish(call, partial(handler, call))
-            rest = handler.begin(call)
+            return call.finish(partial(handler, call))
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
-            return serving.fail(error)
-        if isinstance(rest, Later):
-            return Deferred(call, rest, serving)
-        return None if rest is None else serving.finish(call, rest)
+            return call.fail(error)
 
 
 class Deferred:
     """A call that waits without a task of its own: most answers are then sent by a callback."""
 
-    def __init__(self, call: ServerCall, later: Later, serving: _Serving) -> None:
+    def __init__(self, call: ServerCall, later: Later) -> None:
         self._call = call
         self._later = later
-        self._serving = serving
         self._timer: asyncio.TimerHandle | None = None
         self._go_on: Callable[[], None] | None = None
 
@@ -328,8 +360,8 @@ class Deferred:
                 raise _late()
             rest = self._call.answer_soon(self._later.make())
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
-            return self._serving.fail(error)
-        return None if rest is None else self._serving.finish(self._call, rest)
+            return self._call.fail(error)
+        return None if rest is None else self._call.finish(rest)
 
     def _on_ready(self, ready: asyncio.Future[Any]) -> None:
         if not ready.cancelled():
@@ -347,32 +379,3 @@ class Deferred:
 
 Serving = Coroutine[Any, Any, None] | Deferred
 """What is left of serving a request: to run, or to wait for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Serving:
-    """A request that is being served, and how its failures are told."""
-
-    frame: Frame
-    responder: Responder
-    name: str
-    speech: Speech
-
-    async def finish(self, call: ServerCall, rest: Rest) -> None:
-        """Run the rest of the handler."""
-        try:
-            await call.wait_for(rest)
-        except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
-            await self.fail(error)
-
-    async def fail(self, error: Exception) -> None:
-        """Answer with a system error frame."""
-        if isinstance(error, SbpError):
-            _LOG.debug("%s failed: %s", self.name, error)
-            await self.responder.send_system_error(self.frame, error)
-            return
-        _LOG.error("%s failed unexpectedly", self.name, exc_info=error)
-        failure = StatusError(
-            StatusCode.UNKNOWN, f"the {self.speech.role} failed unexpectedly; see its log"
-        )
-        await self.responder.send_system_error(self.frame, failure)

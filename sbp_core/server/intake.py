@@ -51,19 +51,21 @@ class Intake:
 
         For one that came as a large frame there is room already, but for what it takes besides.
         """
+        could_read = self.may_read
         self._request_bytes += size
         if self._frame_bytes:
             self._budget.take(size)
             self._drop_frame()
         else:
             self._claim = self._budget.maybe_wait(size, self._on_granted)
-        self._on_change()
+        self._tell_if_changed(could_read=could_read)
 
     def end(self, size: int) -> None:
         """It is done."""
+        could_read = self.may_read
         self._request_bytes -= size
         self._budget.give_back(size)
-        self._on_change()
+        self._tell_if_changed(could_read=could_read)
 
     def expect_frame(self, size: int) -> None:
         """A frame that is being received takes `size` octets in all; 0 for none to speak of."""
@@ -77,6 +79,10 @@ class Intake:
     def close(self) -> None:
         """No more is received; requests that are worked on still end one by one."""
         self._drop_frame()
+
+    def _tell_if_changed(self, *, could_read: bool) -> None:
+        if self.may_read is not could_read:
+            self._on_change()
 
     def _drop_frame(self) -> None:
         claim, self._claim = self._claim, None

@@ -302,15 +302,16 @@ class Peer(asyncio.BufferedProtocol):
                 pass
 
     def _start(self, frame: Frame) -> None:
-        self._intake.begin(memory_bytes(frame))
+        size = memory_bytes(frame)
+        self._intake.begin(size)
         if self._intake.is_waiting:
             self._waiting = frame
         else:
-            self._serve(frame)
+            self._serve(frame, size)
 
-    def _serve(self, frame: Frame) -> None:
+    def _serve(self, frame: Frame, size: int) -> None:
         rest = self._dispatcher.begin(frame, self, self.name, self._received_at)
-        self._go_on_serving(rest, memory_bytes(frame))
+        self._go_on_serving(rest, size)
 
     def _go_on_serving(self, rest: Serving | None, size: int) -> None:
         """Do what is left of a request that counts for `size` octets."""
@@ -356,7 +357,7 @@ class Peer(asyncio.BufferedProtocol):
     def _on_room(self) -> None:
         if self._waiting is not None and not self._intake.is_waiting:
             frame, self._waiting = self._waiting, None
-            self._serve(frame)
+            self._serve(frame, memory_bytes(frame))
         self._go_on()
 
     def _go_on(self) -> None:

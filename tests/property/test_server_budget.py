@@ -28,8 +28,11 @@ class Peer:
             self.waiting = 0
 
     def ask(self, size):
-        self.waiting = size
         self.intake.begin(size)
+        if self.intake.is_waiting:
+            self.waiting = size
+        else:
+            self.requests.append(size)
 
 
 class BudgetMachine(RuleBasedStateMachine):
