@@ -292,13 +292,7 @@ class Dispatcher:
 
     def __init__(self, handlers: Mapping[Opcode, Handler], *, speech: Speech, clock: Clock) -> None:
         self.speech = speech
-        self._prompt: dict[Opcode, PromptHandler] = {}
-        self._handlers: dict[Opcode, AsyncHandler] = {}
-        for opcode, handler in handlers.items():
-            if isinstance(handler, PromptHandler):
-                self._prompt[opcode] = handler
-            else:
-                self._handlers[opcode] = handler
+        self._handlers = handlers
         self._clock = clock
 
     def begin(
@@ -319,21 +313,20 @@ class Dispatcher:
             received_at=received_at,
         )
         try:
-            prompt = self._prompt.get(operation)
-            if prompt is not None:
-                rest = prompt.begin(call)
-                if isinstance(rest, Later):
-                    return Deferred(call, rest)
-                return None if rest is None else call.finish(rest)
             handler = self._handlers.get(operation)
             if handler is None:
                 raise UnsupportedError(
                     StatusCode.UNSUPPORTED_OPERATION,
                     f"{operation.name} is not served by a {self.speech.role}",
                 )
-            return call.finish(partial(handler, call))
+            if not isinstance(handler, PromptHandler):
+                return call.finish(partial(handler, call))
+            rest = handler.begin(call)
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
             return call.fail(error)
+        if isinstance(rest, Later):
+            return Deferred(call, rest)
+        return None if rest is None else call.finish(rest)
 
 
 class Deferred:
