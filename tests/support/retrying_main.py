@@ -14,6 +14,8 @@ from pyspark import TaskContext
 from spark_session import spark_session
 from spark_streams import Sbp, wait_until_over
 
+QUERY_SECONDS = 240
+
 
 def main(endpoint: str, source: str, target: str, folder: str) -> None:
     """Run the query to its end."""
@@ -30,7 +32,8 @@ def main(endpoint: str, source: str, target: str, folder: str) -> None:
         sbp = Sbp(spark, endpoint)
         rows = sbp.load_stream(source, minPartitions=3).select("value")
         frame = rows.mapInArrow(fail_once, "value binary")
-        wait_until_over(sbp.start_copy(frame, target, Path(folder) / "checkpoint"))
+        query = sbp.start_copy(frame, target, Path(folder) / "checkpoint")
+        wait_until_over(query, QUERY_SECONDS)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,9 @@ class Sbp:
         return query
 
 
-def wait_until_over(query: StreamingQuery) -> None:
+def wait_until_over(query: StreamingQuery, seconds: int = QUERY_SECONDS) -> None:
     """Wait for the end of a query; raises what it failed with."""
-    is_over = query.awaitTermination(QUERY_SECONDS)
+    is_over = query.awaitTermination(seconds)
     query.stop()
     assert is_over, "the query did not end in time"
 
