@@ -103,7 +103,7 @@ class AsyncRunner:
         self._inbox = Inbox()
         self._tickets: dict[int, tuple[AsyncConnection, Ticket, Opcode]] = {}
         self._news: asyncio.Future[None] | None = None
-        """Ends when something arrives, or it is time to look again; of who waits for that."""
+        """What the program waits for: it ends when something arrives, or it is time to look."""
 
     async def stream(self, program: Program[Any]) -> AsyncIterator[Any]:
         """Run a program, yielding what it emits."""
@@ -176,7 +176,7 @@ class AsyncRunner:
         return number if connection.may_write else _LATER
 
     async def _drain(self, number: int, timeout_ms: float) -> int:
-        """Wait until the connection of a call takes more, unless that call is over before."""
+        """Wait until the connection of a call takes more, or the call's time is over."""
         connection, _, _ = self._tickets[number]
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -194,7 +194,7 @@ class AsyncRunner:
             self._news.set_result(None)
 
     def _maybe_claim(self, wanted: Receive) -> Arrival | _Pause | None:
-        """Return what has arrived, None when it is too late, _LATER when it is too early."""
+        """Return what has arrived; None when its time is over, _LATER while it is not."""
         arrival = self._inbox.maybe_claim(wanted.numbers)
         if arrival is not None:
             return arrival

@@ -119,7 +119,7 @@ class GroupCommitter:
         """
         done: asyncio.Future[int] = self._loop.create_future()
         if self.failed.done():
-            done.set_exception(_dead(self.failed.result()))
+            _refuse(done, self.failed.result())
             return done
         length = sum([entry.length for entry in entries])
         self._queue.append(_Submission(tuple(entries), length, memory_bytes, done))
@@ -260,11 +260,15 @@ class GroupCommitter:
         at_work = [submission for job in self._jobs for submission in job.submissions]
         for submission in (*at_work, *self._queue):
             if not submission.done.done():
-                submission.done.set_exception(_dead(error))
+                _refuse(submission.done, error)
         self._queue.clear()
         self._jobs.clear()
         self._idle.set()
 
 
-def _dead(error: SbpError) -> LogWriteError:
-    return LogWriteError(f"the log cannot be written, nothing more is acknowledged: {error}")
+def _refuse(done: asyncio.Future[int], error: SbpError) -> None:
+    """Tell who waits for it. Who left meanwhile is no news: `failed` tells of the log."""
+    done.set_exception(
+        LogWriteError(f"the log cannot be written, nothing more is acknowledged: {error}")
+    )
+    done.exception()

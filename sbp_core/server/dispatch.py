@@ -122,8 +122,8 @@ class ServerCall:
     def decode(self, table: type[T]) -> T:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
-        Where deadlines were agreed on, the handler is cancelled when the `timeout_ms` of the header
-        is over: nobody waits for its answer any longer. RequestTimeoutError if that is so already.
+        Where deadlines were agreed on, the call ends when the `timeout_ms` of the header is over:
+        nobody waits for its answer any longer. RequestTimeoutError if that is so already.
         """
         header = decode_header(table, self._frame.header)
         timeout_ms = getattr(header, "timeout_ms", 0)
@@ -260,7 +260,8 @@ class Later:
     """One frame without payload is all that is left to answer, once `ready` is over.
 
     `make` returns its header, or raises what is answered instead. Nothing is cancelled when nobody
-    waits for the answer any longer, and `make` is not called then.
+    waits for the answer any longer. Past its deadline `make` is not called; it is for a peer that
+    is gone, as what was done is counted there.
     """
 
     ready: asyncio.Future[Any]

@@ -113,7 +113,7 @@ class Peer(asyncio.BufferedProtocol):
         self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel what was being served for the peer."""
+        """Cancel the tasks that serve the peer; calls without one end in their own time."""
         self._session.close()
         self._waiting = None
         self._is_behind = False
@@ -326,8 +326,9 @@ class Peer(asyncio.BufferedProtocol):
             task.add_done_callback(partial(self._on_done, size))
 
     def _on_due(self, deferred: Deferred, size: int) -> None:
-        self._go_on_serving(deferred.finish(), size)
+        rest = deferred.finish()
         self._deferred_count -= 1
+        self._go_on_serving(rest, size)
         self._last_active = self._clock.monotonic()
         self._note_rest()
 
@@ -358,6 +359,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._waiting is not None and not self._intake.is_waiting:
             frame, self._waiting = self._waiting, None
             self._serve(frame, memory_bytes(frame))
+            self._note_rest()
         self._go_on()
 
     def _go_on(self) -> None:

@@ -1,41 +1,47 @@
 """Speculation: of a task that runs twice at a time, one copy loses, late, and changes nothing."""
 
+import random
 import re
 
 import pytest
 from fault_cluster import FaultCluster
-from spark_streams import append_values, numbered
+from producing import producing
 from standalone_spark import CONF, StandaloneSpark
-from test_sink_kill import AVAILABLE_NOW, Copy, find_anomalies
+from test_sink_kill import PATIENCE_SECONDS, Copy, find_anomalies
+from waiting import until
 
-from sbp_core.client import Client
-
-SLEEP_MS = 2_500
+SLEEP_MS = 5_000
 """Longer than the copy of a task takes, shorter than Spark lets the loser live."""
-COUNT = 2_000
+LATE_LOSER = re.compile(
+    r"reason: another attempt succeeded.*^failpoint sink\.staged", re.DOTALL | re.MULTILINE
+)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_losers_that_end_after_the_commit(tmp_path, rng):
     """All tasks on one of two hosts sleep before they append; their copies on the other win."""
-    failpoints = f"sink.before_stage=sleep({SLEEP_MS})"
+    failpoints = f"sink.before_stage=sleep({SLEEP_MS}),sink.staged=sleep(0):1+"
     with (
         FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster,
         StandaloneSpark(tmp_path, failpoints=failpoints) as spark,
     ):
         copy = Copy(tmp_path, cluster)
-        with Client(cluster.endpoint) as client:
-            append_values(client, "numbers", numbered(0, COUNT))
-        order = {"master": spark.master, "conf": CONF, "trigger": AVAILABLE_NOW}
-        exit_code = copy.begin(rng, partitions=4, **order).wait_for_end()
-        assert exit_code == 0, copy.log
+        producer_rng = random.Random(rng.random())
+        with producing(cluster.endpoint, producer_rng, ["numbers"], sealed=(), seal_share=0):
+            life = copy.begin(rng, partitions=4, master=spark.master, conf=CONF)
+            until(lambda: is_over(life) or has_late_loser(spark), PATIENCE_SECONDS)
+            assert not is_over(life), copy.log
+            life.kill()
+        copy.finish(rng)
         contents = copy.contents()
-        assert sleepers(spark) > 0, spark.executor_logs
-    assert len(contents["numbers"]) == COUNT
+    assert contents["numbers"]
     assert find_anomalies(contents, is_ordered=False) == set()
 
 
-def sleepers(spark):
-    return len(
-        re.findall(r"^failpoint sink.before_stage: sleep", spark.executor_logs, re.MULTILINE)
-    )
+def is_over(life):
+    return not life.is_alive
+
+
+def has_late_loser(spark):
+    """Whether a task has appended and staged after Spark took the result of its copy."""
+    return any(LATE_LOSER.search(log) for log in spark.executor_logs)

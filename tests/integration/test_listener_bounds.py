@@ -15,10 +15,11 @@ from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.server.budget import Budget
+from sbp_core.server.dispatch import Later, PromptHandler
 from sbp_core.server.listener import Listener
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import FrameDecoder, encode_frame
-from sbp_core.wire.headers import IdAllocationResponse, decode_system_error
+from sbp_core.wire.headers import AppendResponse, IdAllocationResponse, decode_system_error
 from sbp_core.wire.opcodes import Flag, Opcode
 
 PING = b"".join(encode_frame(Opcode.PING, Flag.REQUEST, 1, b"", [b"hello"]))
@@ -28,14 +29,40 @@ FRAME_MS = limits.FRAME_COMPLETION_MS
 STALL_MS = limits.WRITE_STALL_MS
 
 
+class Prompt(PromptHandler):
+    """Answers at once."""
+
+    def begin(self, call):
+        return call.answer_soon(IdAllocationResponse())
+
+
+class Deferring(PromptHandler):
+    """Answers later, with what `ready` ends with."""
+
+    def __init__(self):
+        self.ready = None
+
+    def begin(self, call):
+        self.ready = asyncio.get_running_loop().create_future()
+        return Later(self.ready, self.ready.result)
+
+
 class Bench:
-    """A listener, its clock, and a service that answers ALLOCATE_ID when `gate` is open."""
+    """A listener, its clock, and services.
+
+    ALLOCATE_ID is answered when `gate` is open, LIST_RANGES at once, APPEND as `deferring` says.
+    """
 
     def __init__(self):
         self.clock = ManualClock()
         self.gate = asyncio.Event()
+        self.deferring = Deferring()
         self.listener = Listener(
-            {Opcode.ALLOCATE_ID: self.serve},
+            {
+                Opcode.ALLOCATE_ID: self.serve,
+                Opcode.LIST_RANGES: Prompt(),
+                Opcode.APPEND: self.deferring,
+            },
             speech=Speech(ServerRole.RANGE_SERVER),
             clock=self.clock,
         )
@@ -325,7 +352,7 @@ def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner():
         budget = bench.listener._budget = Budget(20 << 20)
         bench.gate.set()
         async with bench.connection() as (slow, slow_writer), bench.connection() as (fast, writer):
-            slow_writer.write(large[: 1 << 20])
+            slow_writer.write(large[:1_000])
             while budget.taken_bytes < len(large):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             writer.write(large)
@@ -365,6 +392,47 @@ def test_a_full_server_begins_no_new_requests_until_one_is_done():
             assert len(await late.readexactly(1 << 20)) == 1 << 20
             while budget.taken_bytes:
                 await reader.read(1 << 20)
+
+    run(body)
+
+
+def test_a_request_that_waited_for_room_and_is_answered_at_once_keeps_no_drain_waiting(monkeypatch):
+    monkeypatch.setattr(limits, "GOAWAY_GRACE_MS", 0)
+
+    async def body(bench):
+        budget = bench.listener._budget = Budget(limits.REQUEST_OVERHEAD_BYTES)
+        async with bench.connection() as (first, writer), bench.connection() as (late, other):
+            writer.write(b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1)))
+            while not budget.taken_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            other.write(b"".join(encode_frame(Opcode.LIST_RANGES, Flag.REQUEST, 1)))
+            while not budget.is_contended:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            draining = asyncio.create_task(bench.listener.drain(timeout_ms=600_000))
+            await asyncio.sleep(0)
+            bench.gate.set()
+            answers = await late.read(), await first.read()
+            await draining
+        goaway, answer = opcodes(answers[0])
+        assert (goaway, answer) == (Opcode.GOAWAY, Opcode.LIST_RANGES)
+        assert opcodes(answers[1]) == [Opcode.GOAWAY, Opcode.ALLOCATE_ID]
+
+    run(body)
+
+
+def test_what_is_done_for_a_peer_that_is_gone_counts_until_it_is_done():
+    async def body(bench):
+        budget, request = bench.listener._budget, encode_frame(Opcode.APPEND, Flag.REQUEST, 1)
+        async with bench.connection() as (_, writer):
+            writer.write(b"".join(request))
+            while bench.deferring.ready is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        while bench.listener.connection_count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert budget.taken_bytes > 0
+        bench.deferring.ready.set_result(AppendResponse())
+        await asyncio.sleep(0)
+        assert budget.taken_bytes == 0
 
     run(body)
 
@@ -409,6 +477,12 @@ def test_a_flood_of_frames_does_not_keep_the_server_from_what_it_began(monkeypat
             assert turns >= 10
 
     run(body)
+
+
+def opcodes(octets):
+    decoder = FrameDecoder()
+    decoder.receive_data(octets)
+    return [frame.opcode for frame in decoder.frames()]
 
 
 def _numbered(request, call_id):

@@ -8,7 +8,7 @@ from sbp_core import limits
 from sbp_core.server.budget import Budget
 from sbp_core.server.intake import Intake
 
-BYTES_MAX = 100
+BYTES_MAX = 3 * limits.CONNECTION_IN_FLIGHT_BYTES_MAX
 SIZES = st.integers(1, BYTES_MAX)
 NUMBERS = st.integers(0, 4)
 
@@ -21,8 +21,10 @@ class Peer:
         self.requests = []
         self.waiting = 0
         self.frame = 0
+        self.is_reading = True
 
     def on_change(self):
+        self.is_reading = self.intake.may_read
         if self.waiting and not self.intake.is_waiting:
             self.requests.append(self.waiting)
             self.waiting = 0
@@ -83,6 +85,10 @@ class BudgetMachine(RuleBasedStateMachine):
         held = sum(sum(peer.requests) for peer in self.peers)
         held += sum(peer.frame for peer in self.peers if not peer.intake.is_waiting)
         assert self.budget.taken_bytes == held
+
+    @invariant()
+    def who_may_read_was_told_so(self):
+        assert all(peer.is_reading == peer.intake.may_read for peer in self.peers)
 
     @invariant()
     def nobody_waits_without_a_reason(self):

@@ -14,7 +14,7 @@ from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 90
 
 
 def numbered(stream_id, *names, writer="w", first=0, sequences=None, range_index=-1):

@@ -15,7 +15,7 @@ from sbp_core.client import AppendItem, Client, Writer
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 
 TIMESTAMP_US = 1_700_000_000_000_000
-QUERY_SECONDS = 60
+QUERY_SECONDS = 240
 
 
 def rows_of(values: Sequence[bytes | None]) -> pa.RecordBatch:

@@ -28,6 +28,7 @@ CONF = {
     "spark.speculation.quantile": "0.5",
     "spark.speculation.multiplier": "1.2",
     "spark.speculation.minTaskRuntime": "300ms",
+    "spark.python.task.killTimeout": "120s",
     "spark.executor.memory": "512m",
     "spark.locality.wait": "0s",
 }
@@ -64,10 +65,10 @@ class StandaloneSpark:
             process.wait()
 
     @property
-    def executor_logs(self) -> str:
-        """What the executors and their Python workers wrote on standard error."""
+    def executor_logs(self) -> list[str]:
+        """What each executor and its Python workers wrote on standard error."""
         paths = sorted(self._folder.glob("work-*/app-*/*/stderr"))
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+        return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
     def _start(self, kind: str, host: str, words: Sequence[str], failpoints: str = "") -> None:
         name = kind if kind == "Master" else f"{kind}-{host}"

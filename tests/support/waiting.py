@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(is_so: Callable[[], object], seconds: float = 60) -> None:
+def until(is_so: Callable[[], object], seconds: float = 180) -> None:
     """Return once `is_so` says so; fail if it does not for so long."""
     deadline = time.monotonic() + seconds
     while not is_so():

@@ -1,6 +1,7 @@
 """Group commit: sharing, order, and what happens when the disk fails."""
 
 import asyncio
+import gc
 
 import pytest
 from held_disk import HeldDisk
@@ -66,6 +67,19 @@ def test_after_a_failed_sync_nothing_is_acknowledged(tmp_path):
         assert committer.failed.done()
 
     run(tmp_path, body)
+
+
+def test_a_failure_that_nobody_waits_for_is_no_news_for_the_loop(tmp_path, caplog):
+    async def body(committer, disk, durable):
+        disk.error = OSError(5, "Input/output error")
+        committer.submit([entry(0)])
+        disk.gate.set()
+        await committer.failed
+        committer.submit([entry(1)])
+
+    run(tmp_path, body)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path):
