@@ -22,7 +22,11 @@ _BUFFERS_PER_CALL_MAX: Final = 512
 
 
 class Receiving:
-    """Tells the system how many octets are worth a wake-up of who reads from `connected`."""
+    """Tells the system how many octets are worth a wake-up of who reads from `connected`.
+
+    The socket must not block: a call that blocks and has a part of them already is not woken up
+    for a rest that is smaller.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

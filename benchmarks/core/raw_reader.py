@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from sbp_core.sockets import Receiving
 from sbp_core.wire.frame import FrameDecoder, encode_frame
@@ -23,13 +23,16 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 
+_PATIENCE_SECONDS: Final = 60
+"""With a timeout the socket does not block: see `Receiving`."""
+
 
 class RawReader:
     """One connection to a range server."""
 
     def __init__(self, endpoint: str) -> None:
         host, port = endpoint.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)))
+        self._socket = socket.create_connection((host, int(port)), timeout=_PATIENCE_SECONDS)
         self._receiving = Receiving(self._socket)
         self._decoder = FrameDecoder()
 

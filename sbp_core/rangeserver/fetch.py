@@ -37,6 +37,7 @@ from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
 from sbp_core.rangeserver.read_scheduler import ReadScheduler
 from sbp_core.rangeserver.reading import (
+    PayloadParts,
     find_slots,
     maybe_cached_slots,
     maybe_recent_slots,
@@ -47,7 +48,6 @@ from sbp_core.rangeserver.waiters import StreamWaiters
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.session.connection import Payload
-from sbp_core.wire.checksum import Octets
 from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.status import SUCCESS, status_for
 
@@ -250,15 +250,15 @@ class FetchHandler(PromptHandler):
 
         What waits for neither the disk nor the peer nor a turn is faster without a thread.
         """
-        octets: list[Octets] = []
+        parts = PayloadParts()
         for answer in answers:
             if answer.slots:
                 key = (answer.item.stream_id, answer.range_index)
                 bodies = maybe_cached_slots(self._log, key, answer.slots)
                 if bodies is None:
                     return None
-                octets += bodies.buffers
-        return call.pack(octets)
+                parts.add(bodies)
+        return call.pack(parts.buffers, parts.crc32)
 
     def _job(self, isolation: str, answers: Sequence[Answer]) -> ReadJob:
         """Return what the read is to the scheduler: of the tail only if all of it lies there."""
@@ -355,16 +355,16 @@ def _read(log: Log, call: ServerCall, answers: Sequence[Answer]) -> tuple[list[A
     Runs on a reader thread. An answer ends before a batch that cannot be read, or says so.
     """
     served: list[Answer] = []
-    octets: list[Octets] = []
+    parts = PayloadParts()
     for answer in answers:
         if answer.slots:
             key = (answer.item.stream_id, answer.range_index)
             read = read_slots(log, key, answer.slots)
-            octets += read.buffers
+            parts.add(read)
             served.append(cut_short(answer, read.slot_count, read.error) if read.error else answer)
         else:
             served.append(answer)
-    return served, call.pack(octets)
+    return served, call.pack(parts.buffers, parts.crc32)
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:

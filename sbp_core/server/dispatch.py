@@ -57,8 +57,8 @@ class Responder(Protocol):
     def adopt(self, agreement: Agreement) -> None:
         """Use what was agreed on, from the next frame on."""
 
-    def pack(self, parts: Sequence[Octets]) -> Payload:
-        """Return a payload as it is to be sent."""
+    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+        """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
@@ -221,9 +221,12 @@ class ServerCall:
         """
         return self._responder.reserve()
 
-    def pack(self, parts: Sequence[Octets]) -> Payload:
-        """Return a payload as it is to be sent; takes a while where it is compressed."""
-        return self._responder.pack(parts)
+    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+        """Return a payload as it is to be sent; takes a while where it is compressed.
+
+        `crc32` is that of the parts where it is known.
+        """
+        return self._responder.pack(parts, crc32)
 
     def respond_now(self, header: object, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame without waiting; once within `reserve`, or with `has_room`."""

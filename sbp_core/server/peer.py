@@ -157,9 +157,9 @@ class Peer(asyncio.BufferedProtocol):
         """Use what was agreed on, now that the peer was told."""
         self._session.adopt(agreement, is_client=False)
 
-    def pack(self, parts: Sequence[Octets]) -> Payload:
-        """Return a payload as it is to be sent."""
-        return self._session.pack(parts)
+    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+        """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
+        return self._session.pack(parts, crc32)
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool

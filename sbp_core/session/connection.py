@@ -61,10 +61,11 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The payload of a frame as it goes over the wire."""
+    """The payload of a frame as it goes over the wire, and its CRC-32 where that is known."""
 
     parts: Sequence[Octets] = ()
     is_compressed: bool = False
+    crc32: int | None = None
 
 
 _EMPTY: Final = Payload()
@@ -132,13 +133,16 @@ class Connection:
                 HeaderChecksum.REQUIRED if is_client else HeaderChecksum.ACCEPTED
             )
 
-    def pack(self, parts: Sequence[Octets]) -> Payload:
-        """Compress a payload if that was agreed on and pays. Changes nothing: any thread may."""
+    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+        """Compress a payload if that was agreed on and pays. Changes nothing: any thread may.
+
+        `crc32` is that of the parts where it is known.
+        """
         if self.agreement.has_compression:
             compressed = maybe_compress(parts)
             if compressed is not None:
                 return Payload((compressed,), is_compressed=True)
-        return Payload(parts)
+        return Payload(parts, crc32=crc32)
 
     # Our calls.
 
@@ -305,6 +309,7 @@ class Connection:
             call_id,
             header,
             payload.parts,
+            payload_crc32=payload.crc32,
             covers_header=self.agreement.has_header_checksum,
         )
 

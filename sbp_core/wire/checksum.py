@@ -18,6 +18,11 @@ def crc32(parts: Iterable[Octets]) -> int:
     return value
 
 
+def crc32_joined(before: int, after: int, after_bytes: int) -> int:
+    """CRC-32 of octets with the CRC-32 `before` and of `after_bytes` octets with `after`."""
+    return isal_zlib.crc32_combine(before, after, after_bytes)
+
+
 def crc32c(parts: Iterable[Octets], value: int = 0) -> int:
     """CRC-32C (Castagnoli, the log's) of `parts`, behind octets that have the CRC-32C `value`."""
     for part in parts:

@@ -30,7 +30,7 @@ import numpy as np
 
 from sbp_core import limits
 from sbp_core.errors import FrameError
-from sbp_core.wire.checksum import Octets, crc32
+from sbp_core.wire.checksum import Octets, crc32, crc32_joined
 from sbp_core.wire.opcodes import KNOWN_OPCODES, Flag
 
 MAGIC: Final = 23
@@ -91,12 +91,14 @@ def encode_frame(
     header: bytes = b"",
     payload: Sequence[Octets] = (),
     *,
+    payload_crc32: int | None = None,
     covers_header: bool = False,
 ) -> list[Octets]:
     """Return the buffers of one frame, in order; the parts of `payload` are not copied.
 
-    `covers_header` sets HEADER_CHECKSUM and makes the checksum one of the whole frame. Raises
-    FrameError when the header or the whole frame is larger than allowed.
+    `payload_crc32` is the CRC-32 of the payload where it is known already. `covers_header` sets
+    HEADER_CHECKSUM and makes the checksum one of the whole frame. Raises FrameError when the header
+    or the whole frame is larger than allowed.
     """
     payload_bytes = sum(len(part) for part in payload)
     length = limits.FRAME_BYTES_MIN + len(header) + payload_bytes
@@ -111,8 +113,13 @@ def encode_frame(
         flags |= _HEADER_CHECKSUM
     header_word = HEADER_FORMAT_FLATBUFFERS << 24 | len(header)
     head = _PREFIX.pack(length, MAGIC, opcode, flags, call_id, header_word) + header
-    covered = [head, *payload] if covers_header else payload
-    return [head, *payload, _CHECKSUM.pack(crc32(covered))]
+    if payload_crc32 is None:
+        checksum = crc32([head, *payload] if covers_header else payload)
+    elif covers_header:
+        checksum = crc32_joined(crc32([head]), payload_crc32, payload_bytes)
+    else:
+        checksum = payload_crc32
+    return [head, *payload, _CHECKSUM.pack(checksum)]
 
 
 class DecoderState(enum.Enum):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sbp_core import limits
 from sbp_core.errors import FrameError
+from sbp_core.wire.checksum import crc32, crc32_joined
 from sbp_core.wire.frame import FrameDecoder, encode_frame
-from sbp_core.wire.opcodes import KNOWN_OPCODES
+from sbp_core.wire.opcodes import KNOWN_OPCODES, Opcode
 
 FRAMES = st.tuples(
     st.sampled_from(sorted(KNOWN_OPCODES)),
@@ -44,6 +45,16 @@ def test_any_cutting_gives_the_same_frames(frames, rng):
             for f in decoder.frames()
         ]
     assert received == frames
+
+
+@given(st.binary(max_size=64), st.lists(st.binary(max_size=100), max_size=5), st.booleans())
+def test_a_checksum_that_is_known_makes_the_same_frame(header, payload, covers_header):
+    known = 0
+    for part in payload:
+        known = crc32_joined(known, crc32([part]), len(part))
+    assert encode_frame(
+        Opcode.FETCH, 0, 1, header, payload, payload_crc32=known, covers_header=covers_header
+    ) == encode_frame(Opcode.FETCH, 0, 1, header, payload, covers_header=covers_header)
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20))

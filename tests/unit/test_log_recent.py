@@ -19,29 +19,35 @@ def appended(monkeypatch, bytes_max, bodies):
     return log, list(log.batches_from(KEY, 0))
 
 
+def kept(log, slots):
+    """The octets of the bodies of `slots`, if all are kept."""
+    bodies = log.recent.maybe_bodies(slots)
+    return None if bodies is None else [body.octets for body in bodies]
+
+
 def test_the_bodies_are_those_that_were_appended(monkeypatch):
     log, slots = appended(monkeypatch, 10_000, [b"a", b"b", b"c"])
-    assert log.recent.maybe_bodies(slots) == (b"a", b"b", b"c")
-    assert log.recent.maybe_bodies(slots[1:2]) == (b"b",)
+    assert kept(log, slots) == [b"a", b"b", b"c"]
+    assert kept(log, slots[1:2]) == [b"b"]
 
 
 def test_the_oldest_go_first_and_then_none_of_a_read_is_served(monkeypatch):
     log, slots = appended(monkeypatch, 3000, [bytes([n]) * 800 for n in range(4)])
-    assert log.recent.maybe_bodies(slots[2:]) == (b"\2" * 800, b"\3" * 800)
-    assert log.recent.maybe_bodies(slots[1:]) is None
+    assert kept(log, slots[2:]) == [b"\2" * 800, b"\3" * 800]
+    assert kept(log, slots[1:]) is None
 
 
 def test_a_body_that_is_larger_than_all_the_room_is_not_kept(monkeypatch):
     log, slots = appended(monkeypatch, 1000, [b"small", b"large" * 1000])
-    assert log.recent.maybe_bodies(slots[1:]) is None
-    assert log.recent.maybe_bodies(slots[:1]) is None
+    assert kept(log, slots[1:]) is None
+    assert kept(log, slots[:1]) is None
 
 
 def test_what_stands_in_a_rewritten_segment_is_elsewhere_than_it_was_written(monkeypatch):
     log, (slot,) = appended(monkeypatch, 10_000, [b"a"])
     rewritten = replace(slot.view, segment=replace(slot.view.segment, generation=1))
-    assert log.recent.maybe_bodies([slot]) == (b"a",)
-    assert log.recent.maybe_bodies([replace(slot, view=rewritten)]) is None
+    assert kept(log, [slot]) == [b"a"]
+    assert kept(log, [replace(slot, view=rewritten)]) is None
 
 
 def test_what_was_not_appended_since_the_start_is_not_there():
@@ -49,7 +55,7 @@ def test_what_was_not_appended_since_the_start_is_not_there():
     with open_log(disk) as log:
         log.append([created(), batch(0)])
     with open_log(disk) as log:
-        assert log.recent.maybe_bodies(list(log.batches_from(KEY, 0))) is None
+        assert kept(log, list(log.batches_from(KEY, 0))) is None
 
 
 def test_bodies_that_came_in_one_buffer_are_not_copied(monkeypatch):
@@ -58,16 +64,16 @@ def test_bodies_that_came_in_one_buffer_are_not_copied(monkeypatch):
     monkeypatch.setattr(limits, "RECENT_BODIES_BYTES_MAX", 200_000)
     log = open_log(FaultyDisk(), segment_bytes=1_000_000)
     log.append([created(), *(batch(offset, body=body) for offset, body in enumerate(bodies))])
-    kept = log.recent.maybe_bodies(list(log.batches_from(KEY, 0)))
-    assert kept == tuple(bodies)
-    assert all(each.obj is buffer for each in kept)
+    found = kept(log, list(log.batches_from(KEY, 0)))
+    assert found == bodies
+    assert all(each.obj is buffer for each in found)
 
 
 def test_a_body_does_not_keep_the_large_buffer_that_it_came_in(monkeypatch):
     buffer = bytearray(100_000)
     bodies = [memoryview(buffer)[:1000], memoryview(buffer)[:60_000]]
     log, slots = appended(monkeypatch, 200_000, bodies)
-    small, large = log.recent.maybe_bodies(slots)
-    assert (small, large) == tuple(bodies)
+    small, large = kept(log, slots)
+    assert [small, large] == bodies
     assert len(small.obj) == 1000
     assert large.obj is buffer

@@ -56,8 +56,8 @@ class Peer:
     async def send_system_error(self, request: Frame, error: Exception) -> None:
         self.sent.append(error)
 
-    def pack(self, parts) -> Payload:
-        return Payload(parts)
+    def pack(self, parts, crc32=None) -> Payload:
+        return Payload(parts, crc32=crc32)
 
 
 class Appends(PromptHandler):

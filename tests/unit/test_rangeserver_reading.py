@@ -1,0 +1,90 @@
+"""What is read from the log for an answer, and what is known of its checksum."""
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import batch, created, open_log
+from log_stagings import KEY, commit, staged
+
+from sbp_core.log import recent
+from sbp_core.log.recent import RecentBodies
+from sbp_core.rangeserver.reading import PayloadParts, maybe_cached_slots, read_slots
+from sbp_core.records import encode_envelope
+from sbp_core.wire.checksum import crc32
+
+LARGE = [bytes([n]) * 100_000 for n in range(3)]
+SMALL = [bytes([n]) * 100 for n in range(3)]
+
+
+def appended(bodies):
+    log = open_log(FaultyDisk(), segment_bytes=10_000_000)
+    log.append([created(), *(batch(offset, body=body) for offset, body in enumerate(bodies))])
+    return log, list(log.batches_from(KEY, 0))
+
+
+@pytest.fixture
+def summed(monkeypatch):
+    """The octets of each body that a checksum was made of."""
+    found = []
+
+    def crc32_told(parts):
+        found.extend(bytes(part) for part in parts)
+        return crc32(parts)
+
+    monkeypatch.setattr(recent, "crc32", crc32_told)
+    return found
+
+
+def test_the_checksum_of_what_is_in_memory_is_made_once(summed):
+    log, slots = appended(LARGE)
+    for taken in (slots, slots[1:], slots):
+        for found in (read_slots(log, KEY, taken), maybe_cached_slots(log, KEY, taken)):
+            assert found.crc32 == crc32(found.buffers)
+    assert summed == LARGE
+
+
+def test_of_small_batches_it_is_left_to_the_frame(summed):
+    log, slots = appended(SMALL)
+    found = read_slots(log, KEY, slots)
+    assert (found.crc32, found.buffers) == (None, (b"".join(SMALL),))
+    assert summed == []
+
+
+def test_of_what_is_read_from_the_disk_it_is_not_known():
+    log, slots = appended(LARGE)
+    log.recent = RecentBodies()
+    assert read_slots(log, KEY, slots).crc32 is None
+
+
+def test_what_was_staged_is_sent_with_another_offset_than_it_is_kept_with():
+    log = open_log(FaultyDisk(), segment_bytes=10_000_000)
+    log.append([created()])
+    body = encode_envelope(
+        [bytes(200_000)],
+        stream_id=1,
+        record_count=2,
+        base_timestamp_ms=0,
+        encoding="x",
+        base_offset=99,
+    )
+    log.append([staged("x", 0, body, 2)])
+    log.append([commit(log, "x")])
+    found = read_slots(log, KEY, list(log.batches_from(KEY, 0)))
+    assert found.crc32 is None
+    assert b"".join(found.buffers) != body
+
+
+def test_answers_of_which_all_are_known_make_a_payload_that_is():
+    log, slots = appended(LARGE)
+    known = [read_slots(log, KEY, [slot]) for slot in slots]
+    log.recent = RecentBodies()
+    unknown = read_slots(log, KEY, slots[:1])
+    parts = PayloadParts()
+    assert parts.crc32 == crc32([])
+    for bodies in known:
+        parts.add(bodies)
+    assert parts.crc32 == crc32(LARGE)
+    parts.add(unknown)
+    assert parts.crc32 is None
+    parts.add(known[0])
+    assert parts.crc32 is None
+    assert parts.buffers == [*LARGE, LARGE[0], LARGE[0]]
