@@ -1,7 +1,7 @@
 """Turn the FlatBuffers schemas into the committed Python of sbp_core/wire/_generated.
 
 flatc compiles a schema to its binary reflection form; this script reads that with the project's
-own FlatBuffers reader and prints a frozen dataclass per table and the layout the codec follows.
+own FlatBuffers reader and prints a frozen struct per table and the layout the codec follows.
 
     python schemas/generate.py            regenerate in place
     python schemas/generate.py --check    exit 1 when the committed files differ
@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sbp_core.wire.flat import Field, Scalar, Schema, Table, Text, Vector
 
@@ -30,42 +31,36 @@ FLATC_MISSING = (
 # The part of FlatBuffers' own reflection schema that is needed here.
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectedType:
+class ReflectedType(Struct, frozen=True, gc=False):
     base_type: int = 0
     element: int = 0
     index: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectedField:
+class ReflectedField(Struct, frozen=True, gc=False):
     name: str = ""
     type: ReflectedType = ReflectedType()
     id: int = 0
     default_integer: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectedObject:
+class ReflectedObject(Struct, frozen=True, gc=False):
     name: str = ""
     fields: tuple[ReflectedField, ...] = ()
     documentation: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectedEnumValue:
+class ReflectedEnumValue(Struct, frozen=True, gc=False):
     name: str = ""
     value: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectedEnum:
+class ReflectedEnum(Struct, frozen=True, gc=False):
     name: str = ""
     values: tuple[ReflectedEnumValue, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReflectedSchema:
+class ReflectedSchema(Struct, frozen=True, gc=False):
     objects: tuple[ReflectedObject, ...] = ()
     enums: tuple[ReflectedEnum, ...] = ()
 
@@ -131,8 +126,9 @@ def render(source: Path) -> str:
         "",
         *(["import enum"] if schema.enums else []),
         "from collections.abc import Mapping",
-        "from dataclasses import dataclass",
         "from typing import Final",
+        "",
+        "from msgspec import Struct",
         "",
         "from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector",
         "",
@@ -143,7 +139,7 @@ def render(source: Path) -> str:
         lines += [""]
     for obj in ordered:
         lines += _render_table(schema, obj)
-    lines += ["", "LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {"]
+    lines += ["", "LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {"]
     for obj in ordered:
         lines += [f"    {tables[obj.name]}: ("]
         lines += [
@@ -172,7 +168,7 @@ def _depth(schema: ReflectedSchema, obj: ReflectedObject) -> int:
 def _render_table(schema: ReflectedSchema, obj: ReflectedObject) -> list[str]:
     name = obj.name.rsplit(".", 1)[1]
     documentation = " ".join(line.strip() for line in obj.documentation) or f"Table {name}."
-    lines = ["", "@dataclass(frozen=True, slots=True)", f"class {name}:"]
+    lines = ["", f"class {name}(Struct, frozen=True, gc=False):"]
     lines += [f'    """{documentation}"""', ""]
     for field in sorted(obj.fields, key=lambda item: item.id):
         lines += [f"    {field.name}: {_render_annotation(schema, field)}"]

@@ -123,10 +123,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take in received octets."""
-        self._send(self._conversation.receive(nbytes))
+        if self._conversation.buffer_updated(nbytes):
+            self._send(self._conversation.receive())
+            self._close_if_finished()
         if self._socket is not None:
             self._socket.expect(self._conversation.missing_bytes)
-        self._close_if_finished()
 
     def eof_received(self) -> bool:
         """Close when the server does."""

@@ -187,8 +187,9 @@ class BlockingConnection:
                 for key, _ in selector.select():
                     if key.fileobj is self._woken:
                         self._woken.recv(limits.KIB)
-                with self._lock:
-                    self._flush(connected)
+                if self._outgoing:
+                    with self._lock:
+                        self._flush(connected)
                 self._receive(connected)
                 receiving.expect(self._conversation.missing_bytes)
 
@@ -199,6 +200,8 @@ class BlockingConnection:
             return
         if count == 0:
             raise lost(self._conversation.endpoint, "the server closed it")
+        if not self._conversation.buffer_updated(count):
+            return
         with self._lock:
-            self._send(self._conversation.receive(count))
+            self._send(self._conversation.receive())
             self._is_closing = self._is_closing or self._conversation.is_finished

@@ -165,9 +165,15 @@ class Conversation:
         """Octets that are to come before there is anything to do; 1 where that is not known."""
         return self._session.missing_bytes
 
-    def receive(self, count: int) -> list[Octets]:
-        """Take in `count` octets written into `get_buffer`; return the octets to send back."""
-        self._session.buffer_updated(count)
+    def buffer_updated(self, count: int) -> bool:
+        """Take in `count` octets written into `get_buffer`; whether to call `receive` now.
+
+        Needs no lock, as long as one thread calls it, `get_buffer` and `receive`.
+        """
+        return self._session.buffer_updated(count)
+
+    def receive(self) -> list[Octets]:
+        """Give the frames that are complete to who waits; return the octets to send back."""
         outgoing: list[Octets] = []
         for event in self._session.events():
             outgoing += self._on_event(event)

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
@@ -36,16 +37,14 @@ _CODECS: Final = (0, 1)  # LZ4_FRAME, ZSTD
 _METHOD_BUFFER: Final = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BodyCompression:
+class BodyCompression(Struct, frozen=True, gc=False):
     """How the buffers are compressed."""
 
     codec: int = 0
     method: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RecordBatchHeader:
+class RecordBatchHeader(Struct, frozen=True, gc=False):
     """Table RecordBatch: nodes are (length, null count), buffers (offset, length)."""
 
     length: int = 0
@@ -54,16 +53,14 @@ class RecordBatchHeader:
     compression: BodyCompression | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageKind:
+class MessageKind(Struct, frozen=True, gc=False):
     """Table Message, up to the tag that tells what its header is."""
 
     version: int = 0
     header_type: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True, gc=False):
     """Table Message whose header is a RecordBatch."""
 
     version: int = 0

@@ -9,8 +9,9 @@ with its ids; of the types of columns Arrow reads all that is to be known.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError, SchemaError
@@ -21,18 +22,15 @@ _HEADER_SCHEMA: Final = 1
 _LITTLE_ENDIAN: Final = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(Struct, frozen=True, gc=False):
     """Table KeyValue, of which a stream's schema has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class DictionaryEncoding:
+class DictionaryEncoding(Struct, frozen=True, gc=False):
     """Table DictionaryEncoding, which no column of a stream has."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaField:
+class SchemaField(Struct, frozen=True, gc=False):
     """Table Field: a column with those that are in it."""
 
     name: str = ""
@@ -41,8 +39,7 @@ class SchemaField:
     custom_metadata: tuple[Metadata, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaHeader:
+class SchemaHeader(Struct, frozen=True, gc=False):
     """Table Schema."""
 
     endianness: int = 0
@@ -50,16 +47,14 @@ class SchemaHeader:
     custom_metadata: tuple[Metadata, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaMessageKind:
+class SchemaMessageKind(Struct, frozen=True, gc=False):
     """Table Message, up to the tag that tells what its header is."""
 
     version: int = 0
     header_type: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaMessage:
+class SchemaMessage(Struct, frozen=True, gc=False):
     """Table Message whose header is a Schema."""
 
     header: SchemaHeader | None = None

@@ -106,7 +106,9 @@ class Peer(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the frames that are complete, when it is this connection's turn."""
-        self._session.buffer_updated(nbytes)
+        if not self._session.buffer_updated(nbytes):
+            self._expect_more()
+            return
         self._received_at = asyncio.get_running_loop().time()
         self._is_behind = True
         self._at_rest.clear()
@@ -393,9 +395,12 @@ class Peer(asyncio.BufferedProtocol):
         if event is None or not self._session.is_mid_frame:
             self._is_behind = False
             self._intake.expect_frame(self._session.large_frame_bytes)
-            if self._socket is not None:
-                self._socket.expect(self._session.missing_bytes)
+            self._expect_more()
             self._note_frame_progress()
+
+    def _expect_more(self) -> None:
+        if self._socket is not None:
+            self._socket.expect(self._session.missing_bytes)
 
     def _update_reading(self) -> None:
         wanted = self._may_go_on and not self._is_behind

@@ -257,9 +257,13 @@ class Connection:
         """Return where the next octets from the peer go."""
         return self._decoder.get_buffer()
 
-    def buffer_updated(self, count: int) -> None:
-        """Tell that `count` octets were written into the last `get_buffer`."""
+    def buffer_updated(self, count: int) -> bool:
+        """Tell that `count` octets were written into the last `get_buffer`.
+
+        Return whether there may be an event now; until then there is nothing to look for.
+        """
         self._decoder.buffer_updated(count)
+        return not self._decoder.is_mid_body
 
     def receive_data(self, data: Octets) -> None:
         """Copy octets from the peer in."""

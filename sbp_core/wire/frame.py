@@ -170,6 +170,11 @@ class FrameDecoder:
         return self._end > self._start or self.state is DecoderState.DISCARD
 
     @property
+    def is_mid_body(self) -> bool:
+        """Whether a frame is known to be incomplete, so that `frames` has nothing yet."""
+        return self.state is DecoderState.BODY and self._end - self._start < self._frame_bytes
+
+    @property
     def missing_bytes(self) -> int:
         """Octets that are to come before there is anything to do; 1 where that is not known."""
         if self.state is DecoderState.BODY:

@@ -4,10 +4,11 @@ They are checked against the tables of their peers, which know none of this proj
 """
 
 import re
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 from spec_target import (
     Target,
     Wire,
@@ -80,10 +81,10 @@ REQUIRED = sorted(required_fields())
 
 def tables_in(value):
     """A table and all tables in it."""
-    if is_dataclass(value):
+    if isinstance(value, Struct):
         yield value
-        for field in fields(value):
-            yield from tables_in(getattr(value, field.name))
+        for name in value.__struct_fields__:
+            yield from tables_in(getattr(value, name))
     elif isinstance(value, tuple):
         for each in value:
             yield from tables_in(each)

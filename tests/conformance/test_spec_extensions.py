@@ -3,9 +3,8 @@
 Another server may fail here and be a conforming one.
 """
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from spec_target import Target, append, append_request, batch, code_of, fetch_request
 
 from sbp_core.errors import OffsetOutOfRangeError, StatusCode

@@ -1,8 +1,9 @@
 """Staged appends and END_TXN, an extension: another server may refuse them all."""
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 from spec_target import append, append_request, batch, code_of
 
 from sbp_core.errors import StatusCode, WriterGapError
@@ -134,7 +135,9 @@ def test_what_is_not_staged_here(at_server):
         assert code_of(nothing.status) == StatusCode.NOT_FOUND
         elsewhere, _ = await ask(client, placed, txn_id="conformance", range_index=7)
         assert code_of(elsewhere.status) == StatusCode.RANGE_NOT_FOUND
-        elsewhere, _ = await ask(client, replace(placed, stream_id=2**40), txn_id="conformance")
+        elsewhere, _ = await ask(
+            client, dataclasses.replace(placed, stream_id=2**40), txn_id="conformance"
+        )
         assert code_of(elsewhere.status) == StatusCode.RANGE_NOT_FOUND
 
     at_server(test)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 from spec_target import append_request, batch, code_of
 
 from sbp_core.errors import InvalidRequestError, NotFoundError, TxnAbortedError

@@ -1,8 +1,7 @@
 """Appends whose writers number them, an extension: another server may refuse them all."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from spec_target import append_request, batch, code_of
 
 from sbp_core.errors import StatusCode, WriterGapError

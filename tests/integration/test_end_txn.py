@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
 from core_cluster import core_cluster, rows_batch
 from held_disk import HeldDisk
 from manual_clock import ManualClock
+from msgspec.structs import replace
 from raw_client import RawClient
 from staged_appends import (
     end,

@@ -6,11 +6,11 @@ What a handler does not foresee is answered with UNKNOWN and logged as an error:
 import asyncio
 import logging
 import struct
-from dataclasses import replace
 from random import Random
 
 import pytest
 from core_cluster import core_cluster, rows_batch
+from msgspec.structs import replace
 from raw_client import RawClient
 
 from sbp_core.client import AppendItem, StreamSpec

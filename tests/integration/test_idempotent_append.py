@@ -1,15 +1,16 @@
 """Appends that are numbered by their writers: each is there once, whatever is repeated."""
 
 import asyncio
+import dataclasses
 import itertools
 import tarfile
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from core_cluster import core_cluster, rows_batch
 from held_disk import HeldDisk
+from msgspec.structs import replace
 from numbered_appends import WAIT_SECONDS, eventually, numbered, one_stream, send, values
 from raw_client import RawClient
 
@@ -302,7 +303,9 @@ def without_writers(list_hosted_ranges):
     """What a placement driver answers that knows nothing of writers."""
 
     async def listed(stream_ids):
-        return [replace(each, writers=b"") for each in await list_hosted_ranges(stream_ids)]
+        return [
+            dataclasses.replace(each, writers=b"") for each in await list_hosted_ranges(stream_ids)
+        ]
 
     return listed
 

@@ -1,11 +1,11 @@
 """Every table: round trips, what FlatBuffers' own runtime makes of it, and damaged octets."""
 
 import struct
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 from official_flatbuffers import decode_officially, encode_officially
 from strict_flatbuffers import check_strictly
 
@@ -17,8 +17,7 @@ from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Te
 CODES = "?bBhHiIq"
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(Struct, frozen=True, gc=False):
     """Numbers of every width, each alone, in vectors and in structs."""
 
     flag: bool = False
@@ -41,8 +40,7 @@ class Numbers:
     wide: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
+class Mixed(Struct, frozen=True, gc=False):
     """Numbers behind content of any length."""
 
     text: str | None = None
@@ -56,13 +54,13 @@ NUMBERS = (
     *(
         Field(name, index, Scalar(code), default)
         for index, (name, code, default) in enumerate(
-            zip(Numbers.__slots__[:8], CODES, (False, 0, 0, 0, 7, -1, 0, -1), strict=True)
+            zip(Numbers.__struct_fields__[:8], CODES, (False, 0, 0, 0, 7, -1, 0, -1), strict=True)
         )
     ),
     *(
         Field(name, index, Vector(Scalar(code)))
         for index, (name, code) in enumerate(
-            zip(Numbers.__slots__[8:16], CODES, strict=True), start=8
+            zip(Numbers.__struct_fields__[8:16], CODES, strict=True), start=8
         )
     ),
     Field("narrow", 16, Structs("hhh")),

@@ -154,3 +154,18 @@ def test_frames_are_counted_and_one_that_began_shows():
         decoder.receive_data(octets)
         list(decoder.frames())
         assert (decoder.frame_count, decoder.is_mid_frame) == expected
+
+
+@given(st.integers(1, 200_000), st.integers(1, 70_000))
+def test_a_frame_that_is_incomplete_is_known_to_be(payload_bytes, piece_bytes):
+    """Once its prefix was looked at: until then there may be something to do with it."""
+    data = b"".join(encode_frame(Opcode.FETCH, 0, 1, b"header", [bytes(payload_bytes)]))
+    decoder = FrameDecoder()
+    for at in range(0, len(data), piece_bytes):
+        assert list(decoder.frames()) == []
+        decoder.receive_data(data[at : at + piece_bytes])
+        if decoder.is_mid_body:
+            assert decoder.missing_bytes == len(data) - at - piece_bytes > 0
+    assert not decoder.is_mid_body
+    assert len(list(decoder.frames())) == 1
+    assert not decoder.is_mid_body

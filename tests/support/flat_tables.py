@@ -1,19 +1,17 @@
 """Two tables that between them have a field of every kind."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Text, Vector
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(Struct, frozen=True, gc=False):
     flag: bool = False
     number: int = -1
     text: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True, gc=False):
     data: bytes = b""
     numbers: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()

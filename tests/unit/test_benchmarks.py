@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -242,8 +242,8 @@ class TestHeaders:
         for header in headers.headers(7):
             (items,) = (
                 content
-                for field in fields(header)
-                if isinstance(content := getattr(header, field.name), tuple)
+                for name in header.__struct_fields__
+                if isinstance(content := getattr(header, name), tuple)
             )
             assert len(set(items)) == 7
 

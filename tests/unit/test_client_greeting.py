@@ -51,7 +51,8 @@ class Duet:
         """The requests that the client sends when it receives something."""
         data = b"".join(buffers)
         self.client.get_buffer()[: len(data)] = data
-        return self.served(self.client.receive(len(data)))
+        self.client.buffer_updated(len(data))
+        return self.served(self.client.receive())
 
     def greet(self, answer) -> list:
         """The requests that the client sends when its greeting is answered."""

@@ -156,7 +156,8 @@ PING = Call("h:1", Opcode.PING, None, 5)
 def feed(conversation: Conversation, buffers: list) -> list:
     data = b"".join(buffers)
     conversation.get_buffer()[: len(data)] = data
-    return conversation.receive(len(data))
+    conversation.buffer_updated(len(data))
+    return conversation.receive()
 
 
 def test_a_deadline_before_the_connection_is_a_connect_error() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from scripted_peer import (
     Exchange,
     Handler,

@@ -1,11 +1,11 @@
 """Headers that are recognised by their layout: read as from scratch, and never by mistake."""
 
 import struct
-from dataclasses import replace
 
 import flatbuffers
 import pytest
 from flat_tables import LAYOUTS, Leaf, Node
+from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError

@@ -1,9 +1,9 @@
 """UPDATE_STREAMS, TRIM_STREAMS and REPORT_METRICS at a placement driver, over a real connection."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from pd_cluster import by_stream, codes, runner
 
 from sbp_core import limits

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from pd_cluster import running
 from pd_txns import DIGEST, asked, becomes, commit, describe, end, part, range_server, seen
 from scripted_peer import silent, status

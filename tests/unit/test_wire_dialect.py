@@ -1,8 +1,7 @@
 """Dialects: what a server says otherwise, and what a client makes of it."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from sbp_core.errors import (
     ConfigurationError,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector
 
@@ -17,8 +18,7 @@ class ClientRole(enum.IntEnum):
     CLIENT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeCursorsRequest:
+class DescribeCursorsRequest(Struct, frozen=True, gc=False):
     """Table DescribeCursorsRequest."""
 
     timeout_ms: int = 0
@@ -26,8 +26,7 @@ class DescribeCursorsRequest:
     stream_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeSchemasRequest:
+class DescribeSchemasRequest(Struct, frozen=True, gc=False):
     """Table DescribeSchemasRequest."""
 
     timeout_ms: int = 0
@@ -35,8 +34,7 @@ class DescribeSchemasRequest:
     newest_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeStreamsRequest:
+class DescribeStreamsRequest(Struct, frozen=True, gc=False):
     """Results come in the order of `stream_ids`, then of `names`."""
 
     timeout_ms: int = 0
@@ -45,16 +43,14 @@ class DescribeStreamsRequest:
     all_streams: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeTxnsRequest:
+class DescribeTxnsRequest(Struct, frozen=True, gc=False):
     """Table DescribeTxnsRequest."""
 
     timeout_ms: int = 0
     producer: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EndTxnInfo:
+class EndTxnInfo(Struct, frozen=True, gc=False):
     """END_TXN: publish (in this order) or drop the batches staged under the named transactions."""
 
     stream_id: int = -1
@@ -65,24 +61,21 @@ class EndTxnInfo:
     record_count: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
+class Feature(Struct, frozen=True, gc=False):
     """A capability offered on the first HEARTBEAT; absent from the answer means declined."""
 
     name: str | None = None
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class IdAllocationRequest:
+class IdAllocationRequest(Struct, frozen=True, gc=False):
     """Table IdAllocationRequest."""
 
     timeout_ms: int = 0
     host: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LookupOffsetInfo:
+class LookupOffsetInfo(Struct, frozen=True, gc=False):
     """LOOKUP_OFFSETS: the first record from `start_offset` on that was appended at `timestamp_us` (UTC) or later."""
 
     stream_id: int = -1
@@ -91,8 +84,7 @@ class LookupOffsetInfo:
     start_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementDriverNode:
+class PlacementDriverNode(Struct, frozen=True, gc=False):
     """Table PlacementDriverNode."""
 
     name: str | None = None
@@ -100,8 +92,7 @@ class PlacementDriverNode:
     is_leader: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RangeId:
+class RangeId(Struct, frozen=True, gc=False):
     """Table RangeId."""
 
     stream_id: int = -1
@@ -109,16 +100,14 @@ class RangeId:
     end_offset: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class RangeServer:
+class RangeServer(Struct, frozen=True, gc=False):
     """Table RangeServer."""
 
     server_id: int = -1
     advertise_addr: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True, gc=False):
     """Outcome of a request or of one item of a batch. `code` 0 (or 1200) is success."""
 
     code: int = 0
@@ -127,8 +116,7 @@ class Status:
     handler_duration_us: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Struct, frozen=True, gc=False):
     """A stream's metadata. `retention_period_ms` 0 keeps records for ever, `retention_bytes` 0 any size. Absent (-1), `retention_bytes` is 0 for a new stream, and an update leaves it as it is."""
 
     stream_id: int = -1
@@ -140,16 +128,14 @@ class Stream:
     retention_bytes: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class TrimmedStream:
+class TrimmedStream(Struct, frozen=True, gc=False):
     """Table TrimmedStream."""
 
     stream_id: int = -1
     trim_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TxnPart:
+class TxnPart(Struct, frozen=True, gc=False):
     """COMMIT_TXN: the decision record of (producer, batch_number). The first one wins for ever."""
 
     txn_id: str | None = None
@@ -159,8 +145,7 @@ class TxnPart:
     batch_count: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(Struct, frozen=True, gc=False):
     """Table AppendResult."""
 
     stream_id: int = -1
@@ -170,8 +155,7 @@ class AppendResult:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommitTxnRequest:
+class CommitTxnRequest(Struct, frozen=True, gc=False):
     """Table CommitTxnRequest."""
 
     timeout_ms: int = 0
@@ -184,8 +168,7 @@ class CommitTxnRequest:
     give_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CommitTxnResponse:
+class CommitTxnResponse(Struct, frozen=True, gc=False):
     """Table CommitTxnResponse."""
 
     throttle_time_ms: int = 0
@@ -197,16 +180,14 @@ class CommitTxnResponse:
     parts: tuple[TxnPart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CreateStreamsRequest:
+class CreateStreamsRequest(Struct, frozen=True, gc=False):
     """Table CreateStreamsRequest."""
 
     timeout_ms: int = 0
     streams: tuple[Stream, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True, gc=False):
     """COMMIT_CURSORS / DESCRIBE_CURSORS: next offsets of a consumer group. `group` names one where groups are listed."""
 
     stream_id: int = -1
@@ -216,32 +197,28 @@ class Cursor:
     group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteStreamResult:
+class DeleteStreamResult(Struct, frozen=True, gc=False):
     """Table DeleteStreamResult."""
 
     deleted_stream: Stream | None = None
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteStreamsRequest:
+class DeleteStreamsRequest(Struct, frozen=True, gc=False):
     """Table DeleteStreamsRequest."""
 
     timeout_ms: int = 0
     streams: tuple[Stream, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DescribePlacementDriverClusterRequest:
+class DescribePlacementDriverClusterRequest(Struct, frozen=True, gc=False):
     """Table DescribePlacementDriverClusterRequest."""
 
     range_server: RangeServer | None = None
     timeout_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeRangesRequest:
+class DescribeRangesRequest(Struct, frozen=True, gc=False):
     """Without `ranges`: those that changed since a revision, unless they are more than `changed_max`."""
 
     timeout_ms: int = 0
@@ -250,8 +227,7 @@ class DescribeRangesRequest:
     changed_max: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeStreamResult:
+class DescribeStreamResult(Struct, frozen=True, gc=False):
     """Table DescribeStreamResult."""
 
     stream: Stream | None = None
@@ -259,16 +235,14 @@ class DescribeStreamResult:
     stream_id: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class EndTxnRequest:
+class EndTxnRequest(Struct, frozen=True, gc=False):
     """Table EndTxnRequest."""
 
     timeout_ms: int = 0
     end_requests: tuple[EndTxnInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EndTxnResult:
+class EndTxnResult(Struct, frozen=True, gc=False):
     """Table EndTxnResult."""
 
     stream_id: int = -1
@@ -278,8 +252,7 @@ class EndTxnResult:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResult:
+class FetchResult(Struct, frozen=True, gc=False):
     """One answered stream; its batches are the next `batch_length` octets of the frame's payload."""
 
     stream_id: int = -1
@@ -290,8 +263,7 @@ class FetchResult:
     next_offset: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatRequest:
+class HeartbeatRequest(Struct, frozen=True, gc=False):
     """Table HeartbeatRequest."""
 
     client_id: str | None = None
@@ -302,8 +274,7 @@ class HeartbeatRequest:
     cluster_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatResponse:
+class HeartbeatResponse(Struct, frozen=True, gc=False):
     """Table HeartbeatResponse."""
 
     client_id: str | None = None
@@ -314,16 +285,14 @@ class HeartbeatResponse:
     cluster_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IdAllocationResponse:
+class IdAllocationResponse(Struct, frozen=True, gc=False):
     """Table IdAllocationResponse."""
 
     id: int = 0
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LookupOffsetResult:
+class LookupOffsetResult(Struct, frozen=True, gc=False):
     """Table LookupOffsetResult."""
 
     stream_id: int = -1
@@ -333,39 +302,34 @@ class LookupOffsetResult:
     append_time_ms: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class LookupOffsetsRequest:
+class LookupOffsetsRequest(Struct, frozen=True, gc=False):
     """Table LookupOffsetsRequest."""
 
     timeout_ms: int = 0
     lookup_requests: tuple[LookupOffsetInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementDriverCluster:
+class PlacementDriverCluster(Struct, frozen=True, gc=False):
     """Table PlacementDriverCluster."""
 
     nodes: tuple[PlacementDriverNode, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RangeCriteria:
+class RangeCriteria(Struct, frozen=True, gc=False):
     """Table RangeCriteria."""
 
     range_server: RangeServer | None = None
     stream_id: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaServer:
+class ReplicaServer(Struct, frozen=True, gc=False):
     """Table ReplicaServer."""
 
     server: RangeServer | None = None
     is_primary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMetricsRequest:
+class ReportMetricsRequest(Struct, frozen=True, gc=False):
     """Load of a range server: rates per second, sizes in bytes, latencies in milliseconds."""
 
     range_server: RangeServer | None = None
@@ -388,16 +352,14 @@ class ReportMetricsRequest:
     range_active_cnt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMetricsResponse:
+class ReportMetricsResponse(Struct, frozen=True, gc=False):
     """Table ReportMetricsResponse."""
 
     range_server: RangeServer | None = None
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaEntry:
+class SchemaEntry(Struct, frozen=True, gc=False):
     """REGISTER_SCHEMAS / DESCRIBE_SCHEMAS: a version of a stream's schema, an Arrow IPC schema message. Version 0: the stream has none."""
 
     stream_id: int = -1
@@ -408,31 +370,27 @@ class SchemaEntry:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SealRangesRequest:
+class SealRangesRequest(Struct, frozen=True, gc=False):
     """Table SealRangesRequest."""
 
     timeout_ms: int = 0
     ranges: tuple[RangeId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SystemErrorResponse:
+class SystemErrorResponse(Struct, frozen=True, gc=False):
     """Header of a frame whose system error flag is set."""
 
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrimStreamsRequest:
+class TrimStreamsRequest(Struct, frozen=True, gc=False):
     """Table TrimStreamsRequest."""
 
     timeout_ms: int = 0
     trimmed_streams: tuple[TrimmedStream, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TxnDescription:
+class TxnDescription(Struct, frozen=True, gc=False):
     """Table TxnDescription."""
 
     producer: str | None = None
@@ -446,24 +404,21 @@ class TxnDescription:
     lost: tuple[TxnPart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateStreamResult:
+class UpdateStreamResult(Struct, frozen=True, gc=False):
     """Table UpdateStreamResult."""
 
     updated_stream: Stream | None = None
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateStreamsRequest:
+class UpdateStreamsRequest(Struct, frozen=True, gc=False):
     """Table UpdateStreamsRequest."""
 
     timeout_ms: int = 0
     streams: tuple[Stream, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResponse:
+class AppendResponse(Struct, frozen=True, gc=False):
     """Table AppendResponse."""
 
     throttle_time_ms: int = 0
@@ -471,8 +426,7 @@ class AppendResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommitCursorsRequest:
+class CommitCursorsRequest(Struct, frozen=True, gc=False):
     """Table CommitCursorsRequest."""
 
     timeout_ms: int = 0
@@ -480,8 +434,7 @@ class CommitCursorsRequest:
     cursors: tuple[Cursor, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CommitCursorsResponse:
+class CommitCursorsResponse(Struct, frozen=True, gc=False):
     """Table CommitCursorsResponse."""
 
     throttle_time_ms: int = 0
@@ -489,8 +442,7 @@ class CommitCursorsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteStreamsResponse:
+class DeleteStreamsResponse(Struct, frozen=True, gc=False):
     """Table DeleteStreamsResponse."""
 
     throttle_time_ms: int = 0
@@ -498,8 +450,7 @@ class DeleteStreamsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeCursorsResponse:
+class DescribeCursorsResponse(Struct, frozen=True, gc=False):
     """Table DescribeCursorsResponse."""
 
     throttle_time_ms: int = 0
@@ -507,8 +458,7 @@ class DescribeCursorsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribePlacementDriverClusterResponse:
+class DescribePlacementDriverClusterResponse(Struct, frozen=True, gc=False):
     """Table DescribePlacementDriverClusterResponse."""
 
     status: Status | None = None
@@ -516,8 +466,7 @@ class DescribePlacementDriverClusterResponse:
     throttle_time_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeSchemasResponse:
+class DescribeSchemasResponse(Struct, frozen=True, gc=False):
     """Table DescribeSchemasResponse."""
 
     throttle_time_ms: int = 0
@@ -525,8 +474,7 @@ class DescribeSchemasResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeStreamsResponse:
+class DescribeStreamsResponse(Struct, frozen=True, gc=False):
     """Table DescribeStreamsResponse."""
 
     throttle_time_ms: int = 0
@@ -534,8 +482,7 @@ class DescribeStreamsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeTxnsResponse:
+class DescribeTxnsResponse(Struct, frozen=True, gc=False):
     """Table DescribeTxnsResponse."""
 
     throttle_time_ms: int = 0
@@ -543,8 +490,7 @@ class DescribeTxnsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EndTxnResponse:
+class EndTxnResponse(Struct, frozen=True, gc=False):
     """Table EndTxnResponse."""
 
     throttle_time_ms: int = 0
@@ -552,8 +498,7 @@ class EndTxnResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResponse:
+class FetchResponse(Struct, frozen=True, gc=False):
     """Table FetchResponse."""
 
     throttle_time_ms: int = 0
@@ -561,8 +506,7 @@ class FetchResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ListRangesRequest:
+class ListRangesRequest(Struct, frozen=True, gc=False):
     """Table ListRangesRequest."""
 
     timeout_ms: int = 0
@@ -570,8 +514,7 @@ class ListRangesRequest:
     since_revision: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class LookupOffsetsResponse:
+class LookupOffsetsResponse(Struct, frozen=True, gc=False):
     """Table LookupOffsetsResponse."""
 
     throttle_time_ms: int = 0
@@ -579,16 +522,14 @@ class LookupOffsetsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterSchemasRequest:
+class RegisterSchemasRequest(Struct, frozen=True, gc=False):
     """Table RegisterSchemasRequest."""
 
     timeout_ms: int = 0
     schemas: tuple[SchemaEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterSchemasResponse:
+class RegisterSchemasResponse(Struct, frozen=True, gc=False):
     """Table RegisterSchemasResponse."""
 
     throttle_time_ms: int = 0
@@ -596,8 +537,7 @@ class RegisterSchemasResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRange:
+class StreamRange(Struct, frozen=True, gc=False):
     """A contiguous piece of a stream, [start_offset, end_offset). `end_offset` is -1 while it is open."""
 
     stream_id: int = -1
@@ -611,8 +551,7 @@ class StreamRange:
     ack_count: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateStreamsResponse:
+class UpdateStreamsResponse(Struct, frozen=True, gc=False):
     """Table UpdateStreamsResponse."""
 
     throttle_time_ms: int = 0
@@ -620,8 +559,7 @@ class UpdateStreamsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AppendInfo:
+class AppendInfo(Struct, frozen=True, gc=False):
     """One batch of an APPEND frame; `batch_length` octets of the payload, in request order."""
 
     stream_range: StreamRange | None = None
@@ -633,16 +571,14 @@ class AppendInfo:
     txn_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CreateRangeRequest:
+class CreateRangeRequest(Struct, frozen=True, gc=False):
     """Table CreateRangeRequest."""
 
     timeout_ms: int = 0
     stream_range: StreamRange | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CreateRangeResponse:
+class CreateRangeResponse(Struct, frozen=True, gc=False):
     """Table CreateRangeResponse."""
 
     status: Status | None = None
@@ -650,8 +586,7 @@ class CreateRangeResponse:
     throttle_time_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CreateStreamResult:
+class CreateStreamResult(Struct, frozen=True, gc=False):
     """Table CreateStreamResult."""
 
     stream: Stream | None = None
@@ -659,8 +594,7 @@ class CreateStreamResult:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeRangeResult:
+class DescribeRangeResult(Struct, frozen=True, gc=False):
     """Table DescribeRangeResult."""
 
     stream_id: int = -1
@@ -668,8 +602,7 @@ class DescribeRangeResult:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchInfo:
+class FetchInfo(Struct, frozen=True, gc=False):
     """One stream of a FETCH frame. `fetch_offset` -2 is the stream's first offset, -1 its tail."""
 
     stream_range: StreamRange | None = None
@@ -681,8 +614,7 @@ class FetchInfo:
     txn_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ListRangesResult:
+class ListRangesResult(Struct, frozen=True, gc=False):
     """Table ListRangesResult."""
 
     range_owner: RangeCriteria | None = None
@@ -692,8 +624,7 @@ class ListRangesResult:
     writers: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class SealRangesResult:
+class SealRangesResult(Struct, frozen=True, gc=False):
     """Table SealRangesResult."""
 
     stream_range: StreamRange | None = None
@@ -702,16 +633,14 @@ class SealRangesResult:
     writers: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRanges:
+class StreamRanges(Struct, frozen=True, gc=False):
     """Table StreamRanges."""
 
     stream_id: int = -1
     ranges: tuple[StreamRange, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncRangesResult:
+class SyncRangesResult(Struct, frozen=True, gc=False):
     """Table SyncRangesResult."""
 
     stream_id: int = -1
@@ -719,8 +648,7 @@ class SyncRangesResult:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrimStreamResult:
+class TrimStreamResult(Struct, frozen=True, gc=False):
     """Table TrimStreamResult."""
 
     trimmed_stream: Stream | None = None
@@ -728,16 +656,14 @@ class TrimStreamResult:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
+class AppendRequest(Struct, frozen=True, gc=False):
     """Table AppendRequest."""
 
     timeout_ms: int = 0
     append_requests: tuple[AppendInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CreateStreamsResponse:
+class CreateStreamsResponse(Struct, frozen=True, gc=False):
     """Table CreateStreamsResponse."""
 
     throttle_time_ms: int = 0
@@ -745,8 +671,7 @@ class CreateStreamsResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeRangesResponse:
+class DescribeRangesResponse(Struct, frozen=True, gc=False):
     """Table DescribeRangesResponse."""
 
     throttle_time_ms: int = 0
@@ -755,8 +680,7 @@ class DescribeRangesResponse:
     revision: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(Struct, frozen=True, gc=False):
     """Table FetchRequest."""
 
     max_wait_ms: int = 0
@@ -765,8 +689,7 @@ class FetchRequest:
     timeout_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ListRangesResponse:
+class ListRangesResponse(Struct, frozen=True, gc=False):
     """Table ListRangesResponse."""
 
     throttle_time_ms: int = 0
@@ -775,8 +698,7 @@ class ListRangesResponse:
     revision: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class SealRangesResponse:
+class SealRangesResponse(Struct, frozen=True, gc=False):
     """Table SealRangesResponse."""
 
     throttle_time_ms: int = 0
@@ -784,16 +706,14 @@ class SealRangesResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncRangesRequest:
+class SyncRangesRequest(Struct, frozen=True, gc=False):
     """Table SyncRangesRequest."""
 
     timeout_ms: int = 0
     stream_ranges: tuple[StreamRanges, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncRangesResponse:
+class SyncRangesResponse(Struct, frozen=True, gc=False):
     """Table SyncRangesResponse."""
 
     throttle_time_ms: int = 0
@@ -801,8 +721,7 @@ class SyncRangesResponse:
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrimStreamsResponse:
+class TrimStreamsResponse(Struct, frozen=True, gc=False):
     """Table TrimStreamsResponse."""
 
     throttle_time_ms: int = 0
@@ -810,7 +729,7 @@ class TrimStreamsResponse:
     status: Status | None = None
 
 
-LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
+LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     DescribeCursorsRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
         Field("group", 1, Text()),

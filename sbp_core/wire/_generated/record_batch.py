@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sbp_core.wire.flat import Field, Scalar, Table, Text, Vector
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValue:
+class KeyValue(Struct, frozen=True, gc=False):
     """Table KeyValue."""
 
     key: str | None = None
     value: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordBatchMeta:
+class RecordBatchMeta(Struct, frozen=True, gc=False):
     """`last_offset_delta` is the number of records: the next batch starts at base_offset + it. `base_timestamp` is milliseconds since the epoch, UTC."""
 
     stream_id: int = 0
@@ -29,8 +28,7 @@ class RecordBatchMeta:
     properties: tuple[KeyValue, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RecordMeta:
+class RecordMeta(Struct, frozen=True, gc=False):
     """Table RecordMeta."""
 
     offset_delta: int = 0
@@ -39,7 +37,7 @@ class RecordMeta:
     properties: tuple[KeyValue, ...] = ()
 
 
-LAYOUTS: Final[Mapping[type, tuple[Field, ...]]] = {
+LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     KeyValue: (
         Field("key", 0, Text()),
         Field("value", 1, Text()),

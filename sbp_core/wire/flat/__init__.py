@@ -1,4 +1,4 @@
-"""FlatBuffers tables <-> frozen dataclasses, driven by the layouts that the schema generates."""
+"""FlatBuffers tables <-> frozen structs, driven by the layouts that the schema generates."""
 
 from __future__ import annotations
 

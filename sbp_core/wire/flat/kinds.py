@@ -28,7 +28,7 @@ class Octets:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A nested table, by the name of its dataclass."""
+    """A nested table, by the name of its struct."""
 
     name: str
 

@@ -6,17 +6,19 @@ immutable values. FlatBuffers' own Python accessors check nothing, so a hostile 
 them yields garbage silently.
 
 What a vtable says is checked once and makes a plan: a single struct for all that the table itself
-holds, and the order in which its dataclass takes that.
+holds, and the order in which its struct takes that.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
@@ -60,7 +62,7 @@ class _Plan:
 
     `fields` are those that the table has, each behind its place in it, from front to back.
     `unpack` gives what the table holds; `arrange` puts that, with the defaults of all fields after
-    it, in the order of the dataclass.
+    it, in the order of the struct.
     """
 
     table_bytes: int
@@ -71,15 +73,15 @@ class _Plan:
 
 
 class ReadTable:
-    """What the reader knows of a table: its fields, and the defaults of its dataclass."""
+    """What the reader knows of a table: its fields, and the defaults of its struct."""
 
-    def __init__(self, table: type, layout: Sequence[Field]) -> None:
+    def __init__(self, table: type[Struct], layout: Sequence[Field]) -> None:
         self.table = table
         self.name = table.__name__
         self._layout = layout
-        self.names = [attribute.name for attribute in fields(table)]
-        self.defaults = tuple(attribute.default for attribute in fields(table))
-        assert MISSING not in self.defaults, f"{self.name}: a field without default"
+        self.names = table.__struct_fields__
+        blank = table()
+        self.defaults = tuple([getattr(blank, name) for name in self.names])
         slot_count = 1 + max((field.id for field in layout), default=-1)
         self.vtable_bytes_max = _VTABLE_BYTES_MIN + _U16.size * slot_count
         self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)

@@ -1,4 +1,4 @@
-"""The tables of one schema file, and the codec of their dataclasses."""
+"""The tables of one schema file, and the codec of their structs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
@@ -18,11 +20,11 @@ T = TypeVar("T")
 
 
 class Schema:
-    """The tables of one schema file: encodes and decodes their dataclasses."""
+    """The tables of one schema file: encodes and decodes their structs."""
 
     def __init__(
         self,
-        layouts: Mapping[type, tuple[Field, ...]],
+        layouts: Mapping[type[Struct], tuple[Field, ...]],
         *,
         bytes_max: int = limits.HEADER_BYTES_MAX,
         depth_max: int = limits.HEADER_DEPTH_MAX,
@@ -35,7 +37,7 @@ class Schema:
         self._excerpts = Templates()
 
     def encode(self, value: object) -> bytes:
-        """Return the FlatBuffers encoding of a generated dataclass, as a root table.
+        """Return the FlatBuffers encoding of a generated struct, as a root table.
 
         Raises HeaderError for content that its field cannot hold, and when the result would be
         larger than a header may be.

@@ -18,6 +18,8 @@ from itertools import compress, islice
 from operator import attrgetter, ne, sub
 from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import (
@@ -73,7 +75,7 @@ class WrittenTable:
     `contents` takes them from a value; `absent` is what they have when they are not written.
     """
 
-    def __init__(self, table: type, layout: Sequence[Field]) -> None:
+    def __init__(self, table: type[Struct], layout: Sequence[Field]) -> None:
         self.table = table
         self._fields = sorted(
             layout, key=lambda field: (not isinstance(field.kind, Scalar), -field.inline_bytes)
