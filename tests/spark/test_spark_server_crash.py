@@ -32,8 +32,12 @@ def test_queries_outlive_the_server(own_sbp, tmp_path):
             )
             for source, sink in (("origin", "middle"), ("middle", "end"))
         ]
+        # A query that finds no server when it starts ends; only one that has worked waits.
+        append_values(client, "origin", numbered(0, 100))
+        for query in queries:
+            query.processAllAvailable()
         for crash in range(3):
-            for start in range(1_000 * crash, 1_000 * (crash + 1), 100):
+            for start in range(max(100, 1_000 * crash), 1_000 * (crash + 1), 100):
                 append_values(client, "origin", numbered(start, start + 100))
             if crash < 2:
                 cluster.kill()
