@@ -142,6 +142,10 @@ FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
 FETCH_JOIN_BYTES: Final = 64 * KIB
 """Batches of an answer that are smaller on average are sent in one piece."""
+LOCAL_READ_BATCH_BYTES_MIN: Final = 128 * KIB
+"""Batches that are smaller on average are worth no look into the file for each."""
+LOCAL_READ_PAUSE_MS: Final = 60_000
+"""Where a look into the files of a server failed, it is not tried again for so long."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 128 * MIB
 """What appends that wait for the disk count for, of all connections; beyond it they are refused.

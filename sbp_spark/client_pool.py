@@ -44,6 +44,7 @@ def client_for(servers: Servers, patience: Patience) -> Client:
                     wishes=Wishes(servers.is_compressed, servers.isolation_class),
                 ),
                 retry=RetryPolicy(budget_ms=patience.value),
+                reads_locally=servers.reads_locally,
             )
         return _clients[key]
 

@@ -15,6 +15,9 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.settings import RangeServerSettings
 
+_NOUNS: Final = {int: "an integer", bool: "true or false", str: "a string"}
+"""The types that values may have, as messages name them."""
+
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -124,9 +127,8 @@ def _read_section(
         if key not in known:
             faults.append(f"unknown key {_quoted(key)} in [{section}]{_nearest(key, known)}")
             continue
-        expected = int if isinstance(known[key].default, int) else str
-        if type(value) is not expected:
-            noun = "an integer" if expected is int else "a string"
+        noun = _NOUNS.get(type(known[key].default), "a string")
+        if _NOUNS.get(type(value)) != noun:
             faults.append(f"{key} in [{section}] is {value!r}, expected {noun}")
             continue
         values[known[key].name] = _converted(known[key], value)

@@ -28,6 +28,7 @@ from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.leader import PlacementDrivers
+from sbp_core.client.local_log import CAN_READ, LocalReads
 from sbp_core.client.program import Program
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
@@ -64,7 +65,8 @@ class Client:
     """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
 
     Threads may share it. Every call has a deadline of `timeout_ms`; failed calls are tried again
-    as `retry` says, where that is safe. All methods raise SbpError.
+    as `retry` says, where that is safe. All methods raise SbpError. With `reads_locally` large
+    batches of range servers on this machine are read from their files, where these can be opened.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Client:
         connecting: Connecting | None = None,
         retry: RetryPolicy | None = None,
         random: Random | None = None,
+        reads_locally: bool = True,
     ) -> None:
         parse_endpoint(endpoint)
         self._context = Context(
@@ -83,6 +86,7 @@ class Client:
             retry or RetryPolicy(),
             random or SystemRandom(),
             timeout_ms,
+            LocalReads(limits.LOCAL_READ_PAUSE_MS) if reads_locally and CAN_READ else None,
         )
         self._pool = ConnectionPool(connecting or Connecting())
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.conversation import Ticket
+from sbp_core.client.local_log import PlacedBatches, read_placed
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -23,15 +25,18 @@ from sbp_core.client.program import (
     Inbox,
     Now,
     Program,
+    ReadPlaces,
     Receive,
     Start,
 )
 from sbp_core.client.timing import timed
-from sbp_core.errors import ConnectError, SbpError
+from sbp_core.errors import ConnectError, LogError, RecordBatchError, SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class ConnectionPool:
@@ -160,6 +165,8 @@ class BlockingRunner:
             return self._now_ms()
         if isinstance(effect, Abandon):
             self._abandon(effect.number)
+        if isinstance(effect, ReadPlaces):
+            return _maybe_read(effect.placed)
         return None
 
     def _start(self, call: Call) -> int:
@@ -209,3 +216,11 @@ class BlockingRunner:
 
     def _now_ms(self) -> float:
         return self._clock() * 1000
+
+
+def _maybe_read(placed: PlacedBatches) -> memoryview | None:
+    try:
+        return read_placed(placed)
+    except (OSError, LogError, RecordBatchError) as error:
+        _LOG.debug("stream %d is read through its server: %s", placed.stream_id, error)
+        return None

@@ -8,6 +8,7 @@ from random import Random
 from typing import TypeVar
 
 from sbp_core.client.leader import PlacementDrivers, reachable_nodes
+from sbp_core.client.local_log import LocalReads
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
@@ -45,13 +46,17 @@ R = TypeVar("R", AppendResult, FetchResult)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the operations of one client share. `timeout_ms` bounds each call."""
+    """What the operations of one client share. `timeout_ms` bounds each call.
+
+    With `maybe_local` they may read the files of servers on this machine.
+    """
 
     drivers: PlacementDrivers
     router: Router
     policy: RetryPolicy
     random: Random
     timeout_ms: int
+    maybe_local: LocalReads | None = None
 
 
 class Attempts:

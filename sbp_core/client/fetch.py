@@ -13,8 +13,19 @@ from dataclasses import dataclass, replace
 from sbp_core import limits
 from sbp_core.client.calls import Attempts, Context, unanswered
 from sbp_core.client.fetch_answer import Found, Question, read_answer
+from sbp_core.client.local_log import PlacedBatches
 from sbp_core.client.placement import chunks, locate, no_server, revalidate, stream_bounds
-from sbp_core.client.program import Abandon, Arrival, Call, Emit, Now, Program, Receive, Start
+from sbp_core.client.program import (
+    Abandon,
+    Arrival,
+    Call,
+    Emit,
+    Now,
+    Program,
+    ReadPlaces,
+    Receive,
+    Start,
+)
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo
 from sbp_core.errors import (
@@ -51,6 +62,7 @@ class _OpenFetch:
     """One FETCH frame that waits for answers: the tasks by request index."""
 
     endpoint: str
+    takes_places: bool
     tasks: dict[int, _Task]
 
 
@@ -129,10 +141,13 @@ class _Fetch:
             task.piece, task.asked_ms, task.asked_wait_ms = piece, now_ms, wait_ms
             server = piece.servers[task.replica_turn % len(piece.servers)]
             groups.setdefault(server, []).append(task)
+        local = self._context.maybe_local
         for server, whole in groups.items():
+            takes_places = local is not None and local.takes_places(server, now_ms)
             for part in chunks(whole):
-                number: int = yield Start(self._call(server, part, wait_ms))
-                self._open[number] = _OpenFetch(server, dict(enumerate(part)))
+                opened = _OpenFetch(server, takes_places, dict(enumerate(part)))
+                number: int = yield Start(self._call(opened, wait_ms))
+                self._open[number] = opened
 
     def _resolve(self, tasks: Sequence[_Task]) -> Program[dict[int, SbpError]]:
         """Replace EARLIEST and LATEST for servers that know neither; return the errors."""
@@ -145,17 +160,18 @@ class _Fetch:
             task.offset = held.start_offset if task.offset == EARLIEST else held.next_offset
         return {}
 
-    def _call(self, server: str, tasks: Sequence[_Task], wait_ms: int) -> Call:
+    def _call(self, opened: _OpenFetch, wait_ms: int) -> Call:
         timeout_ms = self._context.timeout_ms + wait_ms
         header = FetchRequest(
             max_wait_ms=wait_ms,
             min_bytes=self._min_bytes,
             fetch_requests=tuple(
-                _fetch_info(request_index, task) for request_index, task in enumerate(tasks)
+                _fetch_info(request_index, task) for request_index, task in opened.tasks.items()
             ),
             timeout_ms=timeout_ms,
+            takes_places=opened.takes_places,
         )
-        return Call(server, Opcode.FETCH, header, timeout_ms)
+        return Call(opened.endpoint, Opcode.FETCH, header, timeout_ms)
 
     def _on_arrival(self, arrival: Arrival) -> Program[None]:
         asked = self._open[arrival.number]
@@ -169,6 +185,7 @@ class _Fetch:
                     request_index: Question(task.item.stream_id, task.offset)
                     for request_index, task in asked.tasks.items()
                 },
+                takes_places=asked.takes_places,
             )
         except SbpError as error:
             del self._open[arrival.number]
@@ -176,7 +193,9 @@ class _Fetch:
             for task in asked.tasks.values():
                 yield from self._on_error(task, error, asked.endpoint, now_ms)
             return
-        is_serving = any(isinstance(each, Found) and each.payload for each in answers.values())
+        is_serving = any(
+            isinstance(each, Found) and (each.payload or each.placed) for each in answers.values()
+        )
         empty: list[tuple[_Task, Found]] = []
         for request_index, answer in answers.items():
             task = asked.tasks.pop(request_index)
@@ -184,6 +203,8 @@ class _Fetch:
                 yield from self._on_error(task, answer, asked.endpoint, now_ms)
             elif answer.is_hasty and is_serving:
                 self._wait(task, now_ms)  # the frame may have had no room for this one
+            elif answer.placed is not None:
+                yield from self._read_placed(task, answer, answer.placed, asked.endpoint)
             elif not answer.payload and _may_go_on(task, answer.next_offset, now_ms):
                 empty.append((task, answer))
             else:
@@ -195,6 +216,19 @@ class _Fetch:
                 yield from self._on_error(task, silence, asked.endpoint, now_ms)
         if empty:
             yield from self._follow(empty, now_ms)
+
+    def _read_placed(
+        self, task: _Task, answer: Found, placed: PlacedBatches, endpoint: str
+    ) -> Program[None]:
+        """Answer a task with what is on this machine's disk, or let the server do it."""
+        payload: memoryview | None = yield ReadPlaces(placed)
+        if payload is not None:
+            yield Emit(_outcome(task, replace(answer, payload=payload)))
+            return
+        now_ms: float = yield Now()
+        if self._context.maybe_local is not None:
+            self._context.maybe_local.on_failure(endpoint, now_ms)
+        self._wait(task, now_ms)
 
     def _follow(self, empty: Iterable[tuple[_Task, Found]], now_ms: float) -> Program[None]:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.

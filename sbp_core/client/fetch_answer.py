@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sbp_core.client.calls import answered_items, decode_answer
+from sbp_core.client.local_log import PlacedBatches
 from sbp_core.errors import ProtocolError, SbpError, StatusCode
 from sbp_core.records import decode_envelope
 from sbp_core.wire.frame import Frame
@@ -26,18 +27,22 @@ class Found:
     """Whole batches, perhaps none, and where the next fetch goes on.
 
     `is_hasty`: none were there, or had room, when the server answered; it need not have waited.
+    With `placed` they are not in the payload, but to be read there.
     """
 
     payload: memoryview
     next_offset: int
     is_hasty: bool = False
+    placed: PlacedBatches | None = None
 
 
-def read_answer(frame: Frame, questions: Mapping[int, Question]) -> dict[int, Found | SbpError]:
+def read_answer(
+    frame: Frame, questions: Mapping[int, Question], *, takes_places: bool = False
+) -> dict[int, Found | SbpError]:
     """Return what one response frame says, by request index. Raises SbpError if it is unusable.
 
     The payload holds the batches of the results in the order of the header. `questions` are those
-    that are not answered yet.
+    that are not answered yet; `takes_places` is what was asked with them.
     """
     response = decode_answer(frame, FetchResponse)
     payload = memoryview(frame.payload)
@@ -54,7 +59,10 @@ def read_answer(frame: Frame, questions: Mapping[int, Question]) -> dict[int, Fo
         if error is None:
             _check_stream(result, index, question)
             end, next_offset = _measure(result, payload, position, question)
-            answers[index] = Found(payload[position:end], next_offset)
+            placed = _maybe_placed(response, result, question)
+            if placed is not None and not takes_places:
+                raise ProtocolError(f"places of batches of stream {question.stream_id}, unasked")
+            answers[index] = Found(payload[position:end], next_offset, placed=placed)
             position = end
             continue
         position += max(result.batch_length, 0)
@@ -73,6 +81,21 @@ def _check_stream(result: FetchResult, index: int, question: Question) -> None:
             f"request index {index} asked for stream {question.stream_id}, the answer is of stream"
             f" {result.stream_id}"
         )
+
+
+def _maybe_placed(
+    response: FetchResponse, result: FetchResult, question: Question
+) -> PlacedBatches | None:
+    if not result.places:
+        return None
+    if response.log_directory is None or response.log_instance is None or result.batch_length:
+        raise ProtocolError(
+            f"the FETCH answer for stream {question.stream_id} has places of batches without the"
+            " log that they are in, or beside batches"
+        )
+    return PlacedBatches(
+        response.log_directory, response.log_instance, question.stream_id, result.places
+    )
 
 
 def _measure(

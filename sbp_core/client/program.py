@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sbp_core.client.local_log import PlacedBatches
 from sbp_core.errors import SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Octets
@@ -70,7 +71,14 @@ class Emit:
     value: Any
 
 
-Effect = Start | Receive | Abandon | Now | Emit
+@dataclass(frozen=True, slots=True)
+class ReadPlaces:
+    """Read batches from the disk. Result: their octets, None if that cannot be done."""
+
+    placed: PlacedBatches
+
+
+Effect = Start | Receive | Abandon | Now | Emit | ReadPlaces
 Program = Generator[Effect, Any, T]
 
 

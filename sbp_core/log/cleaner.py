@@ -24,12 +24,13 @@ from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import CLEAN_LIVE_SHARE_MAX
 from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
+from sbp_core.log.files import segment_path
 from sbp_core.log.index_file import Held, index_path
 from sbp_core.log.liveness import Liveness, LivenessSeeker
 from sbp_core.log.log import Log
 from sbp_core.log.lookup import Extent
 from sbp_core.log.rewriting import rewrite_segment
-from sbp_core.log.segment import Segment, segment_path
+from sbp_core.log.segment import Segment
 from sbp_core.log.start import write_start
 
 _LOG: Final = logging.getLogger(__name__)

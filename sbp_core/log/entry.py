@@ -123,9 +123,9 @@ class EntryHeader(NamedTuple):
     base_offset: int
     record_count: int
 
-    def check_body(self, body: Octets) -> None:
-        """Raise LogCorruptionError unless this is the body that was written."""
-        crc = crc32c((body,), self.header_crc)
+    def check_body(self, *body: Octets) -> None:
+        """Raise LogCorruptionError unless these are, one behind the other, the body as written."""
+        crc = crc32c(body, self.header_crc)
         if crc != self.crc:
             raise LogCorruptionError(
                 f"an entry of {self.length} octets has the checksum {crc:08x}, expected"

@@ -20,6 +20,13 @@ from pathlib import Path
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.coverage import Coverage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
+from sbp_core.log.files import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    decode_segment_header,
+    maybe_segment_base,
+    segment_path,
+)
 from sbp_core.log.index_file import (
     SegmentIndex,
     check_index,
@@ -30,14 +37,7 @@ from sbp_core.log.index_file import (
 from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates
 from sbp_core.log.replay import TornTail
 from sbp_core.log.salvage import Fault, Records, SegmentReading
-from sbp_core.log.segment import (
-    SEGMENT_HEADER_BYTES,
-    Segment,
-    SegmentHeader,
-    decode_segment_header,
-    maybe_segment_base,
-    segment_path,
-)
+from sbp_core.log.segment import Segment
 from sbp_core.log.staged import StagedStates
 from sbp_core.log.start import START_NAME, read_start
 from sbp_core.log.writer_states import WriterStates

@@ -24,12 +24,13 @@ from sbp_core.limits import SEGMENT_BYTES
 from sbp_core.log.active_segment import ActiveSegment, check_group
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
 from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind, Location
+from sbp_core.log.files import segment_path
 from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey
 from sbp_core.log.recent import RecentBodies
 from sbp_core.log.recovery import Recovered, RecoveryReport, recover
 from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
-from sbp_core.log.segment import Segment, segment_path
+from sbp_core.log.segment import Segment
 from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.log.staged import StagedStates, Staging
 from sbp_core.log.writer_states import WriterStates

@@ -34,6 +34,7 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
+from sbp_core.log.files import maybe_segment_base, segment_path
 from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
 from sbp_core.log.range_states import RangeStates
 from sbp_core.log.replay import (
@@ -44,13 +45,7 @@ from sbp_core.log.replay import (
     replay_segment,
 )
 from sbp_core.log.rows import SegmentRows
-from sbp_core.log.segment import (
-    Segment,
-    create_segment,
-    maybe_segment_base,
-    read_segment,
-    segment_path,
-)
+from sbp_core.log.segment import Segment, create_segment, read_segment
 from sbp_core.log.start import START_NAME, read_start
 
 _OWN_NAME: Final = re.compile(r"([0-9]{20})\.(?:log|idx)(?:\.tmp)?", re.ASCII)

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
+from sbp_core.log.files import SegmentHeader, segment_path
 from sbp_core.log.index_file import index_path
 from sbp_core.log.inspection import Inspection
 from sbp_core.log.range_states import RangeStates
 from sbp_core.log.scan import Damage, SegmentScanner
-from sbp_core.log.segment import Segment, SegmentHeader, segment_path
+from sbp_core.log.segment import Segment
 from sbp_core.log.segment_writer import TimedEntry, write_segment
 from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.log.staged_entries import maybe_kept

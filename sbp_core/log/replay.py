@@ -11,15 +11,11 @@ from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
+from sbp_core.log.files import SEGMENT_HEADER_BYTES
 from sbp_core.log.range_states import RangeStates
 from sbp_core.log.rows import SegmentRows
 from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
-from sbp_core.log.segment import (
-    SEGMENT_HEADER_BYTES,
-    Segment,
-    read_segment,
-    write_segment_header,
-)
+from sbp_core.log.segment import Segment, read_segment, write_segment_header
 from sbp_core.log.snapshot import SnapshotReader
 from sbp_core.log.writer_states import MarkReader
 

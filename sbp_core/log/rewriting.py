@@ -14,9 +14,10 @@ from pathlib import Path
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
+from sbp_core.log.files import SegmentHeader
 from sbp_core.log.rows import SegmentRows
 from sbp_core.log.scan import Damage, SegmentScanner
-from sbp_core.log.segment import Segment, SegmentHeader, SegmentView
+from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.log.segment_writer import TimedEntry, write_segment
 from sbp_core.log.staged_entries import maybe_kept
 

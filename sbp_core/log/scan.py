@@ -24,8 +24,9 @@ from sbp_core.log.entry import (
     decode_entry,
     decode_entry_header,
 )
+from sbp_core.log.files import SEGMENT_HEADER_BYTES
 from sbp_core.log.range_states import LoggedRange
-from sbp_core.log.segment import SEGMENT_HEADER_BYTES, SegmentView
+from sbp_core.log.segment import SegmentView
 from sbp_core.log.snapshot import SnapshotReader
 
 

@@ -1,64 +1,27 @@
-r"""One file of the log: `<position of its first octet, 20 digits>.log`, a header, then entries.
-
-Positions run on over all segments: the octet at `offset` of a file has position base + offset,
-headers included, so each file starts where the one before it ends. A compacted segment is a
-rewrite of the same positions [base, end) with fewer entries, each at a new position; its file is
-shorter than what it stands for.
-
-Header (big-endian; the first 24 octets are those of every version):
-
-    octets  field       type  meaning
-    0-7     magic             "SBPLOG\r\n"
-    8-11    version     u32   2
-    12-19   base        u64   position of this header, equal to the file's name
-    20-23   crc         u32   CRC-32C of the 20 octets before
-    24-27   generation  u32   how often the segment was rewritten
-    28-35   end         u64   position after the segment, 0 while the file's length tells it
-    36-39   crc         u32   CRC-32C of the 36 octets before
-
-The first group of every segment is a SNAPSHOT of all ranges as they were at its base, so that no
-other segment is needed to make sense of it.
-"""
+"""Segments on the disk: made, read, and open to be read (their format: files.py)."""
 
 from __future__ import annotations
 
-import re
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import SEGMENT_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption, naming_damage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.wire.checksum import Octets, crc32c
-
-SEGMENT_MAGIC: Final = b"SBPLOG\r\n"
-SEGMENT_VERSION: Final = 2
-
-_COMMON: Final = struct.Struct(">8sIQ")
-_OWN: Final = struct.Struct(">IQ")
-_CRC: Final = struct.Struct(">I")
-_COMMON_END: Final = _COMMON.size + _CRC.size
-_OWN_END: Final = _COMMON_END + _OWN.size
-_NAME: Final = re.compile(r"([0-9]{20})\.log", re.ASCII)
-
-SEGMENT_HEADER_BYTES: Final = _OWN_END + _CRC.size
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentHeader:
-    """What a segment says of itself; `end` is 0 where the file's length tells it."""
-
-    base: int
-    generation: int = 0
-    end: int = 0
+from sbp_core.log.files import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
+    segment_path,
+)
+from sbp_core.wire.checksum import Octets
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,65 +32,6 @@ class Segment:
     end: int
     size: int
     generation: int = 0
-
-
-def segment_path(directory: Path, base: int) -> Path:
-    """Return the path of the segment that starts at position `base`."""
-    return directory / f"{base:020d}.log"
-
-
-def maybe_segment_base(name: str) -> int | None:
-    """Return the base position that a file's name stands for, None if it is no segment."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def encode_segment_header(header: SegmentHeader) -> bytes:
-    """Return the first octets of a segment."""
-    data = _COMMON.pack(SEGMENT_MAGIC, SEGMENT_VERSION, header.base)
-    data += _CRC.pack(crc32c((data,)))
-    data += _OWN.pack(header.generation, header.end)
-    return data + _CRC.pack(crc32c((data,)))
-
-
-def decode_segment_header(data: Octets, base: int) -> SegmentHeader:
-    """Return the header of the segment named after `base`.
-
-    Raises LogCorruptionError for a damaged header, and LogError for an intact one of another
-    version or another place.
-    """
-    if len(data) < _COMMON_END:
-        raise _cut_off(data)
-    magic, version, stored_base = _COMMON.unpack_from(data)
-    if magic != SEGMENT_MAGIC or not _is_intact(data, _COMMON.size):
-        raise LogCorruptionError("the segment header is damaged, or the file is no segment")
-    if version != SEGMENT_VERSION:
-        raise LogError(
-            f"the segment at position {base} has format version {version}, this version reads"
-            f" {SEGMENT_VERSION}: use the version that wrote it"
-        )
-    if stored_base != base:
-        raise LogError(
-            f"the segment named after position {base} belongs to {stored_base}: the file was"
-            f" renamed; give it its name back"
-        )
-    if len(data) < SEGMENT_HEADER_BYTES:
-        raise _cut_off(data)
-    if not _is_intact(data, _OWN_END):
-        raise LogCorruptionError("the segment header is damaged")
-    generation, end = _OWN.unpack_from(data, _COMMON_END)
-    return SegmentHeader(base, generation, end)
-
-
-def _cut_off(data: Octets) -> LogCorruptionError:
-    return LogCorruptionError(
-        f"the segment header is cut off after {len(data)} of {SEGMENT_HEADER_BYTES} octets"
-    )
-
-
-def _is_intact(data: Octets, length: int) -> bool:
-    (crc,) = _CRC.unpack_from(data, length)
-    return bool(crc == crc32c((data[:length],)))
 
 
 def read_segment(file: DiskFile, base: int) -> Segment:

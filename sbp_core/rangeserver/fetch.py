@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -32,6 +32,7 @@ from sbp_core.rangeserver.fetch_items import (
     wanted_for,
 )
 from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.local_reads import LocalReads
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
@@ -58,11 +59,15 @@ _NOTHING: Final = Payload()
 
 @dataclass(frozen=True, slots=True)
 class _Answering:
-    """A frame being answered: when it came, and whether its wait is over."""
+    """A frame being answered: when it came, and whether its wait is over.
+
+    `maybe_local`: what says where the batches are, to who would read them by itself.
+    """
 
     call: ServerCall
     began_at: float
     is_last: bool
+    maybe_local: LocalReads | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,11 @@ class FetchHandler(PromptHandler):
         *,
         clock: Clock,
         metrics: Metrics,
+        maybe_local: LocalReads | None = None,
     ) -> None:
         self._host = host
         self._log = log
+        self._maybe_local = maybe_local
         self._waiters = waiters
         self._readers = readers
         self._reads = ReadScheduler(readers)
@@ -110,8 +117,11 @@ class FetchHandler(PromptHandler):
         if is_of_staged(request):
             return partial(self._staged.answer, call, request, began_at)
         items = [item_of(info) for info in request.fetch_requests]
+        local = self._maybe_local
+        if local is not None and not local.may_serve(call, request):
+            local = None
         fetching = _Fetching(
-            _Answering(call, began_at, is_last=False),
+            _Answering(call, began_at, is_last=False, maybe_local=local),
             items,
             max(request.min_bytes, 1),
             self._clock.monotonic()
@@ -121,7 +131,7 @@ class FetchHandler(PromptHandler):
 
     def _has_answered_all(self, fetching: _Fetching) -> bool:
         """Answer all requests in one frame, if each is ready and its batches are in memory."""
-        call = fetching.answering.call
+        call, local = fetching.answering.call, fetching.answering.maybe_local
         is_alone = self._may_send_at_once(call, others=self._sending_count)
         if not is_alone or self._host.lacking(fetching.places):
             return False
@@ -133,23 +143,27 @@ class FetchHandler(PromptHandler):
                 return False
             answers.append(answer)
             length_bytes += answer.length_bytes
-        payload = self._maybe_cached(call, answers) if length_bytes else _NOTHING
-        if payload is None or not answers or len(answers) > limits.RESULTS_PER_FRAME:
+        if not answers or len(answers) > limits.RESULTS_PER_FRAME:
+            return False
+        response = None if local is None else local.maybe_response(answers)
+        payload: Payload | None = _NOTHING
+        if length_bytes and response is None:
+            payload = self._maybe_cached(call, answers)
+        if payload is None:
             return False
         self._count(fetching.answering.began_at, answers, length_bytes)
-        call.respond_now(response_of(answers), payload, is_end=True)
+        call.respond_now(response or response_of(answers), payload, is_end=True)
         return True
 
     async def _answer(self, fetching: _Fetching) -> None:
         """Answer the frame with as many response frames as it takes."""
-        call, began_at = fetching.answering.call, fetching.answering.began_at
         give_up_at, min_bytes = fetching.give_up_at, fetching.min_bytes
         await self._host.learn(fetching.places)
         waiting: Sequence[Item] = [self._resolve_tail(item) for item in fetching.items]
 
         async def answer_ready() -> Sequence[Item]:
             is_last = give_up_at <= self._clock.monotonic() or self._waiters.is_closing
-            answering = _Answering(call, began_at, is_last)
+            answering = replace(fetching.answering, is_last=is_last)
             return await self._answer_ready(answering, waiting, min_bytes)
 
         waiting = await answer_ready()
@@ -223,6 +237,13 @@ class FetchHandler(PromptHandler):
         if not any(answer.slots for answer in answers):
             self._count(answering.began_at, answers, 0)
             await call.respond(response_of(answers), is_end=is_end)
+            return
+        local = answering.maybe_local
+        places = None if local is None else local.maybe_response(answers)
+        if places is not None:
+            length_bytes = sum(each.length_bytes for each in answers)
+            self._count(answering.began_at, answers, length_bytes)
+            await call.respond(places, is_end=is_end)
             return
         cached = None
         if self._may_send_at_once(call, others=self._sending_count - 1):

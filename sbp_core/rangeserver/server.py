@@ -23,6 +23,7 @@ from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
 from sbp_core.rangeserver.in_flight import InFlight
+from sbp_core.rangeserver.local_reads import maybe_local_reads
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.offset_lookup import LookupHandler
@@ -135,7 +136,7 @@ class RangeServer:
                     metrics=self._metrics,
                 ),
                 Opcode.END_TXN: end_txn,
-                **self._reading(host, log),
+                **await self._reading(host, log),
                 **RangeOperations(host, membership).handlers(),
             },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
@@ -160,10 +161,21 @@ class RangeServer:
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
 
-    def _reading(self, host: RangeHost, log: Log) -> Mapping[Opcode, Handler]:
+    async def _reading(self, host: RangeHost, log: Log) -> Mapping[Opcode, Handler]:
         """Return the handlers of what only reads the log."""
+        local_reads = None
+        if self._settings.local_reads:
+            local_reads = await asyncio.get_running_loop().run_in_executor(
+                self._readers, maybe_local_reads, self._disk, self._settings.data_dir / "log"
+            )
         fetch = FetchHandler(
-            host, log, self._waiters, self._readers, clock=self._clock, metrics=self._metrics
+            host,
+            log,
+            self._waiters,
+            self._readers,
+            clock=self._clock,
+            metrics=self._metrics,
+            maybe_local=local_reads,
         )
         return {
             Opcode.FETCH: fetch,

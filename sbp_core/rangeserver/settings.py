@@ -65,6 +65,16 @@ class RangeServerSettings(ListenerSettings):
             "limit": f"0..{limits.DISK_FREE_FLOOR_BYTES_MAX}",
         },
     )
+    local_reads: bool = field(
+        default=True,
+        metadata={
+            "doc": "Whether readers on this machine are told where records are in the log, so that"
+            " those who may open its files, as processes of the same user may, read them without"
+            " the server.",
+            "unit": "",
+            "limit": "true, false",
+        },
+    )
     heartbeat_interval_ms: int = field(
         default=limits.HEARTBEAT_INTERVAL_MS,
         metadata={
@@ -109,6 +119,10 @@ class RangeServerSettings(ListenerSettings):
         if self.fsync not in {FSYNC_ALWAYS, FSYNC_INTERVAL}:
             raise ConfigurationError(
                 f"fsync: expected {FSYNC_ALWAYS} or {FSYNC_INTERVAL}, got {self.fsync!r}"
+            )
+        if not isinstance(self.local_reads, bool):
+            raise ConfigurationError(
+                f"local_reads: expected true or false, got {self.local_reads!r}"
             )
         check_integer("fsync_interval_ms", self.fsync_interval_ms, 1, limits.FSYNC_INTERVAL_MS_MAX)
         check_integer(

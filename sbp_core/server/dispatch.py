@@ -53,6 +53,10 @@ class Responder(Protocol):
     def agreement(self) -> Agreement:
         """The features that hold on the connection."""
 
+    @property
+    def is_from_this_host(self) -> bool:
+        """Whether the peer connected from an address of this machine."""
+
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on, and how to answer an offer."""
 
@@ -120,6 +124,11 @@ class ServerCall:
     def is_one_frame(self) -> bool:
         """Whether the answer has to be one frame, so that it should not become too large."""
         return self._speech.is_foreign
+
+    @property
+    def is_from_this_host(self) -> bool:
+        """Whether the request came from this machine, as far as addresses tell."""
+        return self._responder.is_from_this_host
 
     def decode(self, table: type[T]) -> T:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.

@@ -69,6 +69,7 @@ class Peer(asyncio.BufferedProtocol):
         self._intake = Intake(budget, self._on_room)
         self._turns = turns
         self._has_turn = False
+        self._is_from_this_host = False
         self._waiting: Frame | None = None
         """A request for which there is no room yet."""
         self._is_behind = False
@@ -97,7 +98,9 @@ class Peer(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
         self._socket = AsyncSocket(self._transport)
         address = transport.get_extra_info("peername")
+        own_address = transport.get_extra_info("sockname")
         if address:
+            self._is_from_this_host = bool(own_address) and address[0] == own_address[0]
             self.name = f"{address[0]}:{address[1]}, {self.name}"
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -147,6 +150,11 @@ class Peer(asyncio.BufferedProtocol):
     def agreement(self) -> Agreement:
         """The features that hold on this connection."""
         return self._session.agreement
+
+    @property
+    def is_from_this_host(self) -> bool:
+        """Whether the peer has the address that it connected to."""
+        return self._is_from_this_host
 
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on and how to answer an offer; a second offer changes nothing."""

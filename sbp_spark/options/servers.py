@@ -30,12 +30,14 @@ class Endpoint:
 class Servers:
     """The servers of a cluster: where its placement driver is, and how to talk to them.
 
-    `isolation_class` "" is the class of those that name none.
+    `isolation_class` "" is the class of those that name none. With `reads_locally` the logs of
+    servers on the same machine are read from their files.
     """
 
     endpoint: Endpoint
     is_compressed: bool = False
     isolation_class: str = ""
+    reads_locally: bool = True
 
     def __str__(self) -> str:
         return str(self.endpoint)

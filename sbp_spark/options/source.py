@@ -66,9 +66,10 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     commits = read_commit_options(reader, is_batch=is_batch)
     is_compressed = read_compression(reader)
     isolation_class = read_isolation_class(reader)
+    reads_locally = reader.flag("localReads", default=True)
     reader.check_faults("source")
     assert endpoint is not None
-    servers = Servers(endpoint, is_compressed, isolation_class)
+    servers = Servers(endpoint, is_compressed, isolation_class, reads_locally)
     return SourceOptions(
         servers,
         selection,

@@ -36,14 +36,14 @@ from sbp_core.log.entry import (
     Location,
     encode_entry,
 )
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import LoggedRange, RangeStates
-from sbp_core.log.segment import (
+from sbp_core.log.files import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
+from sbp_core.log.log import Log
+from sbp_core.log.range_states import LoggedRange, RangeStates
 from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.log.staged import Staging, commit_entry, drop_entry, staged_entry
 from sbp_core.records import (

@@ -32,7 +32,7 @@ from sbp_core.client import (
 from sbp_core.cluster import Cluster, ClusterSettings, Endpoints, LocalCluster
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_PREFIX_BYTES
-from sbp_core.log.segment import SEGMENT_HEADER_BYTES
+from sbp_core.log.files import SEGMENT_HEADER_BYTES
 from sbp_core.records import encode_envelope, split_envelopes
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
@@ -116,7 +116,7 @@ def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
         assert [append(client, info.stream_id, body) for body in written] == list(range(20))
         first_pid = cluster.pid
         cluster.kill()
-        (segment,) = (tmp_path / "range-server-0" / "log").iterdir()
+        (segment,) = (tmp_path / "range-server-0" / "log").glob("*.log")
         with segment.open("ab") as file:
             file.write(b"torn")
         cluster.restart()
@@ -139,7 +139,7 @@ def test_a_damaged_snapshot_is_named_and_everything_is_served(tmp_path):
         (info,) = client.create_streams([StreamSpec("kept")])
         append(client, info.stream_id, b"before")
     cluster.stop()
-    (segment,) = (tmp_path / "range-server-0" / "log").iterdir()
+    (segment,) = (tmp_path / "range-server-0" / "log").glob("*.log")
     data = bytearray(segment.read_bytes())
     entry = SEGMENT_HEADER_BYTES + COMMIT_BYTES
     data[entry + ENTRY_PREFIX_BYTES - 1] ^= 1

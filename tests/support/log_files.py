@@ -9,9 +9,10 @@ from faulty_disk import FaultyDisk, Inode
 
 from sbp_core.log.disk import Disk
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
+from sbp_core.log.files import maybe_segment_base, segment_path
 from sbp_core.log.log import Log
 from sbp_core.log.scan import Damage, SegmentScanner
-from sbp_core.log.segment import maybe_segment_base, read_segment, segment_path
+from sbp_core.log.segment import read_segment
 from sbp_core.log.staged_entries import decode_prefix, prefix_length
 
 DIRECTORY = Path("/log")

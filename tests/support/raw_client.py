@@ -41,9 +41,17 @@ _READ_BYTES = 256 * 1024
 class RawClient:
     """One connection. Calls may overlap; a server's PING is answered."""
 
-    def __init__(self, host: str, port: int, *, timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_seconds: float = 30.0,
+        from_address: str | None = None,
+    ) -> None:
         self._host = host
         self._port = port
+        self._own_address = None if from_address is None else (from_address, 0)
         self._timeout_seconds = timeout_seconds
         self._session = Connection()
         self._frames: dict[int, list[Frame]] = {}
@@ -53,13 +61,15 @@ class RawClient:
         """Whether the server sent GOAWAY."""
 
     @classmethod
-    def at(cls, endpoint: str) -> RawClient:
+    def at(cls, endpoint: str, **options: Any) -> RawClient:
         """A client of "host:port"."""
         host, _, port = endpoint.rpartition(":")
-        return cls(host.strip("[]"), int(port))
+        return cls(host.strip("[]"), int(port), **options)
 
     async def __aenter__(self) -> RawClient:
-        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        self._reader, self._writer = await asyncio.open_connection(
+            self._host, self._port, local_addr=self._own_address
+        )
         self._receiver = asyncio.create_task(self._receive())
         return self
 

@@ -22,9 +22,9 @@ from sbp_core.log.entry import (
     Entry,
     Location,
 )
+from sbp_core.log.files import segment_path
 from sbp_core.log.inspection import inspect_log
 from sbp_core.log.log import Log
-from sbp_core.log.segment import segment_path
 
 SECTOR_BYTES = 512
 CRC_BYTES = 4

@@ -25,16 +25,16 @@ from sbp_core.log.entry import (
     Location,
     encode_entry,
 )
-from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import RangeStates
-from sbp_core.log.rows import DatedOffset
-from sbp_core.log.segment import (
+from sbp_core.log.files import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
+from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
+from sbp_core.log.log import Log
+from sbp_core.log.range_states import RangeStates
+from sbp_core.log.rows import DatedOffset
 from sbp_core.log.snapshot import encode_snapshot
 
 KEYS = [(1, 0), (1, 1), (7, 0), (2**62, 3)]

@@ -13,8 +13,8 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log import liveness
 from sbp_core.log.cleaner import Cleaned, Cleaner
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.files import segment_path
 from sbp_core.log.log import Log
-from sbp_core.log.segment import segment_path
 
 SEGMENT_BYTES = 1_500
 FILLER = (2, 0)

@@ -15,12 +15,12 @@ from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies, stagi
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, EntryKind, Location
+from sbp_core.log.files import maybe_segment_base, segment_path
 from sbp_core.log.index_file import INDEX_MAGIC
 from sbp_core.log.inspection import inspect_log
 from sbp_core.log.log import Log
 from sbp_core.log.repair import repair_log
 from sbp_core.log.scan import Damage, SegmentScanner
-from sbp_core.log.segment import maybe_segment_base, segment_path
 
 STAGED = [b"staged%d" % number for number in range(4)]
 FILLER = (2, 0)

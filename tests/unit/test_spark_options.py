@@ -350,6 +350,7 @@ def test_every_option_of_the_source_table_is_known():
         "includeMetadata": "true",
         "networkCompression": "none",
         "isolationClass": "backfill",
+        "localReads": "false",
     }
     by_time = {
         **GOOD,

@@ -18,6 +18,18 @@ class ClientRole(enum.IntEnum):
     CLIENT = 3
 
 
+class BatchPlace(Struct, frozen=True, gc=False):
+    """Where in the log of a range server a batch is that is not in the payload."""
+
+    segment: int = -1
+    generation: int = 0
+    position: int = -1
+    length: int = 0
+    prefix_length: int = 0
+    base_offset: int = -1
+    record_count: int = 0
+
+
 class DescribeCursorsRequest(Struct, frozen=True, gc=False):
     """Table DescribeCursorsRequest."""
 
@@ -261,6 +273,7 @@ class FetchResult(Struct, frozen=True, gc=False):
     status: Status | None = None
     batch_length: int = -1
     next_offset: int = -1
+    places: tuple[BatchPlace, ...] = ()
 
 
 class HeartbeatRequest(Struct, frozen=True, gc=False):
@@ -504,6 +517,8 @@ class FetchResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     fetch_responses: tuple[FetchResult, ...] = ()
     status: Status | None = None
+    log_directory: str | None = None
+    log_instance: str | None = None
 
 
 class ListRangesRequest(Struct, frozen=True, gc=False):
@@ -687,6 +702,7 @@ class FetchRequest(Struct, frozen=True, gc=False):
     min_bytes: int = 0
     fetch_requests: tuple[FetchInfo, ...] = ()
     timeout_ms: int = 0
+    takes_places: bool = False
 
 
 class ListRangesResponse(Struct, frozen=True, gc=False):
@@ -730,6 +746,15 @@ class TrimStreamsResponse(Struct, frozen=True, gc=False):
 
 
 LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
+    BatchPlace: (
+        Field("segment", 0, Scalar("q"), -1),
+        Field("generation", 1, Scalar("i"), 0),
+        Field("position", 2, Scalar("q"), -1),
+        Field("length", 3, Scalar("i"), 0),
+        Field("prefix_length", 4, Scalar("i"), 0),
+        Field("base_offset", 5, Scalar("q"), -1),
+        Field("record_count", 6, Scalar("i"), 0),
+    ),
     DescribeCursorsRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
         Field("group", 1, Text()),
@@ -890,6 +915,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("status", 3, Table("Status")),
         Field("batch_length", 4, Scalar("i"), -1),
         Field("next_offset", 5, Scalar("q"), -1),
+        Field("places", 6, Vector(Table("BatchPlace"))),
     ),
     HeartbeatRequest: (
         Field("client_id", 0, Text()),
@@ -1045,6 +1071,8 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("throttle_time_ms", 0, Scalar("i"), 0),
         Field("fetch_responses", 1, Vector(Table("FetchResult"))),
         Field("status", 2, Table("Status")),
+        Field("log_directory", 3, Text()),
+        Field("log_instance", 4, Text()),
     ),
     ListRangesRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
@@ -1165,6 +1193,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("min_bytes", 1, Scalar("i"), 0),
         Field("fetch_requests", 2, Vector(Table("FetchInfo"))),
         Field("timeout_ms", 3, Scalar("i"), 0),
+        Field("takes_places", 4, Scalar("?"), False),
     ),
     ListRangesResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),
@@ -1199,6 +1228,7 @@ __all__ = [
     "AppendRequest",
     "AppendResponse",
     "AppendResult",
+    "BatchPlace",
     "ClientRole",
     "CommitCursorsRequest",
     "CommitCursorsResponse",

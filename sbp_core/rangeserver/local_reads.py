@@ -1,0 +1,93 @@
+"""Readers on this machine: they are told where large batches are, and read the files themselves.
+
+Who may open the files of the log, as a process of the same user may, can read it without the
+server, which then copies and checks nothing. So a FETCH that says that places will do, and that
+comes from this machine, is answered with these. Whether it is the same file system, too, the
+reader finds out: the log's folder holds a file with the server's instance, which the answer names.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from sbp_core import limits
+from sbp_core.log.disk import Disk, describe_os_error, write_file
+from sbp_core.log.files import INSTANCE_NAME
+from sbp_core.log.rows import Slot
+from sbp_core.rangeserver.fetch_items import Answer, response_of
+from sbp_core.server.dispatch import ServerCall
+from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReads:
+    """The log of this start of the server, for those who can open its files."""
+
+    directory: Path
+    instance: str
+
+    def may_serve(self, call: ServerCall, request: FetchRequest) -> bool:
+        """Whether places will do for who asks."""
+        return request.takes_places and call.is_from_this_host and not call.is_one_frame
+
+    def maybe_response(self, answers: Sequence[Answer]) -> FetchResponse | None:
+        """Return the header of a frame that says where the batches are.
+
+        None where they are so small that they are read faster as one payload.
+        """
+        slots = [slot for answer in answers for slot in answer.slots]
+        batch_bytes = sum([slot.body_length for slot in slots])
+        if not slots or batch_bytes < len(slots) * limits.LOCAL_READ_BATCH_BYTES_MIN:
+            return None
+        response = response_of(answers)
+        results = [
+            replace(result, batch_length=0, places=tuple(map(_place, answer.slots)))
+            for result, answer in zip(response.fetch_responses, answers, strict=True)
+        ]
+        return replace(
+            response,
+            fetch_responses=tuple(results),
+            log_directory=str(self.directory),
+            log_instance=self.instance,
+        )
+
+
+def maybe_local_reads(disk: Disk, directory: Path) -> LocalReads | None:
+    """Let readers of the log in `directory` know this start of the server.
+
+    None where that cannot be written: then they are served like all others.
+    """
+    local_reads = LocalReads(directory.absolute(), uuid.uuid4().hex)
+    path = directory / INSTANCE_NAME
+    try:
+        write_file(disk, path, [local_reads.instance.encode("ascii")], is_durable=False)
+    except OSError as error:
+        _LOG.warning(
+            "readers on this machine go through the server: writing %s failed: %s",
+            path,
+            describe_os_error(error),
+        )
+        return None
+    return local_reads
+
+
+def _place(slot: Slot) -> BatchPlace:
+    segment = slot.view.segment
+    return BatchPlace(
+        segment.base,
+        segment.generation,
+        slot.location.position,
+        slot.location.length,
+        slot.prefix_bytes,
+        slot.base_offset,
+        slot.count,
+    )
