@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sbp_spark.lag import lag
+
 POLL_SECONDS: Final = 0.1
 
 
@@ -47,7 +49,7 @@ class Display:
         line = (
             f"   batch {progress['batchId']:3}  {grouped(self._rows):>8} rows read"
             f"  {grouped(progress['numInputRows'] / seconds):>8} rows/s"
-            f"  {seconds:5.2f} s  {_lag(progress['sources'][0])}"
+            f"  {seconds:5.2f} s  {_lag(progress)}"
         )
         print(f"\r{line}\x1b[K" if self._is_terminal else line, end="", flush=True)
         self._is_line_open = self._is_terminal
@@ -55,17 +57,13 @@ class Display:
             print(flush=True)
 
 
-def _lag(source: dict[str, Any]) -> str:
-    """Return how many records lie behind a batch; `source` is that of Spark's progress."""
-    if source["latestOffset"] is None:  # a batch that was planned before a restart
+def _lag(progress: dict[str, Any]) -> str:
+    """Return how many records are to be read behind the batch that a progress is of."""
+    counts = [each.record_count for each in lag(progress)]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):  # the batch was planned before a restart
         return "again, after the restart"
-    lag = _records_before(source["latestOffset"]) - _records_before(source["endOffset"])
-    return f"lag {grouped(lag):>8}"
-
-
-def _records_before(offset: dict[str, Any]) -> int:
-    """Return how many records lie before a source offset, in all streams together."""
-    return sum(stream["next"] for stream in offset.get("streams", {}).values())
+    return f"lag {grouped(sum(known)):>8}"
 
 
 def follow(query: StreamingQuery, display: Display, is_over: Callable[[], bool]) -> None:

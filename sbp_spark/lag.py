@@ -26,9 +26,10 @@ from sbp_core.errors import NotFoundError, SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.log import LOG
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.reading.offsets import CheckpointError, SourceOffset
+from sbp_spark.reading.offsets import SourceOffset
 from sbp_spark.reading.positions import display_name
 from sbp_spark.reading.record_sizes import RecordSizes
+from sbp_spark.reading.stream_position import CheckpointError
 
 _ANSWER_MS: Final = 1_000
 """How long a range server has to answer; what is left out for that is None."""

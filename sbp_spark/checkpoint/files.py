@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.reading.offsets import INITIAL, CheckpointError, SourceOffset
+from sbp_spark.reading.offsets import INITIAL, SourceOffset
+from sbp_spark.reading.stream_position import CheckpointError
 
 _VERSION: Final = "v1"
 _HEADER_LINES: Final = 2

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_spark.checkpoint.files import SbpSource
-from sbp_spark.reading.offsets import StreamPosition, find_gone
+from sbp_spark.reading.offsets import find_gone
 from sbp_spark.reading.positions import display_name
+from sbp_spark.reading.stream_position import StreamPosition
 
 
 @dataclass(frozen=True, slots=True)

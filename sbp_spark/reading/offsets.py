@@ -15,19 +15,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from sbp_core.errors import SbpError
 from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.stream_position import (
+    CREATED_UNKNOWN,
+    NEW_CHECKPOINT,
+    CheckpointError,
+    StreamPosition,
+    foreign,
+    parse_first_version,
+    parse_positions,
+    parse_stream_id,
+    positions_text,
+)
 
-FORMAT_VERSION: Final = 1
-CREATED_UNKNOWN: Final = -1
-"""`created_at_ms` of a stream whose placement driver does not tell it; it fits any other."""
+FORMAT_VERSION: Final = 2
 
+_STREAMS_OF: Final = {1: parse_first_version, FORMAT_VERSION: parse_positions}
 _INT64_MAX: Final = 2**63 - 1
-NEW_CHECKPOINT: Final = "start the query with a new checkpointLocation"
-
-
-class CheckpointError(SbpError):
-    """The checkpoint holds an offset that this source cannot go on from."""
 
 
 class StreamChangedError(CheckpointError):
@@ -40,44 +44,6 @@ class Interval(NamedTuple):
     stream_id: int
     start_offset: int
     end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """How far one stream is read: `next_offset` is the next one to read.
-
-    `stream_id` and `created_at_ms` (Unix time) together identify the stream: one that is deleted
-    and created anew differs in one of them. `base_offset` is the resolved start, known only in
-    the first end offset in which the stream appears. `end_offset` is where reading ends, if that
-    was resolved from the tail or from a time: it is kept as long as the query asks for such an
-    end. `end_time_ms` (Unix time) is that time; without `end_offset` it has not come yet.
-    `target_offset` is how far a run with Trigger.AvailableNow goes that is not there yet.
-    """
-
-    stream_id: int
-    created_at_ms: int
-    next_offset: int
-    base_offset: int | None = None
-    end_offset: int | None = None
-    target_offset: int | None = None
-    end_time_ms: int | None = None
-
-    def to_json(self) -> dict[str, int]:
-        """Return the JSON form, keys in canonical order."""
-        fields = {
-            "base": self.base_offset,
-            "created": self.created_at_ms,
-            "end": self.end_offset,
-            "next": self.next_offset,
-            "target": self.target_offset,
-            "until": self.end_time_ms,
-        }
-        return {key: value for key, value in fields.items() if value is not None}
-
-    def is_same_stream(self, other: StreamPosition) -> bool:
-        """Whether both are positions in one and the same incarnation of a stream."""
-        created = {self.created_at_ms, other.created_at_ms} - {CREATED_UNKNOWN}
-        return self.stream_id == other.stream_id and len(created) <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +73,10 @@ class SourceOffset:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
         if self.is_initial:
             return {"initial": True, "version": FORMAT_VERSION}
-        entries = sorted((str(stream_id), at) for stream_id, at in self.streams.items())
         return {
             **({"lost": _lost_to_json(self.lost)} if self.lost else {}),
             **({"stalled": _stalled_to_json(self.stalled)} if self.stalled else {}),
-            "streams": {key: at.to_json() for key, at in entries},
+            "streams": positions_text(self.streams.values()),
             "version": FORMAT_VERSION,
         }
 
@@ -229,93 +194,44 @@ def _stalled_to_json(stalled: Mapping[int, int]) -> dict[str, int]:
 
 def _parse_stalled(value: object) -> Iterator[tuple[int, int]]:
     if not isinstance(value, Mapping) or not value:
-        raise _foreign(value, "stalled to be an object that is not empty")
+        raise foreign(value, "stalled to be an object that is not empty")
     for key, since_ms in value.items():
-        stream_id = _parse_stream_id(key)
+        stream_id = parse_stream_id(key)
         if type(since_ms) is not int or not 0 <= since_ms <= _INT64_MAX:
-            raise _foreign(since_ms, f"since when stream {stream_id} is stalled, in ms")
+            raise foreign(since_ms, f"since when stream {stream_id} is stalled, in ms")
         yield stream_id, since_ms
 
 
 def _parse_lost(value: object) -> Iterator[Loss]:
     if not isinstance(value, Mapping) or not value:
-        raise _foreign(value, "lost to be an object that is not empty")
+        raise foreign(value, "lost to be an object that is not empty")
     for key, pairs in value.items():
-        stream_id = _parse_stream_id(key)
+        stream_id = parse_stream_id(key)
         for pair in pairs if isinstance(pairs, list) and pairs else [pairs]:
             is_pair = isinstance(pair, list) and len(pair) == 2
             if not is_pair or not all(type(each) is int for each in pair if each is not None):
-                raise _foreign(pair, f"pairs of offsets as what stream {stream_id} has lost")
+                raise foreign(pair, f"pairs of offsets as what stream {stream_id} has lost")
             start_offset, end_offset = pair
             if start_offset is None or not 0 <= start_offset <= (
                 _INT64_MAX if end_offset is None else min(end_offset, _INT64_MAX)
             ):
-                raise _foreign(pair, f"an interval as what stream {stream_id} has lost")
+                raise foreign(pair, f"an interval as what stream {stream_id} has lost")
             yield Loss(stream_id, start_offset, end_offset)
 
 
 def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:
     """Return the streams of an offset, None for the sentinel."""
     if not isinstance(value, Mapping) or "version" not in value:
-        raise _foreign(value, "an object with a version")
+        raise foreign(value, "an object with a version")
     version = value["version"]
-    if type(version) is not int or version != FORMAT_VERSION:
+    if type(version) is not int or version not in _STREAMS_OF:
         raise CheckpointError(
             f"the checkpoint's offset has version {reprlib.repr(version)}; this release reads"
-            f" version {FORMAT_VERSION}; run the release of sbp-spark that wrote it (or a newer"
-            f" one), or {NEW_CHECKPOINT}"
+            f" versions 1 to {FORMAT_VERSION}; run the release of sbp-spark that wrote it (or a"
+            f" newer one), or {NEW_CHECKPOINT}"
         )
     if value.keys() == {"initial", "version"} and value["initial"] is True:
         return None
-    streams = value.get("streams")
-    if value.keys() - {"lost", "stalled"} != {"streams", "version"} or not isinstance(
-        streams, Mapping
-    ):
-        raise _foreign(value, "the keys streams (an object) and version")
-    return {at.stream_id: at for at in (_parse_position(*item) for item in streams.items())}
-
-
-def _parse_position(key: object, value: object) -> StreamPosition:
-    stream_id = _parse_stream_id(key)
-    where = f"stream {stream_id}"
-    required, optional = {"created", "next"}, {"base", "end", "target", "until"}
-    if not isinstance(value, Mapping) or not required <= value.keys() <= required | optional:
-        raise _foreign(
-            value, f"an object with created, next and perhaps base, end, target, until for {where}"
-        )
-    for name in value:
-        low = CREATED_UNKNOWN if name == "created" else 0
-        number = value[name]
-        if type(number) is not int or not low <= number <= _INT64_MAX:
-            raise _foreign(
-                number, f"{name} of {where} to be a whole number from {low} to {_INT64_MAX}"
-            )
-    position = StreamPosition(
-        stream_id,
-        value["created"],
-        value["next"],
-        value.get("base"),
-        value.get("end"),
-        value.get("target"),
-        value.get("until"),
-    )
-    if position.base_offset is not None and position.base_offset > position.next_offset:
-        raise _foreign(position.base_offset, f"base of {where} not to be above its next")
-    return position
-
-
-def _parse_stream_id(key: object) -> int:
-    if not isinstance(key, str) or not (key.isascii() and key.isdecimal() and len(key) <= 19):
-        raise _foreign(key, "a stream id in decimal digits as key")
-    stream_id = int(key)
-    if str(stream_id) != key or stream_id > _INT64_MAX:
-        raise _foreign(key, "a stream id without leading zeros, within int64, as key")
-    return stream_id
-
-
-def _foreign(value: object, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint holds no offset of the sbp source: {reprlib.repr(value)}; expected"
-        f" {expected}; was it written by another source, or edited? restore it, or"
-        f" {NEW_CHECKPOINT}"
-    )
+    if value.keys() - {"lost", "stalled"} != {"streams", "version"}:
+        raise foreign(value, "the keys streams and version")
+    return _STREAMS_OF[version](value["streams"])

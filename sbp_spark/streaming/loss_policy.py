@@ -8,15 +8,9 @@ from sbp_core.client import StreamInfo
 from sbp_spark.log import LOG
 from sbp_spark.options import OnDataLoss
 from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
-from sbp_spark.reading.offsets import (
-    NEW_CHECKPOINT,
-    Interval,
-    SourceOffset,
-    StreamChangedError,
-    StreamPosition,
-    find_gone,
-)
+from sbp_spark.reading.offsets import Interval, SourceOffset, StreamChangedError, find_gone
 from sbp_spark.reading.positions import display_name
+from sbp_spark.reading.stream_position import NEW_CHECKPOINT, StreamPosition
 from sbp_spark.streaming.snapshot import Snapshot
 from sbp_spark.wording import listed
 

@@ -13,9 +13,10 @@ from sbp_core.client import Client
 from sbp_spark.options import Ago, AtTime, Positions, SourceOptions
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.lookups import wall_ms
-from sbp_spark.reading.offsets import SourceOffset, StreamPosition
+from sbp_spark.reading.offsets import SourceOffset
 from sbp_spark.reading.positions import check_ends, positions_of
 from sbp_spark.reading.source_streams import starting_offsets
+from sbp_spark.reading.stream_position import StreamPosition
 from sbp_spark.streaming.endings import NO_ENDING, Ending, find_endings
 from sbp_spark.streaming.snapshot import Snapshot
 from sbp_spark.streaming.stalls import answer_ms

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sbp_core.client import AwayRange, StreamBounds, StreamInfo
-from sbp_spark.reading.offsets import StreamPosition
+from sbp_spark.reading.stream_position import StreamPosition
 
 
 @dataclass(frozen=True)

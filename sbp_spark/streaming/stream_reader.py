@@ -24,12 +24,7 @@ from pyspark.sql.types import StructType
 from sbp_spark.options import SourceOptions, parse_source_options
 from sbp_spark.reading.fetch_task import read_partition
 from sbp_spark.reading.layout import Form
-from sbp_spark.reading.offsets import (
-    INITIAL,
-    SourceOffset,
-    advance,
-    intervals,
-)
+from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.read_plan import plan_read
 from sbp_spark.reading.record_sizes import RecordSizes
 from sbp_spark.reading.source_columns import find_columns

@@ -20,8 +20,8 @@ def streams(client):
 
 
 def progress(*nexts):
-    entries = {str(stream_id): {"created": 1, "next": at} for stream_id, at in nexts}
-    text = json.dumps({"streams": entries, "version": 1})
+    entries = " ".join(f"{stream_id}={at}@1" for stream_id, at in nexts)
+    text = json.dumps({"streams": entries, "version": 2})
     sources = [{"endOffset": text, "latestOffset": text}]
     return {"id": "q", "name": "n", "batchId": 7, "sources": sources}
 

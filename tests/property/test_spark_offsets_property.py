@@ -7,14 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_spark.reading.data_loss import Loss
-from sbp_spark.reading.offsets import (
-    INITIAL,
-    CheckpointError,
-    SourceOffset,
-    StreamPosition,
-    advance,
-    intervals,
-)
+from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
+from sbp_spark.reading.stream_position import CheckpointError, StreamPosition
 
 int64 = st.integers(0, 2**63 - 1)
 
@@ -106,7 +100,15 @@ json_values = st.recursive(
 def test_any_json_gives_an_offset_or_a_checkpoint_error(value):
     with contextlib.suppress(CheckpointError):
         offset = SourceOffset.from_json(value)
-        assert json.loads(text(offset)) == value
+        assert SourceOffset.from_json(json.loads(text(offset))) == offset
+
+
+@given(st.text() | st.text("0123456789=@, ") | st.from_regex(r"[1-3]=[0-9]{1,2}@[0-9],base=[0-9]"))
+def test_any_text_gives_itself_or_a_checkpoint_error(streams):
+    with contextlib.suppress(CheckpointError):
+        offset = SourceOffset.from_json({"version": 2, "streams": streams})
+        entries = sorted(streams.split(), key=lambda entry: int(entry.split("=")[0]))
+        assert offset.to_json()["streams"] == " ".join(entries)
 
 
 @given(offsets(min_size=1), st.dictionaries(int64, int64))

@@ -10,6 +10,8 @@ import pytest
 from pyspark.errors import PySparkException
 from spark_streams import append_values, numbered
 
+from sbp_spark.reading.offsets import SourceOffset
+
 FUTURE = "2999-01-01"
 
 
@@ -70,8 +72,8 @@ def test_a_query_starts_at_a_time_and_ends_at_another(sbp, new_streams, client, 
     query.stop()
     assert sbp.values(copy) == numbered(5, 9)
     (info,) = client.describe_streams([stream])
-    entry = json.loads(query.lastProgress["sources"][0]["endOffset"])["streams"]
-    assert entry[str(info.stream_id)]["end"] == 9
+    end = SourceOffset.from_json(json.loads(query.lastProgress["sources"][0]["endOffset"]))
+    assert end.streams[info.stream_id].end_offset == 9
     sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
     assert sbp.values(copy) == numbered(5, 12)
 

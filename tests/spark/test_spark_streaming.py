@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from spark_streams import append_values, batch_sizes, numbered, wait_until_over
 
 from sbp_core.client import StreamSpec
+from sbp_spark.reading.offsets import SourceOffset
 
 
 class Collected:
@@ -49,8 +50,8 @@ def test_available_now_copies_everything_once(sbp, new_streams, client, checkpoi
     query = sbp.copy(sbp.load_stream(first, second), copy, checkpoint)
     assert sorted(sbp.values(copy)) == sorted(numbered(0, 500))
     source = query.lastProgress["sources"][0]
-    tails = [entry["next"] for entry in json.loads(source["latestOffset"])["streams"].values()]
-    assert sorted(tails) == [200, 300]
+    tails = SourceOffset.from_json(json.loads(source["latestOffset"])).next_offsets()
+    assert sorted(tails.values()) == [200, 300]
 
 
 def test_a_restart_reads_nothing_twice_and_loses_nothing(sbp, new_streams, client, checkpoint):

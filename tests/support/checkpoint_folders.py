@@ -11,11 +11,13 @@ METADATA = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}}
 
 def sbp_offset(*, stalled: dict[str, int] | None = None, **streams: Any) -> dict[str, Any]:
     """An offset: by stream id (`s1`) the next offset, or several fields."""
-    entries = {
-        key.removeprefix("s"): {"created": 7, **(at if isinstance(at, dict) else {"next": at})}
-        for key, at in sorted(streams.items())
-    }
-    return {**({"stalled": stalled} if stalled else {}), "streams": entries, "version": 1}
+    texts = []
+    for key, at in streams.items():
+        fields = dict(at) if isinstance(at, dict) else {"next": at}
+        more = "".join(f",{name}={fields[name]}" for name in sorted(fields) if name != "next")
+        texts.append(f"{key.removeprefix('s')}={fields['next']}@7{more}")
+    told = {"stalled": stalled} if stalled else {}
+    return {**told, "streams": " ".join(texts), "version": 2}
 
 
 def write_checkpoint(folder: Path, *batches: Any, committed: int, first: int = 0) -> Path:

@@ -17,6 +17,7 @@ from sbp_core.client import (
 )
 from sbp_core.errors import ConnectError, NotFoundError, StatusCode
 from sbp_spark.reading import read_plan, source_streams
+from sbp_spark.reading.offsets import SourceOffset
 from sbp_spark.schema import source_schema
 from sbp_spark.streaming import small_batches, stream_watch
 from sbp_spark.streaming.stream_reader import SbpStreamReader
@@ -175,8 +176,12 @@ def reader(streams="a,b", **options):
     return SbpStreamReader(given, source_schema(include_headers=False))
 
 
+def positions(offset):
+    return SourceOffset.from_json(offset).streams
+
+
 def nexts(offset):
-    return {int(key): entry["next"] for key, entry in offset["streams"].items()}
+    return SourceOffset.from_json(offset).next_offsets()
 
 
 def spans(partitions):

@@ -38,9 +38,12 @@ class ForgetfulReader(SbpStreamReader):
         return SourceOffset(moved).to_json()
 
     def partitions(self, start, end):
-        for key, entry in end["streams"].items():
-            entry["next"] = max(entry["next"], start.get("streams", {}).get(key, entry)["next"])
-        return super().partitions(start, end)
+        before, after = SourceOffset.from_json(start).next_offsets(), SourceOffset.from_json(end)
+        moved = {
+            each: replace(at, next_offset=max(at.next_offset, before.get(each, 0)))
+            for each, at in after.streams.items()
+        }
+        return super().partitions(start, replace(after, streams=moved).to_json())
 
 
 class ForgetfulSource(SbpDataSource):
@@ -58,9 +61,12 @@ class GreedyReader(SbpStreamReader):
     """Reads to the tails as they are, whatever end Spark has logged."""
 
     def partitions(self, start, end):
-        for key, entry in self._streams().look().positions().items():
-            end["streams"][str(key)]["next"] = entry.next_offset
-        return super().partitions(start, end)
+        logged, tails = SourceOffset.from_json(end), self._streams().look().positions()
+        moved = {
+            each: replace(at, next_offset=tails[each].next_offset)
+            for each, at in logged.streams.items()
+        }
+        return super().partitions(start, replace(logged, streams=moved).to_json())
 
 
 class GreedySource(SbpDataSource):

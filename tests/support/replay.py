@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from sbp_spark.reading.offsets import SourceOffset, intervals
 from sbp_spark.schema import source_arrow_schema, source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
@@ -28,11 +29,8 @@ class MicroBatch:
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """The offsets that are read of each stream, by id."""
-        found = {}
-        for key, entry in self.end["streams"].items():
-            known = self.start.get("streams", {}).get(key)
-            found[int(key)] = (known["next"] if known else entry["base"], entry["next"])
-        return found
+        start, end = map(SourceOffset.from_json, (self.start, self.end))
+        return {each: (begin, stop) for each, begin, stop in intervals(start, end)}
 
 
 def stream_reader(endpoint: str, streams: str, **options: str) -> SbpStreamReader:

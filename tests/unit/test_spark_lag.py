@@ -13,9 +13,9 @@ from sbp_spark.lag import LagListener, StreamLag, lag
 
 
 def offset(stalled=None, **nexts):
-    streams = {name[1:]: {"created": 1, "next": at} for name, at in nexts.items()}
+    streams = " ".join(f"{name[1:]}={at}@1" for name, at in nexts.items())
     more = {"stalled": stalled} if stalled else {}
-    return json.dumps({**more, "streams": streams, "version": 1})
+    return json.dumps({**more, "streams": streams, "version": 2})
 
 
 def progress(*sources):

@@ -23,9 +23,8 @@ def test_the_age_is_not_known_where_a_server_does_not_tell_in_time(monkeypatch):
     sizes = SimpleNamespace(estimate=lambda starts, tails: {})
     monkeypatch.setattr(lag, "client_for", lambda *_: cluster)
     monkeypatch.setattr(lag, "RecordSizes", lambda _: sizes)
-    nexts = {"1": 40, "2": 40, "3": 50}
-    streams = {key: {"created": 1, "next": at} for key, at in nexts.items()}
-    source = {"endOffset": json.dumps({"streams": streams, "version": 1}), "latestOffset": None}
+    end = {"streams": "1=40@1 2=40@1 3=50@1", "version": 2}
+    source = {"endOffset": json.dumps(end), "latestOffset": None}
     silent, told, at_tail = lag.lag({"sources": [source]}, "h:1")
     assert (silent.record_count, silent.age_ms) == (10, None)
     assert told.age_ms > 0

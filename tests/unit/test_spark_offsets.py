@@ -7,17 +7,15 @@ import pytest
 
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.offsets import (
-    CREATED_UNKNOWN,
     INITIAL,
-    CheckpointError,
     Interval,
     SourceOffset,
     StreamChangedError,
-    StreamPosition,
     advance,
     find_gone,
     intervals,
 )
+from sbp_spark.reading.stream_position import CREATED_UNKNOWN, CheckpointError, StreamPosition
 
 CREATED = 1_700_000_000_000
 
@@ -35,35 +33,93 @@ def text(source_offset):
 
 
 def test_the_sentinel():
-    assert text(INITIAL) == '{"initial": true, "version": 1}'
-    assert SourceOffset.from_json({"initial": True, "version": 1}) == INITIAL
+    assert text(INITIAL) == '{"initial": true, "version": 2}'
+    assert SourceOffset.from_json({"initial": True, "version": 2}) == INITIAL
 
 
 def test_no_streams_yet_is_not_the_sentinel():
-    assert text(advance(INITIAL, [])) == '{"streams": {}, "version": 1}'
-    assert SourceOffset.from_json({"streams": {}, "version": 1}) == SourceOffset({}) != INITIAL
+    assert text(advance(INITIAL, [])) == '{"streams": "", "version": 2}'
+    assert SourceOffset.from_json({"streams": "", "version": 2}) == SourceOffset({}) != INITIAL
 
 
 def test_the_json_form():
-    assert text(offset(at(17, 120, base=100))) == (
-        '{"streams": {"17": {"base": 100, "created": 1700000000000, "next": 120}}, "version": 1}'
+    ends = StreamPosition(18, CREATED_UNKNOWN, 7, end_offset=8, target_offset=9, end_time_ms=10)
+    assert text(offset(ends, at(17, 120, base=100))) == (
+        '{"streams": "17=120@1700000000000,base=100 18=7,end=8,target=9,until=10", "version": 2}'
     )
 
 
-def test_streams_stand_in_string_order_whatever_the_order_of_building():
+def test_offsets_of_the_first_version_are_read():
+    first = {"version": 1, "streams": {"17": {"base": 100, "created": CREATED, "next": 120}}}
+    assert SourceOffset.from_json(first) == offset(at(17, 120, base=100))
+    assert SourceOffset.from_json({"initial": True, "version": 1}) == INITIAL
+
+
+def test_streams_stand_in_the_order_of_their_ids_whatever_the_order_of_building():
     one = offset(at(9, 1), at(10, 2), at(100, 3))
     other = offset(at(100, 3), at(9, 1), at(10, 2))
     assert text(one) == text(other) == json.dumps(one.to_json(), sort_keys=True)
-    assert list(one.to_json()["streams"]) == ["10", "100", "9"]
+    assert [entry.split("=")[0] for entry in one.to_json()["streams"].split()] == ["9", "10", "100"]
 
 
-@pytest.mark.parametrize("version", [2, 0, -1, "1", 1.0, True, None])
-def test_other_versions_say_which_one_is_read(version):
-    with pytest.raises(CheckpointError, match=r"reads version 1; run the release .* that wrote it"):
+@pytest.mark.parametrize("version", [3, 0, -1, "1", 1.0, True, None, []])
+def test_other_versions_say_which_ones_are_read(version):
+    with pytest.raises(CheckpointError, match=r"versions 1 to 2; run the release .* wrote it"):
         SourceOffset.from_json({"streams": {"1": {"created": 1, "next": 1}}, "version": version})
 
 
 GOOD = {"created": 5, "next": 7}
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [
+        None,
+        {},
+        [],
+        17,
+        " ",
+        "1",
+        "1=",
+        "=1",
+        "1=2 ",
+        " 1=2",
+        "1=2  2=3",
+        "1=2\n2=3",
+        "1=2\n",
+        "1=2,2=3",
+        "1:2",
+        "a=2",
+        "01=2",
+        "1=02",
+        "+1=2",
+        "-1=2",
+        "1=-2",
+        "1=2.0",
+        "1=2@",
+        "1=2@-1",
+        "1=2@05",
+        "1=2@5,",
+        "1=2@5,stop=3",
+        "1=2@5,base=",
+        "1=2@5,base=-1",
+        "1=2@5,base=3",
+        "1=2@5,end=3,base=1",
+        "1=2@5,base=1,base=1",
+        "1=2 1=2",
+        "٣=2",
+        f"{2**63}=2",
+        f"1={2**63}",
+        f"1=2@{2**63}",
+        f"1=2@5,until={2**63}",
+        "9" * 5000 + "=1",
+    ],
+)
+def test_foreign_texts_are_refused(streams):
+    with pytest.raises(CheckpointError, match="no offset of the sbp source") as caught:
+        SourceOffset.from_json({"streams": streams, "version": 2})
+    assert "new checkpointLocation" in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -77,6 +133,10 @@ GOOD = {"created": 5, "next": 7}
         {"orders": {"0": 23}},
         {"initial": True},
         {"initial": 1, "version": 1},
+        {"initial": 1, "version": 2},
+        {"streams": "", "version": 1},
+        {"streams": "1=7@5", "version": 2, "more": 0},
+        {"version": 2},
         {"initial": False, "version": 1},
         {"initial": True, "streams": {"1": GOOD}, "version": 1},
         {"version": 1},
@@ -207,7 +267,7 @@ def test_the_base_is_dropped_once_the_stream_moves_on():
 
 def test_an_end_is_kept_while_it_is_asked_for_and_new_text_otherwise():
     start = advance(INITIAL, [replace(at(1, 8, base=3), end_offset=9)])
-    assert '"end": 9' in text(start)
+    assert ",end=9" in text(start)
     assert text(advance(start, [replace(at(1, 8), end_offset=9)])) == text(start)
     assert advance(start, [replace(at(1, 9), end_offset=9)]).streams[1].end_offset == 9
     assert advance(start, [at(1, 8)]) == offset(at(1, 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
+from fake_streams import ALL, nexts, positions, read_up, reader, spans, use_fake_cluster
 
 from sbp_core.client import AwayRange, Reach, StreamInfo
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
@@ -234,7 +234,7 @@ def test_an_end_at_the_tail_is_found_when_the_server_is_back(cluster):
     cluster.away = {2}
     query = stalling(endingOffsets="latest")
     _, end = read_up(query)
-    assert end["streams"]["1"]["end"] == 50
+    assert positions(end)[1].end_offset == 50
     cluster.away, cluster.streams["b"][3] = set(), 45
     read, end = read_up(query, end)
     assert read == [(2, 10, 45)]
@@ -247,7 +247,7 @@ def test_an_end_that_is_asked_for_later_is_not_taken_from_where_reading_stopped(
     cluster.away = {2}
     query = stalling(endingOffsets="latest")
     _, end = read_up(query, end)
-    assert "end" not in end["streams"]["2"]
+    assert positions(end)[2].end_offset is None
     cluster.away, cluster.streams["b"][3] = set(), 45
     assert read_up(query, end)[0] == [(2, 30, 45)]
 
@@ -258,8 +258,8 @@ def test_an_end_that_is_known_stays_while_the_server_is_away(cluster):
     end = query.latestOffset(query.initialOffset(), limit)
     cluster.away = {2}
     later = query.latestOffset(end, limit)
-    assert later["streams"]["2"] == end["streams"]["2"]
-    assert later["streams"]["2"]["end"] == 30
+    assert positions(later)[2] == positions(end)[2]
+    assert positions(later)[2].end_offset == 30
 
 
 def test_available_now_ends_without_what_is_stalled_and_the_next_run_reads_it(cluster):

@@ -4,7 +4,7 @@ import json
 import pickle
 
 import pytest
-from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
+from fake_streams import ALL, nexts, positions, read_up, reader, spans, use_fake_cluster
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadMaxBytes,
@@ -29,10 +29,7 @@ def test_the_start_is_resolved_once_and_travels_in_the_first_end(cluster):
     start = query.initialOffset()
     assert start == reader().initialOffset()
     end = query.latestOffset(start, ALL)
-    assert end["streams"] == {
-        "1": {"base": 50, "created": 100, "next": 50},
-        "2": {"base": 30, "created": 200, "next": 30},
-    }
+    assert end["streams"] == "1=50@100,base=50 2=30@200,base=30"
     cluster.streams["a"][3] = 60
     restarted = reader(startingOffsets="latest")
     assert list(restarted.partitions(restarted.initialOffset(), end)) == []
@@ -136,14 +133,14 @@ def test_available_now_goes_on_to_its_target_after_a_restart(cluster):
     begin = query.initialOffset()
     limit = query.getDefaultReadLimit()
     end = json.loads(json.dumps(query.latestOffset(begin, limit)))
-    assert {entry["target"] for entry in end["streams"].values()} == {50, 30}
+    assert {at.target_offset for at in positions(end).values()} == {50, 30}
     cluster.change(a=[1, 100, 0, 99], b=[2, 200, 10, 25])
     restarted = reader(**options)
     restarted.prepareForTriggerAvailableNow()
     read, last = read_up(restarted, end)
     assert max(stop for _, _, stop in read) == 50
     assert nexts(last) == {1: 50, 2: 25}
-    assert "target" not in json.dumps(last["streams"]["1"])
+    assert positions(last)[1].target_offset is None
     again = reader(**options)
     again.prepareForTriggerAvailableNow()
     assert nexts(read_up(again, last)[1]) == {1: 99, 2: 25}
@@ -343,8 +340,7 @@ def test_a_query_that_has_read_everything_may_be_asked_from_elsewhere(cluster):
     query = reader(startingOffsets="earliest")
     first = query.latestOffset(query.initialOffset(), ALL)
     assert query.latestOffset(first, ALL) == first
-    earlier = json.loads(json.dumps(first))
-    earlier["streams"]["1"] |= {"next": 40, "base": 0}
+    earlier = {**first, "streams": "1=40@100,base=0 2=30@200,base=30"}
     assert nexts(query.latestOffset(earlier, ALL)) == {1: 50, 2: 30}
     assert nexts(earlier) == {1: 40, 2: 30}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_streams import ALL, nexts, read_up, reader, use_fake_cluster
+from fake_streams import ALL, nexts, positions, read_up, reader, use_fake_cluster
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading import lookups
+from sbp_spark.reading.stream_position import StreamPosition
 from sbp_spark.streaming import endings, micro_batch
 
 NOW_MS = 1_000_000
@@ -67,7 +68,7 @@ def test_a_start_past_the_end_is_an_error_or_the_tail(cluster):
     lenient = {"startingTimestamp": at(30), "startingOffsetsByTimestampStrategy": "latest"}
     read, end = read_up(reader(**lenient))
     assert read == [(1, 30, 50)]
-    assert end["streams"]["2"] == {"base": 30, "created": 200, "next": 30}
+    assert positions(end)[2] == StreamPosition(2, 200, 30, base_offset=30)
     cluster.streams["b"][3] = 32
     assert read_up(reader(**lenient), end)[0] == [(2, 30, 32)]
 
@@ -82,14 +83,14 @@ def test_what_comes_while_a_start_is_looked_up_is_not_skipped(cluster):
 
     cluster.lookup_offsets = lookup_offsets
     query = reader("a", startingTimestamp=at(53), startingOffsetsByTimestampStrategy="latest")
-    assert query.latestOffset(query.initialOffset(), ALL)["streams"]["1"]["base"] == 50
+    assert positions(query.latestOffset(query.initialOffset(), ALL))[1].base_offset == 50
 
 
 def test_a_relative_start_is_resolved_once(cluster, clock):
     query = reader(startingTimestamp="-25s")
     begin = query.initialOffset()
     end = query.latestOffset(begin, ALL)
-    assert {key: entry["base"] for key, entry in end["streams"].items()} == {"1": 25, "2": 25}
+    assert {each: at.base_offset for each, at in positions(end).items()} == {1: 25, 2: 25}
     clock[0] += 3_600_000
     cluster.streams["a"][3] = 55
     again = reader(startingTimestamp="-25s")
@@ -109,9 +110,9 @@ def test_an_end_by_time_is_waited_for_and_kept(cluster):
     options = {"startingOffsets": "earliest", "endingTimestamp": at(40)}
     read, end = read_up(reader(**options))
     assert read == [(1, 0, 40), (2, 10, 30)]
-    assert end["streams"]["1"]["end"] == 40
-    assert "end" not in end["streams"]["2"]
-    assert {entry["until"] for entry in end["streams"].values()} == {990_000}
+    assert positions(end)[1].end_offset == 40
+    assert positions(end)[2].end_offset is None
+    assert {at.end_time_ms for at in positions(end).values()} == {990_000}
     query = reader(**options)
     asked = len(cluster.lookups)
     assert query.latestOffset(end, ALL) == end
@@ -134,7 +135,7 @@ def test_an_end_does_not_move_when_it_is_trimmed(cluster):
     cluster.streams["a"][2] = 45
     read, end = read_up(query, end)
     assert read == []
-    assert end["streams"]["1"]["next"] == 40
+    assert nexts(end)[1] == 40
     assert end["lost"] == {"1": [[15, 40]]}
 
 
@@ -159,7 +160,7 @@ def test_a_relative_end_is_resolved_once_for_all_streams_of_the_query(cluster, c
     cluster.change(b=[2, 200, 10, 60])
     read, end = read_up(reader("a,b", **options), end)
     assert read == [(2, 10, 45)]
-    assert {entry["until"] for entry in end["streams"].values()} == {995_000}
+    assert {at.end_time_ms for at in positions(end).values()} == {995_000}
 
 
 def test_a_clock_that_is_set_back_does_not_move_the_end(cluster):
