@@ -41,11 +41,15 @@ class Streams:
         return self.spark.readStream.format("sbp").options(**options).load()
 
     def source_options(self) -> dict[str, str]:
-        """Return the options with which so many tasks read."""
+        """Return the options with which so many tasks read, as of the other systems.
+
+        By default a long stream is split into shares of a million records.
+        """
         return {
             "endpoint": self.endpoint,
             "streams": ",".join(self.shape.streams),
             "minPartitions": str(self.tasks),
+            "maxRecordsPerPartition": str(self.shape.rows),
         }
 
     def batch_writer(self, rows: DataFrame) -> DataFrameWriter:
@@ -86,7 +90,7 @@ def _one_row(stream_id: int, value: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Sbp:
-    """The connector; so many `tasks` read, at least, and writers have `sink_options`."""
+    """The connector; so many `tasks` read, and writers have `sink_options`."""
 
     spark: SparkSession
     endpoint: str
@@ -104,7 +108,7 @@ class Sbp:
         return Streams(self.spark, self.endpoint, named, self.tasks, self.sink_options)
 
     def with_tasks(self, tasks: int) -> Sbp:
-        """Return the same server with another number of tasks that read, at least."""
+        """Return the same server with another number of tasks that read."""
         return replace(self, tasks=tasks)
 
     def with_options(self, options: Mapping[str, str]) -> Sbp:
