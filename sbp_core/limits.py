@@ -144,6 +144,9 @@ FETCH_JOIN_BYTES: Final = 64 * KIB
 """Batches of an answer that are smaller on average are sent in one piece."""
 LOCAL_READ_BATCH_BYTES_MIN: Final = 128 * KIB
 """Batches that are smaller on average are worth no look into the file for each."""
+LOCAL_READ_PLACES_BYTES_MAX: Final = 64 * MIB
+"""Octets of the batches that one answer has places of: these take little room, and a question for
+a few batches as much time as one for many."""
 LOCAL_READ_PAUSE_MS: Final = 60_000
 """Where a look into the files of a server failed, it is not tried again for so long."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB

@@ -4,6 +4,7 @@ from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Client
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.local_log import PlacedBatches, PlacedPiece
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.timing import CallTiming
 from sbp_core.client.transaction import Transaction
@@ -52,6 +53,8 @@ __all__ = [
     "FetchItem",
     "FetchOutcome",
     "GroupInfo",
+    "PlacedBatches",
+    "PlacedPiece",
     "PlacementDriverInfo",
     "RangeInfo",
     "Reach",

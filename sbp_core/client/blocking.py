@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import append as appending
@@ -28,7 +30,14 @@ from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.leader import PlacementDrivers
-from sbp_core.client.local_log import CAN_READ, LocalReads
+from sbp_core.client.local_log import (
+    CAN_READ,
+    READ_ERRORS,
+    LocalReads,
+    PlacedBatches,
+    PlacedPiece,
+    read_pieces,
+)
 from sbp_core.client.program import Program
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
@@ -59,6 +68,8 @@ from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
 
 T = TypeVar("T")
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Client:
@@ -329,11 +340,41 @@ class Client:
         )
 
     def fetch(
-        self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
+        self,
+        items: Sequence[FetchItem],
+        *,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        leaves_placed: bool = False,
     ) -> Iterator[FetchOutcome]:
-        """Yield one outcome per item, as they come. Failures are outcomes with an error."""
-        program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+        """Yield one outcome per item, as they come. Failures are outcomes with an error.
+
+        Large batches in files of this machine are left there if the caller `leaves_placed` batches
+        to `read_places`: LOCAL_READ_PLACES_BYTES_MAX of an item then, whatever it asks for.
+        """
+        program = fetching.fetch(
+            self._context,
+            items,
+            max_wait_ms=max_wait_ms,
+            min_bytes=min_bytes,
+            leaves_placed=leaves_placed,
+        )
         return BlockingRunner(self._pool).stream(program)
+
+    def read_places(
+        self, placed: PlacedBatches, *, piece_bytes: int = limits.BATCH_TARGET_BYTES
+    ) -> Iterator[PlacedPiece]:
+        """Yield batches that an outcome told the places of, about `piece_bytes` at a time.
+
+        Ends early where they cannot be read: then they have to be fetched, and their server is not
+        asked for places for a while.
+        """
+        try:
+            yield from read_pieces(placed, piece_bytes)
+        except READ_ERRORS as error:
+            _LOG.info("stream %d is read through its server: %s", placed.stream_id, error)
+            if self._context.maybe_local is not None:
+                self._context.maybe_local.on_failure(placed.endpoint, time.monotonic() * 1000)
 
     def close(self) -> None:
         """Close all connections."""

@@ -15,7 +15,7 @@ from sbp_core import limits
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.conversation import Ticket
-from sbp_core.client.local_log import PlacedBatches, read_placed
+from sbp_core.client.local_log import READ_ERRORS, PlacedBatches, read_placed
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -30,7 +30,7 @@ from sbp_core.client.program import (
     Start,
 )
 from sbp_core.client.timing import timed
-from sbp_core.errors import ConnectError, LogError, RecordBatchError, SbpError
+from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
@@ -221,6 +221,6 @@ class BlockingRunner:
 def _maybe_read(placed: PlacedBatches) -> memoryview | None:
     try:
         return read_placed(placed)
-    except (OSError, LogError, RecordBatchError) as error:
-        _LOG.debug("stream %d is read through its server: %s", placed.stream_id, error)
+    except READ_ERRORS as error:
+        _LOG.info("stream %d is read through its server: %s", placed.stream_id, error)
         return None

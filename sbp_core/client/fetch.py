@@ -27,7 +27,7 @@ from sbp_core.client.program import (
     Start,
 )
 from sbp_core.client.retry import RetryPolicy
-from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo
+from sbp_core.client.types import EARLIEST, LATEST, FetchItem, FetchOutcome, RangeInfo
 from sbp_core.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
@@ -67,16 +67,22 @@ class _OpenFetch:
 
 
 def fetch(
-    context: Context, items: Sequence[FetchItem], *, max_wait_ms: int, min_bytes: int
+    context: Context,
+    items: Sequence[FetchItem],
+    *,
+    max_wait_ms: int,
+    min_bytes: int,
+    leaves_placed: bool = False,
 ) -> Program[None]:
     """Fetch all items, emitting a FetchOutcome for each as it is answered.
 
     A server waits up to `max_wait_ms` for `min_bytes` of an item. Failures are emitted as outcomes
-    with an error. Raises ConfigurationError for unusable arguments.
+    with an error. What is on this machine's disk is not read if the caller `leaves_placed` batches
+    there. Raises ConfigurationError for unusable arguments.
     """
     _check_arguments(items, max_wait_ms, min_bytes)
     begin_ms: float = yield Now()
-    work = _Fetch(context, begin_ms + max_wait_ms, min_bytes)
+    work = _Fetch(context, begin_ms + max_wait_ms, min_bytes, leaves_placed=leaves_placed)
     for index, item in enumerate(items):
         if item.end_offset is not None and 0 <= item.end_offset <= item.fetch_offset:
             yield Emit(_empty(index, item, item.fetch_offset))
@@ -89,9 +95,12 @@ def fetch(
 class _Fetch:
     """The tasks of one fetch, and the calls that are open for them."""
 
-    def __init__(self, context: Context, wait_until_ms: float, min_bytes: int) -> None:
+    def __init__(
+        self, context: Context, wait_until_ms: float, min_bytes: int, *, leaves_placed: bool
+    ) -> None:
         self.waiting: list[_Task] = []
         self._context = context
+        self._leaves_placed = leaves_placed
         self._impatient = replace(
             context,
             policy=RetryPolicy(budget_ms=0),
@@ -181,11 +190,8 @@ class _Fetch:
                 raise arrival.content
             answers = read_answer(
                 arrival.content,
-                {
-                    request_index: Question(task.item.stream_id, task.offset)
-                    for request_index, task in asked.tasks.items()
-                },
-                takes_places=asked.takes_places,
+                {request_index: _question(task) for request_index, task in asked.tasks.items()},
+                maybe_places_of=asked.endpoint if asked.takes_places else None,
             )
         except SbpError as error:
             del self._open[arrival.number]
@@ -204,7 +210,7 @@ class _Fetch:
             elif answer.is_hasty and is_serving:
                 self._wait(task, now_ms)  # the frame may have had no room for this one
             elif answer.placed is not None:
-                yield from self._read_placed(task, answer, answer.placed, asked.endpoint)
+                yield from self._read_placed(task, answer, answer.placed)
             elif not answer.payload and _may_go_on(task, answer.next_offset, now_ms):
                 empty.append((task, answer))
             else:
@@ -217,17 +223,26 @@ class _Fetch:
         if empty:
             yield from self._follow(empty, now_ms)
 
-    def _read_placed(
-        self, task: _Task, answer: Found, placed: PlacedBatches, endpoint: str
-    ) -> Program[None]:
-        """Answer a task with what is on this machine's disk, or let the server do it."""
-        payload: memoryview | None = yield ReadPlaces(placed)
+    def _read_placed(self, task: _Task, answer: Found, placed: PlacedBatches) -> Program[None]:
+        """Answer a task with what is on this machine's disk, or let the server do it.
+
+        There may be more than the task asks for.
+        """
+        if self._leaves_placed:
+            yield Emit(replace(_outcome(task, answer), maybe_placed=placed))
+            return
+        if task.offset == LATEST:
+            task.offset = placed.start_offset  # not the tail of later, if it is asked again
+        first = placed.up_to(min(task.item.max_bytes, limits.BATCH_BYTES_MAX))
+        payload: memoryview | None = yield ReadPlaces(first)
         if payload is not None:
-            yield Emit(_outcome(task, replace(answer, payload=payload)))
+            is_all = len(first.places) == len(placed.places)
+            next_offset = answer.next_offset if is_all else first.end_offset
+            yield Emit(_outcome(task, replace(answer, payload=payload, next_offset=next_offset)))
             return
         now_ms: float = yield Now()
         if self._context.maybe_local is not None:
-            self._context.maybe_local.on_failure(endpoint, now_ms)
+            self._context.maybe_local.on_failure(placed.endpoint, now_ms)
         self._wait(task, now_ms)
 
     def _follow(self, empty: Iterable[tuple[_Task, Found]], now_ms: float) -> Program[None]:
@@ -319,6 +334,11 @@ def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
         stream_id=task.item.stream_id,
         end_offset=-1 if task.item.end_offset is None else task.item.end_offset,
     )
+
+
+def _question(task: _Task) -> Question:
+    assert task.piece is not None
+    return Question(task.item.stream_id, task.offset, task.piece.range_index)
 
 
 def _may_go_on(task: _Task, next_offset: int, now_ms: float) -> bool:

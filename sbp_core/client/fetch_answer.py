@@ -16,10 +16,11 @@ from sbp_core.wire.status import maybe_error
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an item asked for."""
+    """What an item asked for; the range matters where places of batches may be the answer."""
 
     stream_id: int
     offset: int
+    range_index: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class Found:
 
 
 def read_answer(
-    frame: Frame, questions: Mapping[int, Question], *, takes_places: bool = False
+    frame: Frame, questions: Mapping[int, Question], *, maybe_places_of: str | None = None
 ) -> dict[int, Found | SbpError]:
     """Return what one response frame says, by request index. Raises SbpError if it is unusable.
 
     The payload holds the batches of the results in the order of the header. `questions` are those
-    that are not answered yet; `takes_places` is what was asked with them.
+    that are not answered yet. Places of batches are taken from the server at `maybe_places_of`.
     """
     response = decode_answer(frame, FetchResponse)
     payload = memoryview(frame.payload)
@@ -59,9 +60,9 @@ def read_answer(
         if error is None:
             _check_stream(result, index, question)
             end, next_offset = _measure(result, payload, position, question)
-            placed = _maybe_placed(response, result, question)
-            if placed is not None and not takes_places:
-                raise ProtocolError(f"places of batches of stream {question.stream_id}, unasked")
+            placed = None
+            if result.places:
+                placed = _placed(response, result, question, maybe_places_of)
             answers[index] = Found(payload[position:end], next_offset, placed=placed)
             position = end
             continue
@@ -83,18 +84,23 @@ def _check_stream(result: FetchResult, index: int, question: Question) -> None:
         )
 
 
-def _maybe_placed(
-    response: FetchResponse, result: FetchResult, question: Question
-) -> PlacedBatches | None:
-    if not result.places:
-        return None
+def _placed(
+    response: FetchResponse, result: FetchResult, question: Question, maybe_endpoint: str | None
+) -> PlacedBatches:
+    if maybe_endpoint is None:
+        raise ProtocolError(f"places of batches of stream {question.stream_id}, unasked")
     if response.log_directory is None or response.log_instance is None or result.batch_length:
         raise ProtocolError(
             f"the FETCH answer for stream {question.stream_id} has places of batches without the"
             " log that they are in, or beside batches"
         )
     return PlacedBatches(
-        response.log_directory, response.log_instance, question.stream_id, result.places
+        maybe_endpoint,
+        response.log_directory,
+        response.log_instance,
+        question.stream_id,
+        question.range_index,
+        result.places,
     )
 
 

@@ -9,18 +9,18 @@ names.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from sbp_core import limits
-from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.errors import LogCorruptionError, LogError, RecordBatchError
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
 from sbp_core.log.files import (
     INSTANCE_NAME,
@@ -36,22 +36,43 @@ CAN_READ: Final = hasattr(os, "preadv")
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if CAN_READ else 0
 """No file that is none keeps who opens it waiting."""
 _INSTANCE_BYTES_MAX: Final = 64
+_PREFIX_BYTES_MAX: Final = 255
+"""Of what was staged, the id in front of the batch."""
 _FILE_OF: Final = attrgetter("segment", "generation")
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedBatches:
-    """Batches of one stream, in the order of their offsets, in the log in `directory`."""
+    """Batches of one range, in the order of their offsets, in the log in `directory`.
 
+    The server at `endpoint` told of them.
+    """
+
+    endpoint: str
     directory: str
     instance: str
     stream_id: int
+    range_index: int
     places: tuple[BatchPlace, ...]
 
     @property
     def length_bytes(self) -> int:
         """Octets of the batches."""
         return sum(map(_batch_bytes, self.places))
+
+    @property
+    def start_offset(self) -> int:
+        """Offset of the first record."""
+        return self.places[0].base_offset
+
+    @property
+    def end_offset(self) -> int:
+        """Offset behind the last record."""
+        return _end_offset(self.places[-1])
+
+    def up_to(self, bytes_max: int) -> PlacedBatches:
+        """Return as many of the first batches as have `bytes_max` octets together, at least one."""
+        return replace(self, places=next(_pieces(self.places, bytes_max)))
 
 
 class LocalReads:
@@ -70,34 +91,77 @@ class LocalReads:
         self._off_until_ms[endpoint] = now_ms + self._pause_ms
 
 
+READ_ERRORS: Final = (OSError, LogError, RecordBatchError, ValueError, OverflowError, MemoryError)
+"""What reading raises: of the system, of what is found, and for places that there cannot be."""
+
+
+class PlacedPiece(NamedTuple):
+    """Batches that were read, one behind the other, and the offset behind the last of them."""
+
+    payload: memoryview
+    end_offset: int
+
+
 def read_placed(placed: PlacedBatches) -> memoryview:
     """Return the batches, one behind the other, checked, with the offsets that they have.
 
     Raises OSError where the files cannot be opened, and LogError where they are another server's,
     or the batches are not there: both may have changed since the answer.
     """
+    if placed.length_bytes > limits.FRAME_BYTES_MAX:
+        raise LogError("the server told of more places than were asked for")
+    payloads = [piece.payload for piece in read_pieces(placed, placed.length_bytes)]
+    return payloads[0] if len(payloads) == 1 else np.concatenate(payloads).data
+
+
+def read_pieces(placed: PlacedBatches, piece_bytes: int) -> Iterator[PlacedPiece]:
+    """Yield the batches as `read_placed` returns them, about `piece_bytes` at a time.
+
+    A segment is open while those in it are drawn. Raises as `read_placed` does, behind what is
+    well.
+    """
     directory = Path(placed.directory)
+    if not placed.instance.isalnum() or not placed.instance.isascii():
+        raise LogError(f"the server told of {placed.instance!r:.100} as what its log is")
     if not directory.is_absolute() or "\0" in placed.directory:
         raise LogError(f"the server told of a log in {placed.directory!r:.100}")
-    if not all(map(_is_possible, placed.places)) or placed.length_bytes > limits.FRAME_BYTES_MAX:
+    if not all(map(_is_possible, placed.places)):
         raise LogError("the server told of places that no batches can be at")
     with _opened(directory / INSTANCE_NAME) as descriptor:
         instance = os.read(descriptor, _INSTANCE_BYTES_MAX)
-    if instance != placed.instance.encode("ascii", "replace"):
+    if instance != placed.instance.encode():
         raise LogError(f"{directory} is the log of another server, or of an earlier start of it")
-    payload = np.empty(placed.length_bytes, np.uint8).data
-    end = 0
+    range_key = placed.stream_id, placed.range_index
     for (segment, generation), places in groupby(placed.places, _FILE_OF):
         with _opened(segment_path(directory, segment)) as descriptor:
             _check_segment(descriptor, segment, generation)
-            for place in places:
-                start, end = end, end + _batch_bytes(place)
-                _read_batch(descriptor, placed.stream_id, place, payload[start:end])
-    return payload
+            for piece in _pieces(places, piece_bytes):
+                payload = _read_piece(descriptor, range_key, piece)
+                yield PlacedPiece(payload, _end_offset(piece[-1]))
+
+
+def _pieces(places: Iterable[BatchPlace], bytes_max: int) -> Iterator[tuple[BatchPlace, ...]]:
+    """Yield the places of as many batches at a time as have so many octets, at least one."""
+    piece: list[BatchPlace] = []
+    piece_bytes = 0
+    for place in places:
+        piece_bytes += _batch_bytes(place)
+        if piece and piece_bytes > bytes_max:
+            yield tuple(piece)
+            piece, piece_bytes = [], _batch_bytes(place)
+        piece.append(place)
+    if piece:
+        yield tuple(piece)
+
+
+def _end_offset(place: BatchPlace) -> int:
+    return place.base_offset + place.record_count
 
 
 def _is_possible(place: BatchPlace) -> bool:
-    return place.prefix_length >= 0 and _batch_bytes(place) > 0
+    is_inside = 0 <= place.segment <= place.position - SEGMENT_HEADER_BYTES
+    has_length = place.length <= limits.ENTRY_BYTES_MAX and _batch_bytes(place) > 0
+    return is_inside and has_length and 0 <= place.prefix_length <= _PREFIX_BYTES_MAX
 
 
 @contextmanager
@@ -121,7 +185,21 @@ def _check_segment(descriptor: int, segment: int, generation: int) -> None:
         raise LogError(f"the segment at position {segment} was rewritten meanwhile")
 
 
-def _read_batch(descriptor: int, stream_id: int, place: BatchPlace, batch: memoryview) -> None:
+def _read_piece(
+    descriptor: int, range_key: tuple[int, int], places: Sequence[BatchPlace]
+) -> memoryview:
+    """Read batches of a range one behind the other. Raises OSError, LogError."""
+    payload = np.empty(sum(map(_batch_bytes, places)), np.uint8).data
+    end = 0
+    for place in places:
+        start, end = end, end + _batch_bytes(place)
+        _read_batch(descriptor, range_key, place, payload[start:end])
+    return payload
+
+
+def _read_batch(
+    descriptor: int, range_key: tuple[int, int], place: BatchPlace, batch: memoryview
+) -> None:
     """Read one batch into `batch`. Raises OSError, LogError."""
     front = bytearray(ENTRY_HEADER_BYTES + place.prefix_length)
     read_bytes = os.preadv(descriptor, [front, batch], place.position - place.segment)
@@ -129,8 +207,8 @@ def _read_batch(descriptor: int, stream_id: int, place: BatchPlace, batch: memor
         raise LogCorruptionError(f"the file ends within the batch at position {place.position}")
     header = decode_entry_header(front[:ENTRY_HEADER_BYTES], place.position)
     kind = EntryKind.STAGED if place.prefix_length else EntryKind.BATCH
-    found = header.kind, header.stream_id, header.record_count, header.length
-    if found != (kind, stream_id, place.record_count, place.length):
+    found = header.kind, header.stream_id, header.range_index, header.record_count, header.length
+    if found != (kind, *range_key, place.record_count, place.length):
         raise LogCorruptionError(f"another entry is at position {place.position}")
     header.check_body(front[ENTRY_HEADER_BYTES:], batch)
     if place.prefix_length:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sbp_core.client.local_log import PlacedBatches
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
 
@@ -250,7 +251,8 @@ class FetchOutcome:
 
     The first batch may begin before the fetch offset, and the last one may pass the end offset:
     the caller trims. An empty payload without an error means that nothing was there in time.
-    `next_offset` is where the next fetch goes on.
+    `next_offset` is where the next fetch goes on. `maybe_placed` is where the batches are, if that
+    was asked for: then there is no payload.
     """
 
     item_index: int
@@ -258,3 +260,4 @@ class FetchOutcome:
     payload: memoryview
     next_offset: int
     error: SbpError | None
+    maybe_placed: PlacedBatches | None = None

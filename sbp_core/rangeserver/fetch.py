@@ -31,8 +31,9 @@ from sbp_core.rangeserver.fetch_items import (
     response_of,
     wanted_for,
 )
+from sbp_core.rangeserver.further_batches import FurtherBatches
 from sbp_core.rangeserver.hosting import RangeHost
-from sbp_core.rangeserver.local_reads import LocalReads
+from sbp_core.rangeserver.local_reads import LocalReads, are_worth_places
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.read_queue import ReadClass, ReadJob
@@ -106,6 +107,7 @@ class FetchHandler(PromptHandler):
         self._readers = readers
         self._reads = ReadScheduler(readers)
         self._staged = StagedReads(host, log, self._reads, metrics)
+        self._further = FurtherBatches(host, log, readers)
         self._sending_count = 0
         self._clock = clock
         self._metrics = metrics
@@ -145,14 +147,17 @@ class FetchHandler(PromptHandler):
             length_bytes += answer.length_bytes
         if not answers or len(answers) > limits.RESULTS_PER_FRAME:
             return False
-        response = None if local is None else local.maybe_response(answers)
         payload: Payload | None = _NOTHING
-        if length_bytes and response is None:
-            payload = self._maybe_cached(call, answers)
+        if local is not None and are_worth_places(answers):
+            answers = self._further.maybe_added(answers)
+            response = local.response(answers)
+        else:
+            response = response_of(answers)
+            payload = self._maybe_cached(call, answers) if length_bytes else _NOTHING
         if payload is None:
             return False
-        self._count(fetching.answering.began_at, answers, length_bytes)
-        call.respond_now(response or response_of(answers), payload, is_end=True)
+        self._count(fetching.answering.began_at, answers)
+        call.respond_now(response, payload, is_end=True)
         return True
 
     async def _answer(self, fetching: _Fetching) -> None:
@@ -235,21 +240,20 @@ class FetchHandler(PromptHandler):
     ) -> None:
         call = answering.call
         if not any(answer.slots for answer in answers):
-            self._count(answering.began_at, answers, 0)
+            self._count(answering.began_at, answers)
             await call.respond(response_of(answers), is_end=is_end)
             return
         local = answering.maybe_local
-        places = None if local is None else local.maybe_response(answers)
-        if places is not None:
-            length_bytes = sum(each.length_bytes for each in answers)
-            self._count(answering.began_at, answers, length_bytes)
-            await call.respond(places, is_end=is_end)
+        if local is not None and are_worth_places(answers):
+            answers = await self._further.added(answers)
+            self._count(answering.began_at, answers)
+            await call.respond(local.response(answers), is_end=is_end)
             return
         cached = None
         if self._may_send_at_once(call, others=self._sending_count - 1):
             cached = self._maybe_cached(call, answers)
         if cached is not None:
-            self._count(answering.began_at, answers, sum(map(len, cached.parts)))
+            self._count(answering.began_at, answers)
             call.respond_now(response_of(answers), cached, is_end=is_end)
             return
         async with call.reserve():
@@ -258,7 +262,7 @@ class FetchHandler(PromptHandler):
                 served,
                 payload,
             ):
-                self._count(answering.began_at, served, sum(each.length_bytes for each in served))
+                self._count(answering.began_at, served)
                 call.respond_now(response_of(served), payload, is_end=is_end)
 
     def _may_send_at_once(self, call: ServerCall, *, others: int) -> bool:
@@ -288,7 +292,8 @@ class FetchHandler(PromptHandler):
         length_bytes = sum(answer.length_bytes for answer in answers)
         return ReadJob(ReadClass(isolation, is_tail), length_bytes)
 
-    def _count(self, began_at: float, answers: Sequence[Answer], octets: int) -> None:
+    def _count(self, began_at: float, answers: Sequence[Answer]) -> None:
+        octets = sum(answer.length_bytes for answer in answers)
         failures = sum(answer.status is not SUCCESS for answer in answers)
         seconds = self._metrics.now() - began_at
         self._metrics.fetches.add(len(answers), failures, octets, seconds)

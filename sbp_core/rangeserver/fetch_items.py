@@ -41,6 +41,12 @@ class Answer:
         """Octets of the batches."""
         return sum(slot.body_length for slot in self.slots)
 
+    def with_more(self, slots: tuple[Slot, ...]) -> Answer:
+        """Return the answer with further batches, which follow on its own."""
+        if not slots:
+            return self
+        return replace(self, slots=self.slots + slots, next_offset=slots[-1].end_offset)
+
     def result(self) -> FetchResult:
         """Return what the header says of it."""
         return FetchResult(
@@ -85,6 +91,18 @@ class Found:
 def wanted_for(hosted: HostedRange, offset: int, item: Item) -> Wanted:
     """Return what to look for in the log: the durable batches of a range from `offset` on."""
     return Wanted(hosted.key, offset, hosted.next_offset, item.end_offset, item.max_bytes)
+
+
+def wanted_behind(hosted: HostedRange, answer: Answer, max_bytes: int) -> Wanted:
+    """Return what to look for behind the batches of an answer: others that are large."""
+    return Wanted(
+        hosted.key,
+        answer.next_offset,
+        hosted.next_offset,
+        answer.item.end_offset,
+        max_bytes,
+        limits.LOCAL_READ_BATCH_BYTES_MIN,
+    )
 
 
 def item_of(info: FetchInfo) -> Item:

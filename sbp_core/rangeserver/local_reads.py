@@ -37,17 +37,12 @@ class LocalReads:
 
     def may_serve(self, call: ServerCall, request: FetchRequest) -> bool:
         """Whether places will do for who asks."""
+        if call.agreement.isolation:  # it takes turns with other classes, which files do not
+            return False
         return request.takes_places and call.is_from_this_host and not call.is_one_frame
 
-    def maybe_response(self, answers: Sequence[Answer]) -> FetchResponse | None:
-        """Return the header of a frame that says where the batches are.
-
-        None where they are so small that they are read faster as one payload.
-        """
-        slots = [slot for answer in answers for slot in answer.slots]
-        batch_bytes = sum([slot.body_length for slot in slots])
-        if not slots or batch_bytes < len(slots) * limits.LOCAL_READ_BATCH_BYTES_MIN:
-            return None
+    def response(self, answers: Sequence[Answer]) -> FetchResponse:
+        """Return the header of a frame that says where the batches are."""
         response = response_of(answers)
         results = [
             replace(result, batch_length=0, places=tuple(map(_place, answer.slots)))
@@ -61,11 +56,24 @@ class LocalReads:
         )
 
 
+def are_worth_places(answers: Sequence[Answer]) -> bool:
+    """Whether batches are so large that they are not read faster as one payload."""
+    slots = [slot for answer in answers for slot in answer.slots]
+    batch_bytes = sum([slot.body_length for slot in slots])
+    return batch_bytes >= max(1, len(slots) * limits.LOCAL_READ_BATCH_BYTES_MIN)
+
+
 def maybe_local_reads(disk: Disk, directory: Path) -> LocalReads | None:
     """Let readers of the log in `directory` know this start of the server.
 
-    None where that cannot be written: then they are served like all others.
+    None where that cannot be written, or the directory be told: then they are served like all
+    others.
     """
+    try:
+        str(directory.absolute()).encode()
+    except UnicodeEncodeError:
+        _LOG.warning("readers on this machine go through the server: %r is no text", directory)
+        return None
     local_reads = LocalReads(directory.absolute(), uuid.uuid4().hex)
     path = directory / INSTANCE_NAME
     try:

@@ -27,7 +27,7 @@ class Wanted:
     """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
 
     `next_offset` is the range's tail, `end_offset` the bound of who asks, negative for none;
-    `max_bytes` counts bodies.
+    `max_bytes` counts bodies. With `batch_bytes_min` they end before a batch that is smaller.
     """
 
     key: RangeKey
@@ -35,6 +35,7 @@ class Wanted:
     next_offset: int
     end_offset: int
     max_bytes: int
+    batch_bytes_min: int = 0
 
     @property
     def stop_offset(self) -> int:
@@ -67,7 +68,8 @@ def _take_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
         for slot in log.batches_from(wanted.key, wanted.offset):
             taken_bytes += slot.body_length
             is_too_much = slots and taken_bytes > wanted.max_bytes
-            if is_too_much or slot.base_offset >= wanted.stop_offset:
+            is_too_small = slot.body_length < wanted.batch_bytes_min
+            if is_too_much or is_too_small or slot.base_offset >= wanted.stop_offset:
                 break
             slots.append(slot)
     except LogError:

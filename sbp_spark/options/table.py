@@ -249,7 +249,7 @@ SOURCE_OPTIONS: Final = (
         "localReads",
         "true",
         "Whether tasks on the machine of a range server read large record batches from its files,"
-        " checked as the server would check them, without a way through the server: true, false."
+        " checked by their checksums, without a way through the server: true, false."
         " They do where they may open the files, so where they run as the same user; where they may"
         " not, the server reads for them.",
     ),

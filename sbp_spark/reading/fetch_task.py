@@ -19,6 +19,7 @@ from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.reading.columns_layout import ColumnsLayout
 from sbp_spark.reading.layout import Form, Layout, Piece, is_enough
+from sbp_spark.reading.placed_chunks import read_placed_chunks
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import (
     Chunk,
@@ -67,12 +68,16 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     client = client_for(partition.servers, Patience.RUNNING)
     layout = layout_for(partition, schema, client)
     round_bytes = fetch_round_bytes(partition.buffer_bytes)
+    spans, is_loss_fatal = partition.spans, partition.is_loss_fatal
     fetched = fetch_chunks(
-        client, partition.spans, round_bytes=round_bytes, is_loss_fatal=partition.is_loss_fatal
+        client, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal, leaves_placed=True
     )
     queue_bytes = partition.buffer_bytes - round_bytes
-    with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as chunks:
-        yield from decode_chunks(chunks, partition.spans, layout)
+    with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as ahead:
+        chunks = read_placed_chunks(
+            client, ahead, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal
+        )
+        yield from decode_chunks(chunks, spans, layout)
 
 
 def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sbp_core import limits
-from sbp_core.client import FetchItem, FetchOutcome
+from sbp_core.client import FetchItem, FetchOutcome, PlacedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_spark.client_pool import Patience
 from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
@@ -29,7 +29,12 @@ class FetchClient(Protocol):
     """What is needed of a client."""
 
     def fetch(
-        self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
+        self,
+        items: Sequence[FetchItem],
+        *,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        leaves_placed: bool = False,
     ) -> Iterator[FetchOutcome]:
         """Yield one outcome per item, in any order."""
         ...
@@ -40,13 +45,21 @@ class Chunk:
     """Whole record batches of the span at `span_index`, as they came.
 
     `maybe_skip_to` is the offset at which reading goes on where those before it are lost. If
-    `is_more`, not all that follows was asked for yet.
+    `is_more`, not all that follows was asked for yet. With `maybe_placed` the batches are still to
+    be read there.
     """
 
     span_index: int
     payload: memoryview
     maybe_skip_to: int | None = None
     is_more: bool = False
+    maybe_placed: PlacedBatches | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Octets of the batches."""
+        placed = self.maybe_placed
+        return len(self.payload) if placed is None else placed.length_bytes
 
 
 @dataclass(slots=True)
@@ -74,12 +87,14 @@ def fetch_chunks(
     *,
     round_bytes: int = FETCH_ROUND_BYTES_MAX,
     is_loss_fatal: bool = True,
+    leaves_placed: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
     """Yield the octets of all spans; those of one stream in the order of their offsets.
 
-    One FETCH asks for several streams at once, `round_bytes` in all. Offsets that are gone raise
+    One FETCH asks for several streams at once, `round_bytes` in all. Large batches on this machine
+    may be left where they are (`leaves_placed`), and are more then. Offsets that are gone raise
     DataLossError, or are logged and skipped. Raises DeadlineExceededError when a server holds back
     offsets that it had announced, and what the client raises; each error has a note that names the
     span.
@@ -94,7 +109,8 @@ def fetch_chunks(
             reading.append(waiting.popleft())
         cursors = [lane[0] for lane in reading]
         has_progress = False
-        with closing(_fetch(client, cursors, round_bytes)) as outcomes:
+        fetched = _fetch(client, cursors, round_bytes, leaves_placed=leaves_placed)
+        with closing(fetched) as outcomes:
             for outcome in outcomes:
                 cursor = cursors[outcome.item_index]
                 if not is_loss_fatal and _skip_loss(cursor, outcome.error):
@@ -102,10 +118,14 @@ def fetch_chunks(
                     yield Chunk(cursor.span_index, memoryview(b""), cursor.offset, is_more=True)
                     continue
                 _check_outcome(cursor, outcome, clock())
-                if outcome.payload:
+                if outcome.payload or outcome.maybe_placed:
                     has_progress = True
-                    is_more = bool(waiting) or not _is_read(reading[outcome.item_index])
-                    yield Chunk(cursor.span_index, outcome.payload, is_more=is_more)
+                    yield Chunk(
+                        cursor.span_index,
+                        outcome.payload,
+                        is_more=bool(waiting) or not _is_read(reading[outcome.item_index]),
+                        maybe_placed=outcome.maybe_placed,
+                    )
         for lane in reading:
             while lane and lane[0].is_done:
                 lane.popleft()
@@ -120,14 +140,14 @@ def _is_read(lane: deque[_Cursor]) -> bool:
 
 
 def _fetch(
-    client: FetchClient, cursors: Sequence[_Cursor], round_bytes: int
+    client: FetchClient, cursors: Sequence[_Cursor], round_bytes: int, *, leaves_placed: bool
 ) -> Generator[FetchOutcome, None, None]:
     bytes_max = max(1, round_bytes // len(cursors))
     items = [
         FetchItem(cursor.span.stream_id, cursor.offset, cursor.span.end_offset, bytes_max)
         for cursor in cursors
     ]
-    yield from client.fetch(items, max_wait_ms=FETCH_WAIT_MS)
+    yield from client.fetch(items, max_wait_ms=FETCH_WAIT_MS, leaves_placed=leaves_placed)
 
 
 def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None:
@@ -139,7 +159,7 @@ def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None
             error = _loss(cursor, error)
         error.add_note(f"while reading {describe_span(span)}, at offset {cursor.offset}")
         raise error from outcome.error if error is not outcome.error else None
-    if outcome.payload:
+    if outcome.payload or outcome.maybe_placed:
         cursor.offset = outcome.next_offset
         cursor.silent_since_s = None
     elif cursor.silent_since_s is None:
@@ -220,7 +240,7 @@ class Prefetcher:
 
     def _prefetched(self, first: Chunk) -> Iterator[Chunk]:
         """Yield a chunk, and all that follow, which a thread draws meanwhile."""
-        self._held_bytes = len(first.payload)
+        self._held_bytes = first.size_bytes
         self._maybe_thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
         self._maybe_thread.start()
         chunk: Chunk | None = first
@@ -233,7 +253,7 @@ class Prefetcher:
     def _next(self, done: Chunk) -> Chunk | None:
         """Return the chunk behind one that is worked off, None if there is none."""
         with self._changed:
-            self._held_bytes -= len(done.payload)
+            self._held_bytes -= done.size_bytes
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._is_over)
             return self._queue.popleft() if self._queue else None
@@ -258,12 +278,12 @@ class Prefetcher:
                 lambda: (
                     self._is_closed
                     or not self._held_bytes
-                    or self._held_bytes + len(chunk.payload) <= self._bytes_max
+                    or self._held_bytes + chunk.size_bytes <= self._bytes_max
                 )
             )
             if self._is_closed:
                 return False
             self._queue.append(chunk)
-            self._held_bytes += len(chunk.payload)
+            self._held_bytes += chunk.size_bytes
             self._changed.notify_all()
             return True

@@ -6,28 +6,40 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from core_cluster import CoreCluster, core_cluster, rows_batch
+from core_cluster import CoreCluster, rows_batch
+from local_reads import (
+    LARGE_BYTES,
+    SMALL_SEGMENTS,
+    append,
+    check_same,
+    fetched,
+    large_batch,
+    new_stream,
+    octets_of,
+    remove_segments,
+    run,
+    segments,
+    watch_looks,
+)
 from raw_client import RawClient
 from staged_appends import end, one_stream
 
 from sbp_core import limits
 from sbp_core.client import (
+    LATEST,
     AppendItem,
     AsyncClient,
     Client,
     FetchItem,
     FetchOutcome,
-    StreamSpec,
     Writer,
-    blocking_runner,
 )
-from sbp_core.client.local_log import PlacedBatches, read_placed
 from sbp_core.errors import OffsetOutOfRangeError
 from sbp_core.log.files import INSTANCE_NAME, SegmentHeader, encode_segment_header
+from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -40,88 +52,10 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
-LARGE_BYTES = 2 * limits.LOCAL_READ_BATCH_BYTES_MIN
-SMALL_SEGMENTS = {"segment_bytes": 1_000_000, "retention_check_interval_ms": 10}
-
-
-class Looks:
-    """What readers look for in files, and whether they find it; `before` is called before."""
-
-    def __init__(self) -> None:
-        self.found: list[PlacedBatches] = []
-        self.failed_count = 0
-        self.before: Callable[[PlacedBatches], None] = lambda _: None
-
-    def read(self, placed: PlacedBatches) -> memoryview:
-        self.before(placed)
-        self.failed_count += 1
-        payload = read_placed(placed)
-        self.failed_count -= 1
-        self.found.append(placed)
-        return payload
-
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
-    monkeypatch.setattr("sbp_core.limits.SEGMENT_BYTES_MIN", 1)
-    looks = Looks()
-    monkeypatch.setattr(blocking_runner, "read_placed", looks.read)
-    return looks
-
-
-def run(folder, body, **options):
-    async def main():
-        async with core_cluster(folder, **options) as cluster:
-            await asyncio.wait_for(body(cluster), 120)
-
-    asyncio.run(main())
-
-
-def large_batch(stream_id: int, seed: int = 0) -> bytes:
-    values = random.Random(seed).randbytes(LARGE_BYTES)
-    return rows_batch([values[:1], values[1:]], stream_id)
-
-
-async def new_stream(cluster: CoreCluster) -> int:
-    (info,) = await cluster.client.create_streams([StreamSpec(None)])
-    return info.stream_id
-
-
-async def append(cluster: CoreCluster, stream_id: int, seeds: Sequence[int], **options) -> None:
-    for seed in seeds:
-        item = AppendItem(stream_id, large_batch(stream_id, seed))
-        await cluster.client.append([item], **options)
-
-
-def fetched(client: Client, item: FetchItem) -> FetchOutcome:
-    (outcome,) = client.fetch([item])
-    return outcome
-
-
-def octets_of(client: Client, stream_id: int, start: int, bytes_max: int = 1 << 20) -> bytes:
-    """All octets of a stream from `start` to the tail."""
-    octets = b""
-    while True:
-        outcome = fetched(client, FetchItem(stream_id, start, None, bytes_max))
-        if outcome.error is not None:
-            raise outcome.error
-        octets += outcome.payload
-        if outcome.next_offset == start:
-            return octets
-        start = outcome.next_offset
-
-
-async def check_same(cluster: CoreCluster, stream_id: int, start: int = 0) -> None:
-    """Read a stream from the files, and through the server."""
-
-    def read() -> tuple[bytes, bytes]:
-        endpoint = cluster.pd.endpoint
-        with Client(endpoint) as here, Client(endpoint, reads_locally=False) as far:
-            return octets_of(here, stream_id, start), octets_of(far, stream_id, start)
-
-    local, served = await asyncio.to_thread(read)
-    assert local == served
-    assert len(local) > LARGE_BYTES
+    return watch_looks(monkeypatch)
 
 
 def test_batches_of_all_kinds_in_many_segments(tmp_path, looks):
@@ -206,10 +140,6 @@ async def until_small(folder: Path, bytes_max: int) -> None:
         await asyncio.sleep(0.02)
 
 
-def segments(folder: Path) -> list[Path]:
-    return sorted((folder / "rs" / "log").glob("*.log"))
-
-
 def test_small_batches_come_through_the_server(tmp_path, looks):
     async def body(cluster):
         stream_id = await new_stream(cluster)
@@ -217,7 +147,7 @@ def test_small_batches_come_through_the_server(tmp_path, looks):
             item = AppendItem(stream_id, rows_batch([bytes(LARGE_BYTES // 4)], stream_id))
             await cluster.client.append([item])
         await check_same(cluster, stream_id)
-        assert looks.found == []
+        assert (looks.found, looks.failed_count) == ([], 0)
 
     run(tmp_path, body)
 
@@ -225,19 +155,44 @@ def test_small_batches_come_through_the_server(tmp_path, looks):
 def test_the_tail_is_waited_for(tmp_path, looks):
     async def body(cluster):
         stream_id = await new_stream(cluster)
-
-        def wait() -> FetchOutcome:
-            with Client(cluster.pd.endpoint) as client:
-                items = [FetchItem(stream_id, 0, None, 1 << 20)]
-                (outcome,) = client.fetch(items, max_wait_ms=60_000)
-                return outcome
-
-        waiting = asyncio.create_task(asyncio.to_thread(wait))
+        waiting = asyncio.create_task(asyncio.to_thread(wait_at, cluster, stream_id, 0))
+        await until_waited_for(cluster)
         await append(cluster, stream_id, [1])
         outcome = await waiting
         assert (len(looks.found), outcome.next_offset) == (1, 2)
 
     run(tmp_path, body)
+
+
+def test_the_tail_that_was_waited_for_is_not_passed_over(tmp_path, looks):
+    """Asked again for octets, the server would take the tail of then for the one that is meant."""
+
+    async def body(cluster):
+        stream_id = await new_stream(cluster)
+        await append(cluster, stream_id, [1])
+        (tmp_path / "rs" / "log" / INSTANCE_NAME).write_text("another")
+        waiting = asyncio.create_task(asyncio.to_thread(wait_at, cluster, stream_id, LATEST))
+        await until_waited_for(cluster)
+        await append(cluster, stream_id, [2])
+        outcome = await waiting
+        assert looks.failed_count == 1
+        assert (outcome.next_offset, len(outcome.payload) > LARGE_BYTES) == (4, True)
+
+    run(tmp_path, body)
+
+
+def wait_at(cluster: CoreCluster, stream_id: int, offset: int) -> FetchOutcome:
+    with Client(cluster.pd.endpoint) as client:
+        items = [FetchItem(stream_id, offset, None, 1 << 20)]
+        (outcome,) = client.fetch(items, max_wait_ms=60_000)
+        return outcome
+
+
+async def until_waited_for(cluster: CoreCluster) -> None:
+    give_up_at = time.monotonic() + 60
+    while not cluster.server._waiters._events:
+        assert time.monotonic() < give_up_at, "nobody waits"
+        await asyncio.sleep(0.005)
 
 
 def test_trimmed_records_are_as_out_of_range_as_ever(tmp_path):
@@ -256,11 +211,6 @@ def test_trimmed_records_are_as_out_of_range_as_ever(tmp_path):
         await check_same(cluster, stream_id, 4)
 
     run(tmp_path, body)
-
-
-def remove_segments(folder: Path) -> None:
-    for path in segments(folder):
-        path.unlink()
 
 
 def replace_segments(folder: Path) -> None:
@@ -371,6 +321,19 @@ def test_files_are_tried_again_after_a_while(tmp_path, looks, monkeypatch):
     run(tmp_path, body)
 
 
+def test_a_log_whose_folder_is_no_text(tmp_path, looks, caplog):
+    folder = tmp_path / os.fsdecode(b"\xff")
+
+    async def body(cluster):
+        stream_id = await new_stream(cluster)
+        await append(cluster, stream_id, range(4))
+        await check_same(cluster, stream_id)
+        assert (looks.found, looks.failed_count) == ([], 0)
+
+    run(folder, body)
+    assert "readers on this machine go through the server" in caplog.text
+
+
 def test_a_server_that_keeps_its_files_to_itself(tmp_path, looks):
     async def body(cluster):
         stream_id = await new_stream(cluster)
@@ -409,13 +372,17 @@ def test_who_does_not_ask_gets_octets(tmp_path):
     run(tmp_path, body)
 
 
-@pytest.mark.parametrize(("address", "is_here"), [("127.0.0.1", True), ("127.0.0.2", False)])
-def test_who_comes_from_elsewhere_gets_octets(tmp_path, address, is_here):
+@pytest.mark.parametrize(
+    ("address", "isolation", "is_here"),
+    [("127.0.0.1", "", True), ("127.0.0.2", "", False), ("127.0.0.1", "backfill", False)],
+)
+def test_who_comes_from_elsewhere_or_takes_turns_gets_octets(tmp_path, address, isolation, is_here):
     async def body(cluster):
         stream_id = await new_stream(cluster)
         await append(cluster, stream_id, [1])
         info = FetchInfo(StreamRange(stream_id=stream_id), batch_max_bytes=1 << 20)
         async with RawClient.at(cluster.server.endpoint, from_address=address) as client:
+            await client.greet(Wishes(isolation=isolation))
             (frame,) = await client.call(
                 Opcode.FETCH, FetchRequest(0, 1, (info,), takes_places=True)
             )

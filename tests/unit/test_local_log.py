@@ -11,11 +11,12 @@ from core_cluster import rows_batch
 from log_files import batch, created, open_log
 from msgspec import structs
 
+from sbp_core import limits
 from sbp_core.client.fetch_answer import Question, read_answer
-from sbp_core.client.local_log import LocalReads, PlacedBatches, read_placed
+from sbp_core.client.local_log import LocalReads, PlacedBatches, read_pieces, read_placed
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.files import INSTANCE_NAME
+from sbp_core.log.files import INSTANCE_NAME, SEGMENT_HEADER_BYTES
 from sbp_core.records import write_base_offset
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import BatchPlace, FetchResponse, FetchResult, encode_header
@@ -23,6 +24,8 @@ from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
 
 STREAM_ID = 7
+IMPOSSIBLE = "the server told of (more )?places"
+ANY_PLACE = BatchPlace(0, 0, 100, 200, 0, 0, 1)
 
 
 def body(base_offset: int, count: int) -> bytes:
@@ -34,7 +37,7 @@ def body(base_offset: int, count: int) -> bytes:
 @pytest.fixture
 def placed(tmp_path: Path) -> PlacedBatches:
     """Two batches of one stream, of 3 and 2 records, and one of another stream between them."""
-    (tmp_path / INSTANCE_NAME).write_text("this one")
+    (tmp_path / INSTANCE_NAME).write_text("thisone")
     with open_log(OsDisk(), tmp_path, segment_bytes=1_000_000) as log:
         entries = [
             created(STREAM_ID),
@@ -48,7 +51,7 @@ def placed(tmp_path: Path) -> PlacedBatches:
         BatchPlace(0, 0, location.position, location.length, 0, base_offset, count)
         for location, base_offset, count in ((first, 0, 3), (second, 3, 2))
     )
-    return PlacedBatches(str(tmp_path), "this one", STREAM_ID, places)
+    return PlacedBatches("a:1", str(tmp_path), "thisone", STREAM_ID, 0, places)
 
 
 def open_files() -> set[str]:
@@ -61,48 +64,84 @@ def test_batches_are_read_one_behind_the_other(placed):
 
 
 @pytest.mark.parametrize(
-    ("change", "error_type"),
+    ("change", "reason"),
     [
-        ({"position": 0}, LogCorruptionError),
-        ({"position": -1}, LogCorruptionError),
-        ({"position": 10**9}, LogCorruptionError),
-        ({"length": 0}, LogError),
-        ({"length": -(2**31)}, LogError),
-        ({"length": 10_000_000}, LogCorruptionError),
-        ({"length": 2**31 - 1}, LogError),
-        ({"prefix_length": -1}, LogError),
-        ({"prefix_length": 2**31 - 1}, LogError),
-        ({"prefix_length": 20}, LogCorruptionError),
-        ({"base_offset": 4}, LogCorruptionError),
-        ({"record_count": 3}, LogCorruptionError),
-        ({"generation": 1}, LogError),
-        ({"segment": 1}, FileNotFoundError),
-        ({"segment": -1}, FileNotFoundError),
+        ({"position": SEGMENT_HEADER_BYTES}, "entry"),
+        ({"position": 10**9}, "ends within"),
+        ({"length": 10_000_000}, "ends within"),
+        ({"prefix_length": 20}, "another entry"),
+        ({"base_offset": 4}, "other offsets"),
+        ({"record_count": 3}, "another entry"),
+        ({"generation": 1}, "rewritten meanwhile"),
+        ({"segment": 1}, "No such file"),
+        ({"position": 0}, IMPOSSIBLE),
+        ({"position": -1}, IMPOSSIBLE),
+        ({"position": -(2**63)}, IMPOSSIBLE),
+        ({"segment": -1}, IMPOSSIBLE),
+        ({"length": 0}, IMPOSSIBLE),
+        ({"length": -(2**31)}, IMPOSSIBLE),
+        ({"length": limits.ENTRY_BYTES_MAX + 1}, IMPOSSIBLE),
+        ({"length": 2**31 - 1, "prefix_length": 2**31 - 138}, IMPOSSIBLE),
+        ({"prefix_length": -1}, IMPOSSIBLE),
+        ({"prefix_length": 256}, IMPOSSIBLE),
     ],
     ids=str,
 )
-def test_no_other_batch_is_taken(placed, change, error_type):
+def test_no_other_batch_is_taken(placed, change, reason):
     first, second = placed.places
     wrong = replace(placed, places=(first, structs.replace(second, **change)))
-    with pytest.raises(error_type):
+    with pytest.raises((LogError, FileNotFoundError), match=reason):
         read_placed(wrong)
     assert not any(placed.directory in path for path in open_files())
+
+
+def test_batches_are_read_piece_by_piece(placed):
+    pieces = [(bytes(piece.payload), piece.end_offset) for piece in read_pieces(placed, 1)]
+    assert pieces == [(body(0, 3), 3), (body(3, 2), 5)]
+    (piece,) = read_pieces(placed, placed.length_bytes)
+    assert (bytes(piece.payload), piece.end_offset) == (body(0, 3) + body(3, 2), 5)
+    assert placed.up_to(1).places == placed.places[:1]
+    assert placed.up_to(placed.length_bytes) == placed
+
+
+def test_a_reader_that_stops_keeps_no_file_open(placed):
+    pieces = read_pieces(placed, 1)
+    next(pieces)
+    assert any(placed.directory in path for path in open_files())
+    pieces.close()
+    assert not any(placed.directory in path for path in open_files())
+
+
+def test_links_are_not_followed(placed, tmp_path):
+    (path,) = Path(placed.directory).glob("*.log")
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        read_placed(placed)
 
 
 def test_no_batch_of_another_stream_is_taken(placed):
     with pytest.raises(LogCorruptionError, match="another entry"):
         read_placed(replace(placed, stream_id=8))
+    with pytest.raises(LogCorruptionError, match="another entry"):
+        read_placed(replace(placed, range_index=1))
 
 
-@pytest.mark.parametrize("directory", ["log", "", "/\0", "/" + 5_000 * "x"])
-def test_a_folder_that_cannot_be_is_not_opened(placed, directory):
-    with pytest.raises((LogError, OSError)):
+@pytest.mark.parametrize("directory", [".", "", "/\0"])
+def test_a_folder_that_cannot_be_is_not_opened(placed, directory, monkeypatch):
+    monkeypatch.chdir(placed.directory)
+    with pytest.raises(LogError, match="told of a log in"):
         read_placed(replace(placed, directory=directory))
+    with pytest.raises(OSError, match="too long"):
+        read_placed(replace(placed, directory="/" + 5_000 * "x"))
 
 
 def test_no_batch_of_another_log_is_taken(placed):
     with pytest.raises(LogError, match="log of another server"):
-        read_placed(replace(placed, instance="another one"))
+        read_placed(replace(placed, instance="another"))
+    (Path(placed.directory) / INSTANCE_NAME).write_text("")
+    with pytest.raises(LogError, match="as what its log is"):
+        read_placed(replace(placed, instance=""))
     with pytest.raises(FileNotFoundError):
         read_placed(replace(placed, directory=placed.directory + "/elsewhere"))
 
@@ -130,12 +169,12 @@ def answer(placed: PlacedBatches, **changes: object) -> Frame:
     result = FetchResult(STREAM_ID, 0, 2, SUCCESS, 0, 5, placed.places)
     response = FetchResponse(0, (result,), SUCCESS, placed.directory, placed.instance)
     header = encode_header(structs.replace(response, **changes))
-    return Frame(Opcode.FETCH, Flag.RESPONSE | Flag.END, 1, header, b"")
+    return Frame(Opcode.FETCH, Flag.RESPONSE | Flag.END, 1, header, b"x")
 
 
 def test_places_are_an_answer_for_who_takes_them(placed):
-    question = Question(STREAM_ID, item(STREAM_ID).fetch_offset)
-    (found,) = read_answer(answer(placed), {0: question}, takes_places=True).values()
+    question = Question(STREAM_ID, item(STREAM_ID).fetch_offset, 0)
+    (found,) = read_answer(answer(placed), {0: question}, maybe_places_of="a:1").values()
     assert (found.placed, bytes(found.payload), found.next_offset) == (placed, b"", 5)
     with pytest.raises(ProtocolError, match="unasked"):
         read_answer(answer(placed), {0: question})
@@ -146,8 +185,9 @@ def test_places_are_an_answer_for_who_takes_them(placed):
     [
         {"log_directory": None},
         {"log_instance": None},
+        {"fetch_responses": (FetchResult(STREAM_ID, 0, 2, SUCCESS, 1, 5, (ANY_PLACE,)),)},
     ],
 )
 def test_places_without_their_log_are_no_answer(placed, changes):
     with pytest.raises(ProtocolError, match="without the log"):
-        read_answer(answer(placed, **changes), {0: Question(STREAM_ID, 0)}, takes_places=True)
+        read_answer(answer(placed, **changes), {0: Question(STREAM_ID, 0)}, maybe_places_of="a:1")

@@ -58,7 +58,7 @@ class FakeServer:
         self.stored_to = stored_to
         self.asked = []
 
-    def fetch(self, items, *, max_wait_ms=0, min_bytes=1):
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_placed=False):
         self.asked.append(list(items))
         # Answers come in any order: here the last item's first.
         for index, item in reversed(list(enumerate(items))):
@@ -76,7 +76,7 @@ class FailingServer:
     def __init__(self, error):
         self.error = error
 
-    def fetch(self, items, *, max_wait_ms=0, min_bytes=1):
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_placed=False):
         for index, item in enumerate(items):
             yield FetchOutcome(
                 index, item.stream_id, memoryview(b""), item.fetch_offset, self.error

@@ -27,7 +27,7 @@ class FakeServer:
         self.sizes = {int(name[1:]): size for name, size in sizes.items()}
         self.asked = []
 
-    def fetch(self, items, *, max_wait_ms=0, min_bytes=1):
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_placed=False):
         for index, item in enumerate(items):
             self.asked.append((item.stream_id, item.fetch_offset))
             error, payload = None, b""

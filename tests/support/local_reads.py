@@ -1,0 +1,107 @@
+"""Reading large batches on a range server's machine: a cluster, and what is read in its files."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from core_cluster import CoreCluster, core_cluster, rows_batch
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, Client, FetchItem, FetchOutcome, StreamSpec, blocking_runner
+from sbp_core.client.local_log import PlacedBatches, read_placed
+
+LARGE_BYTES = 2 * limits.LOCAL_READ_BATCH_BYTES_MIN
+SMALL_SEGMENTS = {"segment_bytes": 1_000_000, "retention_check_interval_ms": 10}
+
+
+class Looks:
+    """What readers look for in files, and whether they find it; `before` is called before."""
+
+    def __init__(self) -> None:
+        self.found: list[PlacedBatches] = []
+        self.failed_count = 0
+        self.before: Callable[[PlacedBatches], None] = lambda _: None
+
+    def read(self, placed: PlacedBatches) -> memoryview:
+        self.before(placed)
+        self.failed_count += 1
+        payload = read_placed(placed)
+        self.failed_count -= 1
+        self.found.append(placed)
+        return payload
+
+
+def watch_looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """What is read in files from now on, which may be of any size."""
+    monkeypatch.setattr(limits, "SEGMENT_BYTES_MIN", 1)
+    looks = Looks()
+    monkeypatch.setattr(blocking_runner, "read_placed", looks.read)
+    return looks
+
+
+def run(folder, body, **options):
+    async def main():
+        async with core_cluster(folder, **options) as cluster:
+            await asyncio.wait_for(body(cluster), 120)
+
+    asyncio.run(main())
+
+
+def large_batch(stream_id: int, seed: int = 0) -> bytes:
+    values = random.Random(seed).randbytes(LARGE_BYTES)
+    return rows_batch([values[:1], values[1:]], stream_id)
+
+
+async def new_stream(cluster: CoreCluster) -> int:
+    (info,) = await cluster.client.create_streams([StreamSpec(None)])
+    return info.stream_id
+
+
+async def append(cluster: CoreCluster, stream_id: int, seeds: Sequence[int], **options) -> None:
+    for seed in seeds:
+        item = AppendItem(stream_id, large_batch(stream_id, seed))
+        await cluster.client.append([item], **options)
+
+
+def fetched(client: Client, item: FetchItem) -> FetchOutcome:
+    (outcome,) = client.fetch([item])
+    return outcome
+
+
+def octets_of(client: Client, stream_id: int, start: int, bytes_max: int = 1 << 20) -> bytes:
+    """All octets of a stream from `start` to the tail."""
+    octets = b""
+    while True:
+        outcome = fetched(client, FetchItem(stream_id, start, None, bytes_max))
+        if outcome.error is not None:
+            raise outcome.error
+        octets += outcome.payload
+        if outcome.next_offset == start:
+            return octets
+        start = outcome.next_offset
+
+
+async def check_same(cluster: CoreCluster, stream_id: int, start: int = 0) -> None:
+    """Read a stream from the files, and through the server."""
+
+    def read() -> tuple[bytes, bytes]:
+        endpoint = cluster.pd.endpoint
+        with Client(endpoint) as here, Client(endpoint, reads_locally=False) as far:
+            return octets_of(here, stream_id, start), octets_of(far, stream_id, start)
+
+    local, served = await asyncio.to_thread(read)
+    assert local == served
+    assert len(local) > LARGE_BYTES
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted((folder / "rs" / "log").glob("*.log"))
+
+
+def remove_segments(folder: Path) -> None:
+    for path in segments(folder):
+        path.unlink()
