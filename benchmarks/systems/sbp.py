@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -17,6 +18,8 @@ from benchmarks.systems.base import Append
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.records import ROWS_SCHEMA, encode_rows
+
+_SHARE_RECORDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,13 @@ class Streams:
     def source_options(self) -> dict[str, str]:
         """Return the options with which so many tasks read, as of the other systems.
 
-        By default a long stream is split into shares of a million records.
+        By default a long stream is split into shares of a million records; what is short never is.
         """
         return {
             "endpoint": self.endpoint,
             "streams": ",".join(self.shape.streams),
             "minPartitions": str(self.tasks),
-            "maxRecordsPerPartition": str(self.shape.rows),
+            "maxRecordsPerPartition": str(max(self.shape.rows, _SHARE_RECORDS)),
         }
 
     def batch_writer(self, rows: DataFrame) -> DataFrameWriter:
