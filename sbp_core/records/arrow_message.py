@@ -103,6 +103,7 @@ _VARYING: Final = ("header.length", "header.nodes", "header.buffers", "body_leng
 class Outline(NamedTuple):
     """What a message says of its columns, not checked; `nodes` and `buffers` are pairs of i64."""
 
+    row_count: int
     nodes: bytes
     buffers: bytes
     compression: BodyCompression | None
@@ -144,7 +145,7 @@ def read_outline(data: memoryview, *, record_count: int) -> Outline:
         raise RecordBatchError(
             f"Arrow message of {length} rows in a record batch of {record_count} records"
         )
-    return Outline(nodes, buffers, compression, buffers_start, body_length)
+    return Outline(length, nodes, buffers, compression, buffers_start, body_length)
 
 
 def check_outline(outline: Outline, data: memoryview) -> MessageSize:

@@ -38,7 +38,7 @@ def decode_batches(
     for run in small_runs(envelopes, rows_enough=rows_enough, bytes_enough=bytes_enough):
         together = None
         if run.envelopes[0].encoding == ROWS_ENCODING:
-            together = run.maybe_joined(_ROWS_MESSAGE)
+            together = run.maybe_joined(ROWS_SCHEMA, _ROWS_MESSAGE)
         if together is None:
             yield from map(decode_batch, run.envelopes)
         else:
@@ -54,7 +54,7 @@ def maybe_columns_together(
     has to be decoded batch by batch, as by `decode_columns`: one alone, and where one is damaged.
     """
     wanted = [index for index, name in enumerate(schema.arrow.names) if name in names]
-    batch = run.maybe_joined(schema.encode(), wanted or None)
+    batch = run.maybe_joined(schema.arrow, schema.encode(), wanted or None)
     if batch is None:
         return None
     batch = batch if wanted else batch.select(wanted)

@@ -23,6 +23,7 @@ from sbp_core.records.arrow_message import (
 )
 from sbp_core.records.columns import COLUMNS_ENCODING
 from sbp_core.records.envelope import Envelope
+from sbp_core.records.joined_columns import maybe_join_columns
 from sbp_core.records.rows import ROWS_ENCODING
 
 _SMALL_BYTES: Final = 32 * limits.KIB
@@ -59,17 +60,22 @@ class Run:
                 self._unchecked.append(maybe_small.maybe_unchecked)
 
     def maybe_joined(
-        self, schema_message: bytes, wanted: Sequence[int] | None = None
+        self, schema: pa.Schema, schema_message: bytes, wanted: Sequence[int] | None = None
     ) -> pa.RecordBatch | None:
         """Return the rows of all batches, fully validated; None for one, or where one is damaged.
 
-        `schema_message` is their schema, as Arrow's streams begin with it. Of its columns only
-        those at the indexes `wanted` are decoded and validated, if these are given.
+        `schema` is theirs, `schema_message` the same as Arrow's streams begin with it. Of its
+        columns only those at the indexes `wanted` are decoded and validated, if these are given.
         """
-        if len(self.envelopes) > 1 and are_sound(self._unchecked):
-            with contextlib.suppress(pa.ArrowException, OSError):
-                bodies = [each.body for each in self.envelopes]
-                return decode_joined(bodies, schema_message, wanted)
+        if len(self.envelopes) == 1 or not are_sound(self._unchecked):
+            return None
+        bodies = [each.body for each in self.envelopes]
+        with contextlib.suppress(pa.ArrowException, OSError):
+            if len(self._unchecked) == len(bodies):
+                gathered = maybe_join_columns(bodies, self._unchecked, schema, wanted)
+                if gathered is not None:
+                    return gathered
+            return decode_joined(bodies, schema_message, wanted)
         return None
 
 

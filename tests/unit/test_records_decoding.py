@@ -82,8 +82,13 @@ def test_a_large_batch_is_decoded_without_a_copy():
     assert start <= address < start + len(payload)
 
 
+def forbid_joining(monkeypatch):
+    for name in ("decode_joined", "maybe_join_columns"):
+        monkeypatch.setattr(small_batches, name, lambda *_: pytest.fail("joined"))
+
+
 def test_what_decodes_to_much_is_not_joined(monkeypatch):
-    monkeypatch.setattr(small_batches, "decode_joined", lambda *_: pytest.fail("joined"))
+    forbid_joining(monkeypatch)
     zeros = pa.RecordBatch.from_pylist([{"value": bytes(10**6)}], schema=ROWS_SCHEMA)
     packed = batch(zeros, compression="zstd")
     assert len(packed) < 1_000
@@ -91,7 +96,7 @@ def test_what_decodes_to_much_is_not_joined(monkeypatch):
 
 
 def test_what_decodes_to_more_than_it_has_is_not_joined(monkeypatch):
-    monkeypatch.setattr(small_batches, "decode_joined", lambda *_: pytest.fail("joined"))
+    forbid_joining(monkeypatch)
     sound = batch(rows(2))
     overlapping = sound.replace(BUFFERS, struct.pack("<6q", 0, 1, 8, 12, 0, 120))
     assert overlapping != sound

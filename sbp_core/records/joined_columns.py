@@ -1,0 +1,237 @@
+"""Columns of many small messages of one schema, which are gathered here, and not each by Arrow.
+
+Arrow takes some 20 us for a message, however few rows it has. Here all messages take the same few
+steps together, buffer by buffer, as Arrow's columnar format lays them out:
+
+    any column        a bit for each row, 0 for null; may be missing where none is
+    fixed width       the values
+    binary, string    one offset (i32) more than rows, into the octets that follow
+    list, map         one offset more than rows, into the rows of the column within
+    struct            the columns within, as long as it
+
+What does not fit together, or is none of these, is left to Arrow, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sbp_core.records.arrow_message import Outline
+
+_Ints = npt.NDArray[np.int64]
+
+_OFFSET: Final = np.dtype("<i4")
+_BITS: Final = 8
+_WITH_TWO_BUFFERS: Final = (
+    pa.types.is_primitive,
+    pa.types.is_decimal,
+    pa.types.is_list,
+    pa.types.is_map,
+)
+
+
+class _MisfitError(Exception):
+    """The columns are not to be gathered here."""
+
+
+def maybe_join_columns(
+    bodies: Sequence[memoryview],
+    outlines: Sequence[Outline],
+    schema: pa.Schema,
+    wanted: Collection[int] | None = None,
+) -> pa.RecordBatch | None:
+    """Return the rows of several messages one after the other, fully validated.
+
+    The `outlines` of all `bodies` are sound ones, of uncompressed messages. Of the columns only
+    those at the indexes `wanted` are looked at, if these are given. None for what has to be left
+    to Arrow. Raises ArrowException when the joined columns are no valid data.
+    """
+    try:
+        gatherer = _Gatherer(bodies, outlines)
+        columns, fields = [], []
+        row_counts = np.array([each.row_count for each in outlines], np.int64)
+        for index, field in enumerate(schema):
+            if wanted is not None and index not in wanted:
+                gatherer.skip(field.type)
+                continue
+            columns.append(gatherer.column(field.type, row_counts))
+            fields.append(field)
+        gatherer.finish()
+    except _MisfitError:
+        return None
+    batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    batch.validate(full=True)
+    return batch
+
+
+class _Gatherer:
+    """Walks the columns of all messages at once: node by node, buffer by buffer."""
+
+    def __init__(self, bodies: Sequence[memoryview], outlines: Sequence[Outline]) -> None:
+        self._view = memoryview(
+            b"".join(
+                [body[each.buffers_start :] for body, each in zip(bodies, outlines, strict=True)]
+            )
+        )
+        self._octets = np.frombuffer(self._view, np.uint8)
+        sizes = np.array([each.buffers_bytes for each in outlines], np.int64)
+        self._nodes = _table([each.nodes for each in outlines])
+        self._buffers = _table([each.buffers for each in outlines])
+        self._buffers[:, :, 0] += (np.cumsum(sizes) - sizes)[:, np.newaxis]
+        self._node = self._buffer = 0
+
+    def finish(self) -> None:
+        """Raise _MisfitError when the messages have more columns than were walked."""
+        if self._node != self._nodes.shape[1] or self._buffer != self._buffers.shape[1]:
+            raise _MisfitError
+
+    def skip(self, kind: pa.DataType) -> None:
+        """Pass over a column."""
+        self._node += 1
+        self._buffer += _buffer_count(kind)
+        for child in _children(kind):
+            self.skip(child)
+
+    def column(self, kind: pa.DataType, lengths: _Ints) -> pa.Array:
+        """Return the next column, of so many rows in each message."""
+        node_lengths, null_counts = self._next_node()
+        row_count = int(lengths.sum())
+        is_too_long = row_count > _BITS * len(self._view)  # to make room for before it is checked
+        if is_too_long or not np.array_equal(node_lengths, lengths):
+            raise _MisfitError
+        if _buffer_count(kind) == 0:
+            return pa.nulls(row_count)
+        validity = self._validity(lengths, null_counts)
+        buffers = [validity]
+        children: list[pa.Array] = []
+        if pa.types.is_boolean(kind):
+            buffers.append(_packed(self._bits(*self._next_buffer(), lengths)))
+        elif pa.types.is_binary(kind) or pa.types.is_string(kind):
+            offsets, firsts, lasts = self._offsets(lengths)
+            buffers += [offsets, self._octets_between(firsts, lasts)]
+        elif pa.types.is_list(kind) or pa.types.is_map(kind):
+            offsets, firsts, lasts = self._offsets(lengths)
+            if firsts.any():
+                raise _MisfitError
+            buffers.append(offsets)
+            children.append(self.column(_children(kind)[0], lasts))
+        elif pa.types.is_struct(kind):
+            children += [self.column(child, lengths) for child in _children(kind)]
+        else:
+            buffers.append(self._values(kind, lengths))
+        null_count = int(null_counts.sum())
+        return pa.Array.from_buffers(kind, row_count, buffers, null_count, children=children)
+
+    def _next_node(self) -> tuple[_Ints, _Ints]:
+        if self._node == self._nodes.shape[1]:
+            raise _MisfitError
+        node = self._nodes[:, self._node]
+        self._node += 1
+        return node[:, 0], node[:, 1]
+
+    def _next_buffer(self) -> tuple[_Ints, _Ints]:
+        """Return where the next buffer of each message begins, and its octets."""
+        if self._buffer == self._buffers.shape[1]:
+            raise _MisfitError
+        buffer = self._buffers[:, self._buffer]
+        self._buffer += 1
+        return buffer[:, 0], buffer[:, 1]
+
+    def _validity(self, lengths: _Ints, null_counts: _Ints) -> pa.Buffer | None:
+        starts, sizes = self._next_buffer()
+        if not null_counts.any():
+            return None
+        has_nulls = null_counts > 0
+        valid = np.ones(int(lengths.sum()), np.bool_)
+        valid[np.repeat(has_nulls, lengths)] = self._bits(
+            starts[has_nulls], sizes[has_nulls], lengths[has_nulls]
+        )
+        if valid.size - np.count_nonzero(valid) != null_counts.sum():
+            raise _MisfitError
+        return _packed(valid)
+
+    def _bits(self, starts: _Ints, sizes: _Ints, counts: _Ints) -> npt.NDArray[np.bool_]:
+        if np.any(_BITS * sizes < counts):
+            raise _MisfitError
+        at = _spread(_BITS * starts, counts)
+        found = self._octets[at >> 3] >> (at & 7).astype(np.uint8)
+        bits: npt.NDArray[np.bool_] = np.not_equal(found & 1, 0)
+        return bits
+
+    def _values(self, kind: pa.DataType, lengths: _Ints) -> pa.Buffer:
+        starts, sizes = self._next_buffer()
+        bit_counts = kind.bit_width * lengths
+        if np.any(_BITS * sizes < bit_counts):
+            raise _MisfitError
+        return pa.py_buffer(self._join(starts, bit_counts // _BITS))
+
+    def _offsets(self, lengths: _Ints) -> tuple[pa.Buffer, _Ints, _Ints]:
+        """Return offsets for all rows, from 0, and each message's own first and last one."""
+        starts, sizes = self._next_buffer()
+        has_rows = lengths > 0
+        counts = np.where(has_rows, lengths + 1, 0)
+        if np.any(sizes < _OFFSET.itemsize * counts):
+            raise _MisfitError
+        found = np.frombuffer(self._join(starts, _OFFSET.itemsize * counts), _OFFSET)
+        ends = np.cumsum(counts)
+        firsts, lasts = np.zeros_like(lengths), np.zeros_like(lengths)
+        firsts[has_rows] = found[(ends - counts)[has_rows]]
+        lasts[has_rows] = found[ends[has_rows] - 1]
+        widths = np.delete(np.diff(found.astype(np.int64)), ends[has_rows][:-1] - 1)
+        if np.any(widths < 0) or np.any(firsts < 0):
+            raise _MisfitError
+        joined = np.zeros(len(widths) + 1, _OFFSET)
+        np.cumsum(widths, out=joined[1:])
+        return pa.py_buffer(joined), firsts, lasts
+
+    def _octets_between(self, firsts: _Ints, lasts: _Ints) -> pa.Buffer:
+        starts, sizes = self._next_buffer()
+        if np.any(lasts > sizes):
+            raise _MisfitError
+        return pa.py_buffer(self._join(starts + firsts, lasts - firsts))
+
+    def _join(self, starts: _Ints, sizes: _Ints) -> bytes:
+        is_some, view = sizes > 0, self._view
+        begins, ends = starts[is_some].tolist(), (starts + sizes)[is_some].tolist()
+        return b"".join([view[at:end] for at, end in zip(begins, ends, strict=True)])
+
+
+def _table(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return pairs of i64 by message and number. Raises _MisfitError where they are not as many."""
+    if len(set(map(len, parts))) != 1:
+        raise _MisfitError
+    return np.frombuffer(b"".join(parts), "<i8").reshape(len(parts), -1, 2).copy()
+
+
+def _spread(starts: _Ints, counts: _Ints) -> _Ints:
+    """Return starts[0], starts[0] + 1 ..., `counts[0]` of them, then those from starts[1] on."""
+    before = np.cumsum(counts) - counts
+    spread: _Ints = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
+    return spread
+
+
+def _packed(bits: npt.NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(bits, bitorder="little"))
+
+
+def _children(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types of the columns that are within one of this type."""
+    return [kind.field(index).type for index in range(kind.num_fields)]
+
+
+def _buffer_count(kind: pa.DataType) -> int:
+    """Return how many buffers a column has, without those of the columns within."""
+    if pa.types.is_null(kind):
+        return 0
+    if pa.types.is_struct(kind):
+        return 1
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return 3
+    if not any(is_kind(kind) for is_kind in _WITH_TWO_BUFFERS):
+        raise _MisfitError
+    return 2
