@@ -69,6 +69,33 @@ def maybe_join_columns(
     return batch
 
 
+class _Pairs:
+    """Pairs of i64, as many in each message; those of one number are taken together."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        if len(set(map(len, parts))) != 1:
+            raise _MisfitError
+        self._pairs = np.frombuffer(b"".join(parts), "<i8").reshape(len(parts), -1, 2)
+        self._at = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether exactly all were taken or skipped."""
+        return self._at == self._pairs.shape[1]
+
+    def next(self) -> tuple[_Ints, _Ints]:
+        """Return the first and the second numbers of the next pair of each message."""
+        if self._at >= self._pairs.shape[1]:
+            raise _MisfitError
+        pairs = self._pairs[:, self._at]
+        self._at += 1
+        return pairs[:, 0], pairs[:, 1]
+
+    def skip(self, count: int) -> None:
+        """Pass over some."""
+        self._at += count
+
+
 class _Gatherer:
     """Walks the columns of all messages at once: node by node, buffer by buffer."""
 
@@ -80,26 +107,25 @@ class _Gatherer:
         )
         self._octets = np.frombuffer(self._view, np.uint8)
         sizes = np.array([each.buffers_bytes for each in outlines], np.int64)
-        self._nodes = _table([each.nodes for each in outlines])
-        self._buffers = _table([each.buffers for each in outlines])
-        self._buffers[:, :, 0] += (np.cumsum(sizes) - sizes)[:, np.newaxis]
-        self._node = self._buffer = 0
+        self._nodes = _Pairs([each.nodes for each in outlines])
+        self._buffers = _Pairs([each.buffers for each in outlines])
+        self._starts = np.cumsum(sizes) - sizes
 
     def finish(self) -> None:
         """Raise _MisfitError when the messages have more columns than were walked."""
-        if self._node != self._nodes.shape[1] or self._buffer != self._buffers.shape[1]:
+        if not (self._nodes.is_over and self._buffers.is_over):
             raise _MisfitError
 
     def skip(self, kind: pa.DataType) -> None:
         """Pass over a column."""
-        self._node += 1
-        self._buffer += _buffer_count(kind)
+        self._nodes.skip(1)
+        self._buffers.skip(_buffer_count(kind))
         for child in _children(kind):
             self.skip(child)
 
     def column(self, kind: pa.DataType, lengths: _Ints) -> pa.Array:
         """Return the next column, of so many rows in each message."""
-        node_lengths, null_counts = self._next_node()
+        node_lengths, null_counts = self._nodes.next()
         row_count = int(lengths.sum())
         is_too_long = row_count > _BITS * len(self._view)  # to make room for before it is checked
         if is_too_long or not np.array_equal(node_lengths, lengths):
@@ -127,20 +153,10 @@ class _Gatherer:
         null_count = int(null_counts.sum())
         return pa.Array.from_buffers(kind, row_count, buffers, null_count, children=children)
 
-    def _next_node(self) -> tuple[_Ints, _Ints]:
-        if self._node == self._nodes.shape[1]:
-            raise _MisfitError
-        node = self._nodes[:, self._node]
-        self._node += 1
-        return node[:, 0], node[:, 1]
-
     def _next_buffer(self) -> tuple[_Ints, _Ints]:
         """Return where the next buffer of each message begins, and its octets."""
-        if self._buffer == self._buffers.shape[1]:
-            raise _MisfitError
-        buffer = self._buffers[:, self._buffer]
-        self._buffer += 1
-        return buffer[:, 0], buffer[:, 1]
+        starts, sizes = self._buffers.next()
+        return self._starts + starts, sizes
 
     def _validity(self, lengths: _Ints, null_counts: _Ints) -> pa.Buffer | None:
         starts, sizes = self._next_buffer()
@@ -173,16 +189,16 @@ class _Gatherer:
     def _offsets(self, lengths: _Ints) -> tuple[pa.Buffer, _Ints, _Ints]:
         """Return offsets for all rows, from 0, and each message's own first and last one."""
         starts, sizes = self._next_buffer()
-        has_rows = lengths > 0
-        counts = np.where(has_rows, lengths + 1, 0)
+        is_there = (lengths > 0) | (sizes > 0)  # without rows it may be missing
+        counts = np.where(is_there, lengths + 1, 0)
         if np.any(sizes < _OFFSET.itemsize * counts):
             raise _MisfitError
         found = np.frombuffer(self._join(starts, _OFFSET.itemsize * counts), _OFFSET)
         ends = np.cumsum(counts)
         firsts, lasts = np.zeros_like(lengths), np.zeros_like(lengths)
-        firsts[has_rows] = found[(ends - counts)[has_rows]]
-        lasts[has_rows] = found[ends[has_rows] - 1]
-        widths = np.delete(np.diff(found.astype(np.int64)), ends[has_rows][:-1] - 1)
+        firsts[is_there] = found[(ends - counts)[is_there]]
+        lasts[is_there] = found[ends[is_there] - 1]
+        widths = np.delete(np.diff(found.astype(np.int64)), ends[is_there][:-1] - 1)
         if np.any(widths < 0) or np.any(firsts < 0):
             raise _MisfitError
         joined = np.zeros(len(widths) + 1, _OFFSET)
@@ -199,13 +215,6 @@ class _Gatherer:
         is_some, view = sizes > 0, self._view
         begins, ends = starts[is_some].tolist(), (starts + sizes)[is_some].tolist()
         return b"".join([view[at:end] for at, end in zip(begins, ends, strict=True)])
-
-
-def _table(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    """Return pairs of i64 by message and number. Raises _MisfitError where they are not as many."""
-    if len(set(map(len, parts))) != 1:
-        raise _MisfitError
-    return np.frombuffer(b"".join(parts), "<i8").reshape(len(parts), -1, 2).copy()
 
 
 def _spread(starts: _Ints, counts: _Ints) -> _Ints:
