@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from sbp_core.client.local_log import PlacedBatches
 from sbp_core.errors import SbpError
@@ -22,8 +23,7 @@ from sbp_core.wire.opcodes import Opcode
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
 
     One that needs a `feature` is sent only where that was agreed on.
@@ -37,42 +37,36 @@ class Call:
     feature: FeatureName | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Send a call without waiting. Result: its number. Failures come as an Arrival."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
-class Receive:
+class Receive(Struct, frozen=True):
     """Wait for something of the calls `numbers`. Result: an Arrival, None at `until_ms`."""
 
     numbers: frozenset[int]
     until_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(Struct, frozen=True):
     """Stop listening to call `number`. Result: None."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(Struct, frozen=True):
     """Result: the time in ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(Struct, frozen=True):
     """Hand `value` to the caller before the program is over. Result: None."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlaces:
+class ReadPlaces(Struct, frozen=True):
     """Read batches from the disk. Result: their octets, None if that cannot be done."""
 
     placed: PlacedBatches
@@ -82,16 +76,14 @@ Effect = Start | Receive | Abandon | Now | Emit | ReadPlaces
 Program = Generator[Effect, Any, T]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """All that came of a call: frames, then its end or the `error` that cut it short."""
 
     frames: tuple[Frame, ...]
     error: SbpError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """A response frame of call `number`, or the error that ends it."""
 
     number: int

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
+
+from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -49,8 +50,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.status import SUCCESS, status_for
 
 
-@dataclass(frozen=True, slots=True)
-class _AppendFrame:
+class _AppendFrame(Struct, frozen=True):
     """A frame that is being served; `began_at` is when it came."""
 
     call: ServerCall
@@ -63,8 +63,7 @@ class _AppendFrame:
         return [(item.stream_id, item.range_index) for item in self.items]
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
+class _Taken(Struct, frozen=True):
     """A frame whose batches were taken or refused: its `outcomes`, once `awaited` is over.
 
     `written` ends when its own `entries` are written, in ms since the epoch.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry
@@ -13,8 +14,7 @@ from sbp_core.wire.headers import AppendInfo, AppendResult, Status
 from sbp_core.wire.status import SUCCESS
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Struct, frozen=True):
     """One batch that is to be appended."""
 
     info: AppendInfo

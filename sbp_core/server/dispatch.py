@@ -7,10 +7,10 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sbp_core.errors import (
@@ -269,8 +269,7 @@ Rest = Callable[[], Awaitable[None]]
 """What is left of serving a request, once called."""
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
+class Later(Struct, frozen=True):
     """One frame without payload is all that is left to answer, once `ready` is over.
 
     `make` returns its header, or raises what is answered instead. Nothing is cancelled when nobody

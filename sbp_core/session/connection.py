@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -59,8 +62,7 @@ class _Call:
     state: CallState = CallState.WAITING
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(Struct, frozen=True):
     """The payload of a frame as it goes over the wire, and its CRC-32 where that is known."""
 
     parts: Sequence[Octets] = ()

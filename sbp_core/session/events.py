@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sbp_core.errors import SbpError
 from sbp_core.wire.frame import Frame
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
+class RequestReceived(Struct, frozen=True):
     """The peer asks something; answer with `send_response` under `frame.call_id`."""
 
     frame: Frame
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
+class RequestRefused(Struct, frozen=True):
     """The peer's request cannot be taken; answer it with a system error saying `error`."""
 
     frame: Frame
     error: SbpError
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseReceived:
+class ResponseReceived(Struct, frozen=True):
     """A frame that answers call `call_id`; `is_end` tells the last one."""
 
     call_id: int
@@ -36,23 +33,20 @@ class ResponseReceived:
         return self.frame.is_end
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
+class CallFailed(Struct, frozen=True):
     """Call `call_id` ends without its (complete) answer."""
 
     call_id: int
     error: SbpError
 
 
-@dataclass(frozen=True, slots=True)
-class GoawayReceived:
+class GoawayReceived(Struct, frozen=True):
     """The peer takes no new calls; those that are open will be answered."""
 
     frame: Frame
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionBroken:
+class ConnectionBroken(Struct, frozen=True):
     """The peer's octets cannot be read any further: send what is pending, then close."""
 
     error: SbpError

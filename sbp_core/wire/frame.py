@@ -23,10 +23,10 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import FrameError
@@ -50,8 +50,7 @@ _PAYLOAD_ALIGNMENT_BYTES: Final = 8
 _FRAME_OVERHEAD_BYTES: Final = _PREFIX.size + _CHECKSUM.size
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One frame. `header` and `payload` are raw octets.
 
     The payload of a decoded frame belongs to whoever received it, and may be written to.
