@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from msgspec import Struct
 
 from sbp_core import limits
@@ -135,7 +136,8 @@ def read_outline(data: memoryview, *, record_count: int) -> Outline:
     """
     buffers_start = find_buffers(data)
     encoded = bytes(data[PREFIX_BYTES:buffers_start])
-    length, nodes, buffers, body_length, compression = _read_header(encoded)
+    found = MESSAGE_SCHEMA.maybe_recognise(Message, encoded)
+    compression, length, nodes, buffers, body_length = found or _decode_header(encoded)
     if body_length != len(data) - buffers_start:
         raise RecordBatchError(
             f"Arrow message announces {body_length} octets of buffers, but"
@@ -145,6 +147,9 @@ def read_outline(data: memoryview, *, record_count: int) -> Outline:
         raise RecordBatchError(
             f"Arrow message of {length} rows in a record batch of {record_count} records"
         )
+    if found is None:
+        _check_by_arrow(data)
+        MESSAGE_SCHEMA.remember(Message, encoded, compression, _VARYING)
     return Outline(length, nodes, buffers, compression, buffers_start, body_length)
 
 
@@ -210,21 +215,27 @@ def find_buffers(
     return buffers_start
 
 
-def _read_header(encoded: bytes) -> tuple[int, bytes, bytes, int, BodyCompression | None]:
-    """Return length, nodes, buffers, length of the body and compression, as the metadata has it."""
-    found = MESSAGE_SCHEMA.maybe_recognise(Message, encoded)
-    if found is not None:
-        compression, length, nodes, buffers, body_length = found
-        return length, nodes, buffers, body_length, compression
+def _decode_header(encoded: bytes) -> tuple[BodyCompression | None, int, bytes, bytes, int]:
+    """Return compression, length, nodes, buffers and length of the body, as the metadata has it."""
     message = _decode_message(encoded)
     header = message.header
     if header is None:
         raise RecordBatchError("Arrow message of a record batch without one: its header is missing")
-    MESSAGE_SCHEMA.remember(Message, encoded, header.compression, _VARYING)
     nodes, buffers = (
         b"".join([_PAIR.pack(*pair) for pair in pairs]) for pairs in (header.nodes, header.buffers)
     )
-    return header.length, nodes, buffers, message.body_length, header.compression
+    return header.compression, header.length, nodes, buffers, message.body_length
+
+
+def _check_by_arrow(data: memoryview) -> None:
+    """Let Arrow check the metadata's structure, of which it demands more than is needed here.
+
+    So a message is refused with others if it is refused alone.
+    """
+    try:
+        pa.ipc.read_message(pa.py_buffer(data))
+    except (pa.ArrowException, OSError) as error:
+        raise RecordBatchError(f"Arrow message: {error}") from error
 
 
 def _decode_message(encoded: bytes) -> Message:
