@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -285,7 +285,8 @@ class LocalCluster:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ready_path.unlink(missing_ok=True)
         if self._first_port is None:
-            self._first_port = _find_free_ports(1 + self._range_server_count)
+            ports = _reserved_ports(1 + self._range_server_count)
+            self._first_port = self._resources.enter_context(ports)
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(
                 self._command(self._first_port),
@@ -406,17 +407,26 @@ def _end_process(process: subprocess.Popen[bytes], owner_pid: int) -> None:
         process.stdin.close()
 
 
-def _find_free_ports(count: int) -> int:
-    """Return the first of `count` consecutive ports that nobody listens on now."""
+@contextmanager
+def _reserved_ports(count: int) -> Iterator[int]:
+    """Give the first of `count` consecutive ports that nobody listens on, or has reserved so.
+
+    They are free while the cluster is down, and other clusters of this machine must not take them
+    then. Names of abstract sockets reserve them, which end with their process, however that ends.
+    """
     for _ in range(100):
         first = secrets.choice(_PORTS[:-count])
-        with ExitStack() as probes:
+        with ExitStack() as reservations:
             try:
-                for port in range(first, first + count):
-                    probe = probes.enter_context(socket.socket())
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(("127.0.0.1", port))
+                with ExitStack() as probes:
+                    for port in range(first, first + count):
+                        name = reservations.enter_context(socket.socket(socket.AF_UNIX))
+                        name.bind(f"\0sbp-local-cluster-{port}")
+                        probe = probes.enter_context(socket.socket())
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return first
+            yield first
+            return
     raise SbpError(f"no {count} consecutive ports in {_PORTS.start}..{_PORTS.stop - 1} are free")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from sbp_core import cluster as cluster_module
 from sbp_core import limits
 from sbp_core.cli import serve as serving
 from sbp_core.cli.config import ServeSettings
@@ -106,6 +107,19 @@ def test_serving_from_the_first_line_to_sigterm(tmp_path):
         "range-server-1",
     }
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
+
+
+def test_the_ports_of_a_cluster_that_is_down_are_given_to_no_other(tmp_path, monkeypatch):
+    first = LocalCluster(tmp_path / "first")
+    with first:
+        first.stop()
+        port = int(first.endpoint.rpartition(":")[2])
+        monkeypatch.setattr(cluster_module, "_PORTS", range(port, port + 3))
+        with pytest.raises(SbpError, match="no 2 consecutive ports"):
+            LocalCluster(tmp_path / "second").start()
+        first.start()
+    with LocalCluster(tmp_path / "second") as second:
+        assert second.endpoint == first.endpoint
 
 
 def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
