@@ -33,8 +33,11 @@ JAVA_OPTIONS: Final = (
     "-Darrow.enable_null_check_for_get=false",
 )
 """As the README advises: Java does not check again what is in Arrow's columns."""
-ARROW_BYTES: Final = "4m"
-"""As the README advises, too: the rows that a task writes come in batches of this size."""
+ARROW: Final = "spark.sql.execution.arrow"
+ARROW_BYTES: Final = 4 * 1024 * 1024
+ARROW_ROWS: Final = 10_000
+"""As the README advises, too: the rows that a task writes come in batches of so many, and of this
+size, told to Spark as a number of rows."""
 WARM_UPS: Final = 3
 """Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java."""
 
@@ -106,7 +109,7 @@ def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
         .appName("benchmarks")
         .config("spark.driver.memory", DRIVER_MEMORY)
         .config("spark.driver.extraJavaOptions", " ".join(JAVA_OPTIONS))
-        .config("spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BYTES)
+        .config(f"{ARROW}.maxBytesPerBatch", str(2**31 - 1))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
@@ -121,6 +124,8 @@ def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
 def measure(spark: SparkSession, job: Job, peer: Peer, *, rounds: int, label: str) -> list[Outcome]:
     """Measure one case on servers of its own."""
     scenario, shape = job.scenario, job.shape
+    arrow_rows = min(ARROW_ROWS, max(1, ARROW_BYTES // shape.value_bytes))
+    spark.conf.set(f"{ARROW}.maxRecordsPerBatch", str(arrow_rows))
     what = f"{label} {scenario.name}, {shape.rows:,} x {shape.value_bytes:,} B"
 
     def say(line: str) -> None:

@@ -61,6 +61,45 @@ def protobuf_form(spark: SparkSession, folder: Path) -> Form:
     )
 
 
+def protobuf_classes_form(spark: SparkSession, folder: Path) -> Form:
+    """Protobuf without the jar: message classes in functions in Python."""
+    described = compile_descriptors("reading.proto", folder)
+
+    def new_reading():
+        from google.protobuf import descriptor_pb2, message_factory
+
+        files = descriptor_pb2.FileDescriptorSet.FromString(described).file
+        return message_factory.GetMessages(files)["values.Reading"]()
+
+    def to_value(sensor, celsius, place, tags, micros):
+        reading = new_reading()
+        reading.sensor, reading.celsius = sensor, celsius
+        reading.place.city, reading.place.height = place
+        reading.tags.extend(tags)
+        reading.at.FromMicroseconds(micros)
+        return reading.SerializeToString()
+
+    def from_value(value):
+        reading = new_reading()
+        reading.ParseFromString(bytes(value))
+        place = (reading.place.city, reading.place.height)
+        micros = reading.at.ToMicroseconds()
+        return (reading.sensor, reading.celsius, place, list(reading.tags), micros)
+
+    write = sf.udf(to_value, "binary")
+    read = sf.udf(from_value, COLUMNS.replace("at timestamp", "at bigint"))
+
+    def encode(row: Column) -> Column:
+        *others, at = (row[name] for name in ("sensor", "celsius", "place", "tags", "at"))
+        return write(*others, sf.unix_micros(at))
+
+    def decode(value: Column) -> Column:
+        row = read(value)
+        return row.withField("at", sf.timestamp_micros(row["at"]))
+
+    return Form(encode, decode)
+
+
 def compile_descriptors(name: str, folder: Path) -> bytes:
     """Return what `protoc --descriptor_set_out` makes of a file, with all that it imports."""
     known = Path(protoc.__file__).parent / "_proto"
@@ -70,7 +109,10 @@ def compile_descriptors(name: str, folder: Path) -> bytes:
     return out.read_bytes()
 
 
-@pytest.fixture(params=[json_form, avro_form, protobuf_form], ids=["json", "avro", "protobuf"])
+@pytest.fixture(
+    params=[json_form, avro_form, protobuf_form, protobuf_classes_form],
+    ids=["json", "avro", "protobuf", "protobuf classes"],
+)
 def form(request, spark, tmp_path) -> Form:
     return request.param(spark, tmp_path)
 
