@@ -110,6 +110,7 @@ def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
         .config("spark.driver.memory", DRIVER_MEMORY)
         .config("spark.driver.extraJavaOptions", " ".join(JAVA_OPTIONS))
         .config(f"{ARROW}.maxBytesPerBatch", str(2**31 - 1))
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import socket
@@ -18,6 +19,7 @@ _MIB: Final = 1024 * 1024
 _FSYNCS: Final = 32
 _DISK_WRITE_BYTES: Final = 64 * _MIB
 _LOOPBACK_BYTES: Final = 256 * _MIB
+_MEMORY_BYTES: Final = 256 * _MIB
 
 
 def environment(folder: Path) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def environment(folder: Path) -> dict[str, Any]:
         "disk_fsync_ms": round(fsync_ms, 3),
         "disk_write_mb_per_s": round(disk_mb_per_s),
         "loopback_mb_per_s": round(_loopback()),
+        "new_memory_mb_per_s": round(_new_memory()),
     }
 
 
@@ -54,6 +57,21 @@ def _write_seconds(descriptor: int, data: bytes, *, times: int = 1) -> float:
         os.write(descriptor, data)
     os.fdatasync(descriptor)
     return time.perf_counter() - started
+
+
+def _new_memory() -> float:
+    """Return the MB/s of writing to memory that the system has to give first.
+
+    What is written to files takes such memory, too. Below 500, a virtual machine most likely gets
+    it from its host, whom it gave it back to: then figures say little (docs/BENCHMARKS.md).
+    """
+    block = bytes(_MIB)
+    with mmap.mmap(-1, _MEMORY_BYTES) as memory:
+        started = time.perf_counter()
+        for _ in range(_MEMORY_BYTES // _MIB):
+            memory.write(block)
+        seconds = time.perf_counter() - started
+    return _MEMORY_BYTES / seconds / 1e6
 
 
 def _loopback() -> float:
