@@ -13,7 +13,8 @@ from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import Field
 from sbp_core.wire.flat.reader import Reader, ReadTable
-from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
+from sbp_core.wire.flat.stencil import Stencils
+from sbp_core.wire.flat.template import Templates, leaves_of, maybe_excerpt, maybe_template
 from sbp_core.wire.flat.writer import Writer, WrittenTable
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Schema:
         self._depth_max = depth_max
         self._templates = Templates()
         self._excerpts = Templates()
+        self._stencils = Stencils(layouts, partial(leaves_of, self._read))
 
     def encode(self, value: object) -> bytes:
         """Return the FlatBuffers encoding of a generated struct, as a root table.
@@ -42,6 +44,9 @@ class Schema:
         Raises HeaderError for content that its field cannot hold, and when the result would be
         larger than a header may be.
         """
+        return self._stencils.write(value, self._write_anew)
+
+    def _write_anew(self, value: object) -> bytes:
         encoded = Writer(self._written).write_root(value)
         if len(encoded) > self._bytes_max:
             raise HeaderError(

@@ -92,6 +92,16 @@ def maybe_excerpt(
         return None
 
 
+def leaves_of(tables: Mapping[str, ReadTable], name: str, data: bytes) -> Mapping[str, Leaf]:
+    """Return where the contents stand of a verified buffer whose root is the table `name`.
+
+    By path, see `maybe_excerpt`.
+    """
+    tracer = _Tracer(tables, data)
+    tracer.trace_root(name)
+    return tracer.found
+
+
 class Templates:
     """The templates that were made last, by what buffers are of and how long they are."""
 
@@ -133,7 +143,7 @@ class _NoTemplateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class Leaf:
     """Contents at a position, as the struct code says."""
 
     position: int
@@ -150,7 +160,7 @@ class _Step:
     number: int
 
 
-_Value = _Leaf | _Constant | _Step
+_Value = Leaf | _Constant | _Step
 
 
 class _Tracer:
@@ -159,12 +169,12 @@ class _Tracer:
     def __init__(self, tables: Mapping[str, ReadTable], data: bytes) -> None:
         self._tables = tables
         self._data = data
-        self._leaves: list[_Leaf] = []
-        self._texts: list[_Leaf] = []
+        self._leaves: list[Leaf] = []
+        self._texts: list[Leaf] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], Sequence[_Value]]] = []
         self._layout: set[int] = set()
-        self._found: dict[str, _Leaf] = {}
+        self.found: dict[str, Leaf] = {}
 
     def trace_root(self, name: str) -> None:
         """Note everything."""
@@ -173,9 +183,9 @@ class _Tracer:
     def excerpt(self, known: object, paths: Sequence[str]) -> Template:
         """Return the template of what is at these paths. Raises _NoTemplateError."""
         self.template()  # which sees parts that are used twice
-        if not self._found.keys() >= set(paths):
+        if not self.found.keys() >= set(paths):
             raise _NoTemplateError
-        self._leaves = [self._found[path] for path in paths]
+        self._leaves = [self.found[path] for path in paths]
         self._texts = [leaf for leaf in self._texts if leaf in self._leaves]
         self._constants, self._steps = [], []
         self._step(_tuple_of, [self._constant(known), *self._leaves])
@@ -202,7 +212,7 @@ class _Tracer:
         steps_at = constants_at + len(self._constants)
 
         def index(value: _Value) -> int:
-            if isinstance(value, _Leaf):
+            if isinstance(value, Leaf):
                 return places[value]
             if isinstance(value, _Constant):
                 return constants_at + value.number
@@ -214,7 +224,7 @@ class _Tracer:
             struct.Struct(f"{codes}{len(self._data) - end}x").unpack,
             tuple(places[leaf] for leaf in self._texts),
             tuple(self._constants),
-            tuple((make, _picker([*map(index, values)])) for make, values in self._steps),
+            tuple((make, picker([*map(index, values)])) for make, values in self._steps),
         )
 
     def _table(self, table: ReadTable, position: int, path: str) -> _Value:
@@ -265,17 +275,17 @@ class _Tracer:
                 return self._step(lambda found: tuple(layout.iter_unpack(found)), [octets])
         raise AssertionError(kind)
 
-    def _text(self, position: int, path: str) -> _Leaf:
+    def _text(self, position: int, path: str) -> Leaf:
         leaf = self._octets(position, path)
         self._texts.append(leaf)
         return leaf
 
-    def _octets(self, position: int, path: str, element_bytes: int = 1) -> _Leaf:
+    def _octets(self, position: int, path: str, element_bytes: int = 1) -> Leaf:
         octet_count = self._count(position) * element_bytes
         return self._leaf(position + REFERENCE_BYTES, f"{octet_count}s", path)
 
-    def _leaf(self, position: int, code: str, path: str) -> _Leaf:
-        leaf = self._found[path] = _Leaf(position, code)
+    def _leaf(self, position: int, code: str, path: str) -> Leaf:
+        leaf = self.found[path] = Leaf(position, code)
         self._leaves.append(leaf)
         return leaf
 
@@ -306,7 +316,8 @@ def _tuple_of(*values: Any) -> tuple[Any, ...]:
     return values
 
 
-def _picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return what takes the values at these indexes."""
     if len(indexes) > 1:
         return itemgetter(*indexes)
     return lambda values: tuple(values[at] for at in indexes)

@@ -42,7 +42,7 @@ _PADDING: Final = (b"", bytes(3), bytes(2), bytes(1))
 """What fills the last word, by the octets in it."""
 _TERMINATION: Final = (_WORD, *_PADDING[1:])
 """The same behind a string: one zero octet at least."""
-_MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
+MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
 """What content of another kind than its field's runs into."""
 
 
@@ -80,8 +80,8 @@ class WrittenTable:
         self._fields = sorted(
             layout, key=lambda field: (not isinstance(field.kind, Scalar), -field.inline_bytes)
         )
-        self.contents = _tuple_getter([field.name for field in self._fields])
-        self.absent = tuple(_absent(field) for field in self._fields)
+        self.contents = picked_attributes([field.name for field in self._fields])
+        self.absent = tuple(absent_content(field) for field in self._fields)
         self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)
 
     def _make_plan(self, is_present: tuple[bool, ...]) -> _Plan:
@@ -118,16 +118,19 @@ class WrittenTable:
         raise AssertionError(f"{self.table.__name__}: all numbers can be written")
 
 
-def _absent(field: Field) -> Any:
+def absent_content(field: Field) -> Any:
+    """Return what a field has that is not written."""
     if isinstance(field.kind, Octets):
         return b""
     return () if isinstance(field.kind, Vector | Structs) else field.default
 
 
-def _tuple_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+def picked_attributes(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what takes these attributes of a value, those of its parts by their paths."""
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)
+    getters = [attrgetter(name) for name in names]
+    return lambda value: tuple(get(value) for get in getters)
 
 
 class Writer:
@@ -169,7 +172,7 @@ class Writer:
         for place, name, kind, write in plan.references:
             try:
                 target = write(self, kind, next(present))
-            except _MISFIT as error:
+            except MISFIT as error:
                 raise HeaderError(f"{table.table.__name__}.{name}: {error}") from error
             _U32.pack_into(out, position + place, target - (position + place))
         return position
