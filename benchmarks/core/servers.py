@@ -3,8 +3,10 @@
 Each ratio compares two things that ran in turn in this run: appends with plain writes and
 fdatasync, fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients
 append small batches, each waiting for its acknowledgement: what group commit is for. As many
-clients send PINGs, to tell what the disk adds to a round trip. They are our own, all in this
-process, which then has no processor left; and bare sockets (load.py), so that it is the servers.
+clients send PINGs, to tell what the disk adds to a round trip.
+
+Clients are our own, all in this process, and take a good part of the two processors themselves;
+and bare sockets (load.py, raw_reader.py), so that it is the servers.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _ROUNDS: Final = 5
 _IN_FLIGHT: Final = 8
 _SYNC_BYTES: Final = _IN_FLIGHT * _MIB
 """The raw side syncs as often as our client lets the server: once per what is in flight."""
+_LARGE_SECONDS: Final = 0.5
 _READ_BATCHES: Final = 4
 """Batches in an answer of a reader that asks for much at a time."""
 _RECENT_BATCHES: Final = 32
@@ -86,6 +89,14 @@ async def append_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> 
     started = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(_IN_FLIGHT)))
     return time.perf_counter() - started
+
+
+def socket_append_seconds(endpoint: str, stream_id: int, octets: bytes) -> float:
+    """Append large batches over a bare socket, as many in flight; return what a round takes."""
+    port = int(endpoint.rpartition(":")[2])
+    answers = run(Load(port, (stream_id,), octets, 1, _IN_FLIGHT, _LARGE_SECONDS, _WARM_UP_SECONDS))
+    assert answers.acknowledged > 0 == answers.failed + answers.refused
+    return _ROUND_BATCHES / answers.per_second
 
 
 def raw_append_seconds(path: Path, octets: bytes) -> float:
@@ -280,15 +291,16 @@ def _ratio_row(
 async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], None]) -> None:
     log = folder / "data" / "range-server-0" / "log"
     octets = batch(_LARGE_BYTES)
-    sides = ("append", "raw append", "fetch", "memory", "page cache", "raw fetch")
+    sides = ("socket append", "append", "raw append", "fetch", "memory", "page cache", "raw fetch")
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     async with AsyncClient(cluster.endpoint) as client:
-        (stream,) = await client.create_streams([StreamSpec("large")])
+        stream, other = await client.create_streams([StreamSpec("large"), StreamSpec("other")])
         server = cluster.range_servers[0]
         for number in range(_ROUNDS + 1):
             first = number * _ROUND_BATCHES
             recent = first + _ROUND_BATCHES - _RECENT_BATCHES
             times = (
+                socket_append_seconds(server, other.stream_id, octets),
                 await append_seconds(client, stream.stream_id, octets),
                 raw_append_seconds(folder / "raw", octets),
                 await fetch_seconds(client, stream.stream_id, octets),
@@ -302,7 +314,8 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
     rows = [
         _ratio_row(name, ceiling, seconds[side], seconds[raw])
         for name, side, ceiling, raw in (
-            ("append 1 MiB", "append", "write + fdatasync", "raw append"),
+            ("append 1 MiB", "socket append", "write + fdatasync", "raw append"),
+            ("append 1 MiB, AsyncClient", "append", "write + fdatasync", "raw append"),
             ("fetch 4 x 1 MiB, in the server's memory", "memory", "loopback", "raw fetch"),
             ("fetch 4 x 1 MiB, in the page cache", "page cache", "loopback", "raw fetch"),
             ("fetch 1 MiB, AsyncClient", "fetch", "loopback", "raw fetch"),
