@@ -43,6 +43,7 @@ class Figures:
 
     log_mb: float
     append_rate: float
+    append_rss_mib: float
     open_s: float
     start_s: float
     start_rss_mib: float
@@ -59,6 +60,7 @@ def measure(folder: Path, full_segments: int) -> Figures:
         streams = client.create_streams([StreamSpec(f"log-{n}") for n in range(STREAMS)])
         stream_ids = [stream.stream_id for stream in streams]
         append_rate = fill(client, stream_ids, log_folder, full_segments)
+        append_rss_mib = rss_mib(cluster)
     log_mb = sum(path.stat().st_size for path in log_folder.glob("*.log")) / 1e6
     open_s = median(opening_seconds(log_folder) for _ in range(RESTARTS))
     starts = []
@@ -74,6 +76,7 @@ def measure(folder: Path, full_segments: int) -> Figures:
         return Figures(
             log_mb,
             append_rate,
+            append_rss_mib,
             open_s,
             median(starts),
             start_rss_mib,
@@ -167,21 +170,23 @@ def main(arguments: Sequence[str]) -> int:
         "--segments",
         type=int,
         nargs="+",
-        default=[4, 32],
-        help="full segments, 256 MiB each (4 32)",
+        default=[4, 75],
+        help="full segments, 256 MiB each (4 75)",
     )
     parser.add_argument("--folder", type=Path, help="where the logs are written for the time")
     settings = parser.parse_args(arguments)
     print(
-        "log MB | append MB/s | open s | start s | RSS MiB | random read ms | fetch MB/s | RSS MiB"
+        "log MB | append MB/s | RSS MiB | open s | start s | RSS MiB | random read ms | fetch MB/s"
+        " | RSS MiB"
     )
     for full_segments in settings.segments:
         with tempfile.TemporaryDirectory(dir=settings.folder, prefix="log-") as folder:
             found = measure(Path(folder), full_segments)
         print(
-            f"{found.log_mb:6,.0f} | {found.append_rate:11,.0f} | {found.open_s:6.2f} |"
-            f" {found.start_s:7.2f} | {found.start_rss_mib:7,.0f} | {found.random_read_ms:14.2f} |"
-            f" {found.fetch_rate:10,.0f} | {found.read_rss_mib:7,.0f}",
+            f"{found.log_mb:6,.0f} | {found.append_rate:11,.0f} | {found.append_rss_mib:7,.0f} |"
+            f" {found.open_s:6.2f} | {found.start_s:7.2f} | {found.start_rss_mib:7,.0f} |"
+            f" {found.random_read_ms:14.2f} | {found.fetch_rate:10,.0f} |"
+            f" {found.read_rss_mib:7,.0f}",
             flush=True,
         )
     return 0
