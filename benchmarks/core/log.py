@@ -32,6 +32,7 @@ from sbp_core.records import ROWS_SCHEMA, encode_rows
 STREAMS: Final = 8
 LAST_SEGMENT_BYTES: Final = limits.SEGMENT_BYTES // 4
 BATCHES_PER_CALL: Final = 8
+OPENINGS: Final = 25
 RESTARTS: Final = 5
 RANDOM_READS: Final = 200
 FETCH_BYTES: Final = 4 * limits.MIB
@@ -39,12 +40,12 @@ FETCH_BYTES: Final = 4 * limits.MIB
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured of a log of `log_mb`; seconds are medians, rates in MB/s."""
+    """What was measured of a log of `log_mb`; times are medians, rates in MB/s."""
 
     log_mb: float
     append_rate: float
     append_rss_mib: float
-    open_s: float
+    open_ms: float
     start_s: float
     start_rss_mib: float
     random_read_ms: float
@@ -62,7 +63,7 @@ def measure(folder: Path, full_segments: int) -> Figures:
         append_rate = fill(client, stream_ids, log_folder, full_segments)
         append_rss_mib = rss_mib(cluster)
     log_mb = sum(path.stat().st_size for path in log_folder.glob("*.log")) / 1e6
-    open_s = median(opening_seconds(log_folder) for _ in range(RESTARTS))
+    open_ms = median(opening_seconds(log_folder) for _ in range(OPENINGS)) * 1000
     starts = []
     for _ in range(RESTARTS):
         began = time.perf_counter()
@@ -77,7 +78,7 @@ def measure(folder: Path, full_segments: int) -> Figures:
             log_mb,
             append_rate,
             append_rss_mib,
-            open_s,
+            open_ms,
             median(starts),
             start_rss_mib,
             random_read_ms,
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, help="where the logs are written for the time")
     settings = parser.parse_args(arguments)
     print(
-        "log MB | append MB/s | RSS MiB | open s | start s | RSS MiB | random read ms | fetch MB/s"
+        "log MB | append MB/s | RSS MiB | open ms | start s | RSS MiB | random read ms | fetch MB/s"
         " | RSS MiB"
     )
     for full_segments in settings.segments:
@@ -184,7 +185,7 @@ def main(arguments: Sequence[str]) -> int:
             found = measure(Path(folder), full_segments)
         print(
             f"{found.log_mb:6,.0f} | {found.append_rate:11,.0f} | {found.append_rss_mib:7,.0f} |"
-            f" {found.open_s:6.2f} | {found.start_s:7.2f} | {found.start_rss_mib:7,.0f} |"
+            f" {found.open_ms:7.1f} | {found.start_s:7.2f} | {found.start_rss_mib:7,.0f} |"
             f" {found.random_read_ms:14.2f} | {found.fetch_rate:10,.0f} |"
             f" {found.read_rss_mib:7,.0f}",
             flush=True,
