@@ -22,7 +22,8 @@ class DiskSpace:
 
     What is free is looked at by `measure`, for the metrics, and every DISK_LOOK_INTERVAL_MS while
     appends come; nothing waits for that. In between the octets that were let in are subtracted, and
-    so are those of `pending_bytes`, which the log has not written yet.
+    so are those of `pending_bytes`, which the log has not written yet. The first refusal is logged,
+    and so is the look that finds room again for an append of any size.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class DiskSpace:
         self._let_in_bytes = 0
         self._written_bytes = 0
         """Of those that were let in, what was on the disk when it was looked at."""
+        self._refusing = False
         self._looked_at = clock.monotonic()
         self._look: asyncio.Task[None] | None = None
 
@@ -55,6 +57,11 @@ class DiskSpace:
         loop = asyncio.get_running_loop()
         free = await loop.run_in_executor(self._threads, self._probe.disk_free_bytes, self._folder)
         self._free_bytes, self._written_bytes = free, written
+        if self._refusing and free >= self._floor_bytes + limits.FRAME_BYTES_MAX:
+            self._refusing = False
+            _LOG.warning(
+                "appends to the log in %s are taken again: its disk has room", self._folder
+            )
         return free
 
     async def refresh(self) -> None:
@@ -72,10 +79,16 @@ class DiskSpace:
         if self._free_bytes is not None:
             left = self._free_bytes - (self._let_in_bytes - self._written_bytes)
             if left - length < self._floor_bytes:
-                raise DiskFullError(
-                    StatusCode.RS_DISK_FULL,
-                    f"the server's disk has {max(left, 0)} octets left, of which"
-                    f" {self._floor_bytes} are kept free: make room on it, or trim and delete"
-                    " streams",
-                )
+                raise self._refusal(max(left, 0))
         self._let_in_bytes += length
+
+    def _refusal(self, left_bytes: int) -> DiskFullError:
+        error = DiskFullError(
+            StatusCode.RS_DISK_FULL,
+            f"the server's disk has {left_bytes} octets left, of which {self._floor_bytes} are kept"
+            " free: make room on it, or trim and delete streams",
+        )
+        if not self._refusing:
+            self._refusing = True
+            _LOG.warning("appends to the log in %s are refused: %s", self._folder, error)
+        return error

@@ -109,3 +109,34 @@ def test_a_disk_that_does_not_tell_leaves_what_was_known():
             await machine.space.measure()
 
     run(None, body)
+
+
+def test_the_operator_is_told_once_that_appends_are_refused_and_that_they_are_not(caplog):
+    def told():
+        messages = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return messages
+
+    async def body(machine):
+        await machine.space.measure()
+        for _ in range(3):
+            with pytest.raises(DiskFullError):
+                machine.space.let_in(101)
+        (message,) = told()
+        assert f"{FLOOR + 100} octets left" in message
+        assert "/data" in message
+        machine.space.let_in(100)
+        await machine.space.measure()
+        assert not told(), "there is room, but not for every append"
+        machine.probe.free = FLOOR + limits.FRAME_BYTES_MAX
+        await machine.space.measure()
+        await machine.space.measure()
+        (message,) = told()
+        assert "taken again" in message
+        machine.probe.free = FLOOR
+        await machine.space.measure()
+        with pytest.raises(DiskFullError):
+            machine.space.let_in(1)
+        assert len(told()) == 1
+
+    run(FLOOR + 100, body)
