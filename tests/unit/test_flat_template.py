@@ -1,6 +1,8 @@
 """Headers that are recognised by their layout: read as from scratch, and never by mistake."""
 
 import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import flatbuffers
 import pytest
@@ -180,3 +182,22 @@ def test_long_headers_and_many_layouts_are_not_remembered(monkeypatch):
         value = Leaf(text="x" * length)
         assert schema.decode(Leaf, schema.encode(value)) == value
         assert len(schema._templates) <= 3
+
+
+def test_threads_that_meet_ever_new_layouts_do_not_disturb_each_other(monkeypatch):
+    monkeypatch.setattr(limits, "TEMPLATES_MAX", 3)
+    schema = Schema(LAYOUTS)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def read(numbers):
+        for number in numbers:
+            value = Leaf(text="x" * number)
+            assert schema.decode(Leaf, schema.encode(value)) == value
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(read, range(at, 1600, 4)) for at in range(4)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(interval)

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from threading import Lock
 from typing import Any, Final
 
 from sbp_core import limits
@@ -108,6 +109,7 @@ class Templates:
     def __init__(self) -> None:
         self._templates: dict[tuple[type, int], Template] = {}
         self._misses: dict[tuple[type, int], int] = {}
+        self._changing = Lock()
 
     def __len__(self) -> int:
         return len(self._templates)
@@ -132,9 +134,11 @@ class Templates:
         if misses & (misses - 1):
             return
         template = make()
-        if template is not None:
+        if template is None:
+            return
+        with self._changing:
             while len(self._templates) >= limits.TEMPLATES_MAX:
-                self._templates.pop(next(iter(self._templates)), None)
+                del self._templates[next(iter(self._templates))]
             self._templates[key] = template
 
 
