@@ -99,7 +99,7 @@ def _bars(axes: Axes, outcomes: Sequence[Outcome]) -> None:
             color = COLORS.get(series.system)
             axes.barh(where, rate, height * 0.9, color=color, label=series.system)
     axes.set_yticks(range(len(outcomes)), [_label(each.case) for each in outcomes])
-    axes.invert_yaxis()
+    axes.set_ylim(len(outcomes) - 0.5, -0.5)
     axes.set_xlabel("MB/s")
 
 
@@ -146,4 +146,5 @@ def _size(case: Case, axis: str) -> int:
 
 def _label(case: Case) -> str:
     name = f"{case.scenario} {case.detail}".strip()
-    return f"{name}, {case.shape.value_bytes:,} B, {len(case.shape.streams)} str."
+    shape = case.shape
+    return f"{name}, {shape.rows:,} x {shape.value_bytes:,} B, {len(shape.streams)} str."

@@ -12,13 +12,16 @@ from pyspark.sql import DataFrame
 from benchmarks.harness.interleave import Run
 from benchmarks.harness.model import BenchmarkError
 from benchmarks.scenarios.bench import Bench
-from benchmarks.systems.base import Append, LogSystem, System
+from benchmarks.systems.base import LogSystem, System
 
-RECORDS: Final = 100
-RECORDS_IGNORED: Final = 20
-INTERVAL_S: Final = 0.05
-TRIGGER: Final = "1 second"
+TRIGGER_S: Final = 1
 """Of `steady`: longer than a micro-batch takes, so that all systems have as many."""
+TRIGGERS: Final = 5
+RECORDS: Final = 201
+"""Sent in so many triggers' time, whole ones: their numbers have no common divisor, so that each
+record finds another part of a trigger's time already over, all parts alike."""
+RECORDS_IGNORED: Final = 40
+INTERVAL_S: Final = TRIGGERS * TRIGGER_S / RECORDS
 
 _TIMEOUT_S: Final = 60
 
@@ -50,11 +53,14 @@ def at_once(bench: Bench, system: System) -> Run:
 
 def steady(bench: Bench, system: System) -> Run:
     """Append one record after the other to a query that has a micro-batch every second."""
-    return lambda: _latencies(bench, system, TRIGGER)
+    return lambda: _latencies(bench, system, f"{TRIGGER_S} seconds")
 
 
 def _latencies(bench: Bench, system: System, trigger: str) -> Sequence[float]:
-    """Return the seconds of each record but the first ones, to a query that is at work."""
+    """Return the seconds of each record but the first ones, to a query that is at work.
+
+    A record's time begins when it is due: that an append waits for another counts.
+    """
     log = cast("LogSystem", system).with_tasks(1).new_store(bench.shape)
     arrivals = Arrivals(RECORDS_IGNORED + RECORDS)
     with log.appending() as append:
@@ -66,23 +72,22 @@ def _latencies(bench: Bench, system: System, trigger: str) -> Sequence[float]:
             .start()
         )
         try:
-            sent = [_send(append, 0, bench.shape.value_bytes)]
+            append(_value(0, bench.shape.value_bytes))
             _wait_for(arrivals.have_begun)  # a query takes a second or two to start
-            for number in range(1, len(arrivals.seconds)):
-                sent.append(_send(append, number, bench.shape.value_bytes))
-                time.sleep(INTERVAL_S)
+            first = time.perf_counter()
+            due = [first + number * INTERVAL_S for number in range(len(arrivals.seconds))]
+            for number, when in enumerate(due[1:], start=1):
+                time.sleep(max(0.0, when - time.perf_counter()))
+                append(_value(number, bench.shape.value_bytes))
             _wait_for(arrivals.are_complete)
         finally:
             query.stop()
-    pairs = zip(sent, arrivals.seconds, strict=True)
+    pairs = zip(due, arrivals.seconds, strict=True)
     return [arrived - begun for begun, arrived in pairs if arrived is not None][RECORDS_IGNORED:]
 
 
-def _send(append: Append, number: int, value_bytes: int) -> float:
-    """Append a numbered value; return when that was begun."""
-    begun = time.perf_counter()
-    append(f"{number} ".encode().ljust(value_bytes, b"."))
-    return begun
+def _value(number: int, value_bytes: int) -> bytes:
+    return f"{number} ".encode().ljust(value_bytes, b".")
 
 
 def _wait_for(event: Event) -> None:
