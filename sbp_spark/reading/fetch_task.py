@@ -14,7 +14,6 @@ from sbp_core.client import Client
 from sbp_core.errors import ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.garbage import settle_once
 from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.reading.columns_layout import ColumnsLayout
@@ -31,6 +30,7 @@ from sbp_spark.reading.prefetch import (
 from sbp_spark.reading.rows_layout import RowsLayout
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.task_log import LOG
+from sbp_spark.worker_memory import settle_once
 
 ENVELOPES_AT_ONCE: Final = 1_000
 """Envelopes of so many batches are kept until these are decoded, which may be tiny."""

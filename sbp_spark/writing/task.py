@@ -16,9 +16,9 @@ from sbp_core.errors import UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.garbage import settle_once
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
 from sbp_spark.task_log import LOG, task_ids
+from sbp_spark.worker_memory import settle_once
 from sbp_spark.writing.appending import AppendingClient, PlainAppend, StagedAppend
 from sbp_spark.writing.bad_records import (
     BadRows,

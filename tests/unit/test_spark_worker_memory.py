@@ -1,0 +1,78 @@
+"""A worker settles once, and only where Spark runs tasks; what it frees then is kept."""
+
+import gc
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+from pyspark import TaskContext
+
+from sbp_spark import worker_memory
+
+IS_GLIBC = platform.libc_ver()[0] == "glibc"
+FREED_BYTES = 8 << 20
+KEPT_OF_FREED = f"""
+import os
+from sbp_spark.worker_memory import keep_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+keep_freed_memory()
+before = resident()
+block = bytearray(b"x") * {FREED_BYTES}
+del block
+print(resident() - before)
+"""
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of the collector and of the C library, which do nothing."""
+    made = []
+    for name in ("collect", "freeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: made.append(name))
+    monkeypatch.setattr(worker_memory, "keep_freed_memory", lambda: made.append("keep"))
+    monkeypatch.setattr(worker_memory, "_settled", set())
+    return made
+
+
+def test_a_worker_settles_at_its_first_task(monkeypatch, calls):
+    monkeypatch.setattr(TaskContext, "_taskContext", object.__new__(TaskContext))
+    worker_memory.settle_once()
+    worker_memory.settle_once()
+    assert calls == ["collect", "freeze", "keep"]
+    monkeypatch.setattr("os.getpid", lambda: -1)  # a child of the worker
+    worker_memory.settle_once()
+    assert calls == ["collect", "freeze", "keep"] * 2
+
+
+def test_a_process_without_tasks_is_left_alone(calls):
+    worker_memory.settle_once()
+    assert calls == []
+
+
+@pytest.mark.skipif(not IS_GLIBC, reason="other C libraries are left alone")
+def test_freed_memory_is_kept():
+    assert kept_of_freed({}) > FREED_BYTES * 0.9
+
+
+@pytest.mark.skipif(not IS_GLIBC, reason="other C libraries are left alone")
+def test_what_the_environment_says_is_respected():
+    assert kept_of_freed({"MALLOC_TRIM_THRESHOLD_": "131072"}) < FREED_BYTES * 0.1
+
+
+def test_a_c_library_without_the_call_is_left_alone(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    worker_memory.keep_freed_memory()
+
+
+def kept_of_freed(settings):
+    """Return the octets that a process has more after it got and freed `FREED_BYTES`."""
+    kept = {k: v for k, v in os.environ.items() if k not in worker_memory.MALLOC_SETTINGS}
+    command = [sys.executable, "-c", KEPT_OF_FREED]
+    result = subprocess.run(command, env=kept | settings, stdout=subprocess.PIPE, check=True)
+    return int(result.stdout)
