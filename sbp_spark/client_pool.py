@@ -11,6 +11,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client import Client, Connecting, RetryPolicy, Wishes
 from sbp_spark.options import Endpoint, Servers
+from sbp_spark.worker_memory import settle
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
 _FIRST_CALL_TIMEOUT_MS: Final = 5_000
@@ -31,9 +32,13 @@ _lock: Final = threading.Lock()
 
 
 def client_for(servers: Servers, patience: Patience) -> Client:
-    """Return this process's client of a cluster; it is never closed."""
+    """Return this process's client of a cluster; it is never closed.
+
+    Whoever has work to do asks for one: a worker of Spark's settles first.
+    """
     key = (os.getpid(), servers, patience)
     with _lock:
+        settle()
         if key not in _clients:
             is_starting = patience is Patience.STARTING
             _clients[key] = Client(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 from typing import Final
 
 from pyspark import TaskContext
@@ -16,30 +17,46 @@ KEPT_BLOCK_BYTES: Final = 32 << 20
 MALLOC_SETTINGS: Final = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Who sets one of these in the environment has decided himself what is kept."""
 
+FURTHER_MODULES: Final = 100
+"""So many more modules are worth another look at all there is."""
+
+_DAEMON: Final = "pyspark.daemon"
+"""The program that forks the workers of a session, for tasks and for plans alike."""
+
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
-_settled: Final[set[int]] = set()
+_settled: Final[dict[int, int]] = {}
+"""The modules that a process had when it settled last."""
 
 
-def settle_once() -> None:
-    """Do both when a worker runs its first task.
+def settle() -> None:
+    """Do both in a process that Spark has started to run Python, for tasks or for plans.
 
-    Nothing happens outside of tasks: the process is not Spark's.
+    That is done at the first call, and again once many more modules were loaded: Spark loads some
+    behind the first task. Nothing happens in any other process, which is not Spark's to arrange.
     """
-    pid = os.getpid()
-    if pid in _settled or TaskContext.get() is None:
+    pid, module_count = os.getpid(), len(sys.modules)
+    if module_count < _settled.get(pid, 0) + FURTHER_MODULES or not _is_worker():
         return
-    _settled.add(pid)
+    _settled[pid] = module_count
     exempt_what_is_loaded()
     keep_freed_memory()
+
+
+def _is_worker() -> bool:
+    if TaskContext.get() is not None:
+        return True
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name == _DAEMON
 
 
 def exempt_what_is_loaded() -> None:
     """Exempt what is loaded by now from collections.
 
-    Spark collects in full after each task. To walk all modules takes longer than to read a few
-    records, and keeps a processor busy while the micro-batch is committed.
+    Spark collects in full after each task, and after each plan, check or commit of a source or a
+    sink, which is a process's task, too. To walk all modules takes longer than to read a few
+    records, and keeps a processor busy that the next step needs.
     """
     gc.collect()  # what is garbage by now would stay, too
     gc.freeze()

@@ -30,7 +30,6 @@ from sbp_spark.reading.prefetch import (
 from sbp_spark.reading.rows_layout import RowsLayout
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.task_log import LOG
-from sbp_spark.worker_memory import settle_once
 
 ENVELOPES_AT_ONCE: Final = 1_000
 """Envelopes of so many batches are kept until these are decoded, which may be tiny."""
@@ -63,7 +62,6 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     assert isinstance(partition, SpanPartition)
     if not partition.spans:
         return
-    settle_once()
     LOG.debug("reading %s", "; ".join(map(describe_span, partition.spans)))
     client = client_for(partition.servers, Patience.RUNNING)
     layout = layout_for(partition, schema, client)

@@ -61,10 +61,11 @@ def to_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the record columns of Spark's batch in ROWS_SCHEMA; missing ones are null."""
     columns = []
     for field in ROWS_SCHEMA:
-        if field.name in batch.schema.names:
-            columns.append(batch.column(field.name).cast(field.type))
-        else:
+        if field.name not in batch.schema.names:
             columns.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(field.name)
+        columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 
 

@@ -18,7 +18,6 @@ from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
 from sbp_spark.task_log import LOG, task_ids
-from sbp_spark.worker_memory import settle_once
 from sbp_spark.writing.appending import AppendingClient, PlainAppend, StagedAppend
 from sbp_spark.writing.bad_records import (
     BadRows,
@@ -62,7 +61,6 @@ def write_rows(
     Without `staged_for` they are readable at once. With a schema they are columns of it, without
     one plain records.
     """
-    settle_once()
     client = client_for(options.servers, Patience.RUNNING)
     partition_id = int(task_ids().get("partition_id", 0))
     if staged_for is None:

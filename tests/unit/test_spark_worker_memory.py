@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from pyspark import TaskContext
@@ -36,22 +37,42 @@ def calls(monkeypatch):
     for name in ("collect", "freeze"):
         monkeypatch.setattr(gc, name, lambda name=name: made.append(name))
     monkeypatch.setattr(worker_memory, "keep_freed_memory", lambda: made.append("keep"))
-    monkeypatch.setattr(worker_memory, "_settled", set())
+    monkeypatch.setattr(worker_memory, "_settled", {})
     return made
 
 
-def test_a_worker_settles_at_its_first_task(monkeypatch, calls):
-    monkeypatch.setattr(TaskContext, "_taskContext", object.__new__(TaskContext))
-    worker_memory.settle_once()
-    worker_memory.settle_once()
+@pytest.fixture(params=["task", "plan"])
+def worker(request, monkeypatch):
+    """This process is one of Spark's workers."""
+    if request.param == "task":
+        monkeypatch.setattr(TaskContext, "_taskContext", object.__new__(TaskContext))
+    else:
+        main = SimpleNamespace(__spec__=SimpleNamespace(name="pyspark.daemon"))
+        monkeypatch.setitem(sys.modules, "__main__", main)
+
+
+def test_a_worker_settles_once(worker, monkeypatch, calls):
+    worker_memory.settle()
+    worker_memory.settle()
     assert calls == ["collect", "freeze", "keep"]
     monkeypatch.setattr("os.getpid", lambda: -1)  # a child of the worker
-    worker_memory.settle_once()
+    worker_memory.settle()
     assert calls == ["collect", "freeze", "keep"] * 2
 
 
-def test_a_process_without_tasks_is_left_alone(calls):
-    worker_memory.settle_once()
+def test_a_worker_settles_again_when_much_was_loaded(worker, monkeypatch, calls):
+    worker_memory.settle()
+    for number in range(worker_memory.FURTHER_MODULES):
+        assert calls == ["collect", "freeze", "keep"]
+        monkeypatch.setitem(sys.modules, f"further{number}", ModuleType(f"further{number}"))
+        worker_memory.settle()
+    assert calls == ["collect", "freeze", "keep"] * 2
+
+
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(name="pytest")])
+def test_a_process_that_is_no_worker_is_left_alone(spec, monkeypatch, calls):
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+    worker_memory.settle()
     assert calls == []
 
 
