@@ -38,8 +38,9 @@ ARROW_BYTES: Final = 4 * 1024 * 1024
 ARROW_ROWS: Final = 10_000
 """As the README advises, too: the rows that a task writes come in batches of so many, and of this
 size, told to Spark as a number of rows."""
-WARM_UPS: Final = 3
-"""Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java."""
+WARM_UPS: Final = 5
+"""Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java. In
+the first case of a run, rounds still took less from the fourth to the eighth."""
 
 
 @dataclass(frozen=True, slots=True)

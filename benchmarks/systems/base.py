@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, DataFrameWriter
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -13,6 +13,11 @@ from benchmarks.harness.model import BenchmarkError, Shape
 
 Append = Callable[[bytes], None]
 """Appends one value, and returns when it is acknowledged."""
+
+
+WRITTEN: Final = ("stream", "key", "value")
+"""The columns of a record that are written into streams, as Kafka's records have them: whoever
+writes gives each record its time."""
 
 
 class Store(Protocol):

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.harness.model import Shape
+from benchmarks.systems.base import WRITTEN
 from benchmarks.systems.sources import (
     IDLE_FORMAT,
     MEMORY_FORMAT,
@@ -37,10 +38,10 @@ class MemoryStore:
         return reader.options(**shape_options(self.shape)).load()
 
     def batch_writer(self, rows: DataFrame) -> DataFrameWriter:
-        return rows.write.format(NULL_FORMAT).mode("append")
+        return rows.select(*WRITTEN).write.format(NULL_FORMAT).mode("append")
 
     def stream_writer(self, rows: DataFrame) -> DataStreamWriter:
-        return rows.writeStream.format(NULL_FORMAT)
+        return rows.select(*WRITTEN).writeStream.format(NULL_FORMAT)
 
     def stored_rows(self) -> int:
         return self.shape.rows

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.harness.model import Shape
-from benchmarks.systems.base import Append
+from benchmarks.systems.base import WRITTEN, Append
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.records import ROWS_SCHEMA, encode_rows
@@ -56,13 +56,17 @@ class Streams:
         }
 
     def batch_writer(self, rows: DataFrame) -> DataFrameWriter:
-        return rows.write.mode("append").format("sbp").options(**self._sink_options())
+        return self._writer(rows.select(*WRITTEN))
 
     def stream_writer(self, rows: DataFrame) -> DataStreamWriter:
-        return rows.writeStream.format("sbp").options(**self._sink_options())
+        chosen = rows.select(*WRITTEN)
+        return chosen.writeStream.format("sbp").options(**self._sink_options())
 
     def values_writer(self, values: DataFrame) -> DataFrameWriter:
-        return self.batch_writer(values).option("stream", self.shape.streams[0])
+        return self._writer(values).option("stream", self.shape.streams[0])
+
+    def _writer(self, rows: DataFrame) -> DataFrameWriter:
+        return rows.write.mode("append").format("sbp").options(**self._sink_options())
 
     def _sink_options(self) -> dict[str, str]:
         return {"endpoint": self.endpoint, **self.sink_options}
