@@ -23,6 +23,7 @@ from sbp_spark.reading.source_streams import describe_refs, plain_errors, select
 from sbp_spark.schema import check_sink_schema
 from sbp_spark.selection import check_selection
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from sbp_spark.worker_process import ends_micro_batches
 from sbp_spark.writing.batch_writer import SbpBatchWriter
 from sbp_spark.writing.own_columns import without_metadata
 from sbp_spark.writing.stream_writer import SbpStreamWriter
@@ -89,9 +90,10 @@ class SbpDataSource(DataSource):
         return SbpBatchWriter(options, maybe_schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
-        """Return what writes a stream. Asked for in every micro-batch.
+        """Return what writes a stream. Asked for when a micro-batch is planned, and when it ends.
 
-        The streams' placement driver is asked the first time only. Raises SbpError.
+        The streams' placement driver is asked at the first plan only: at the end of a micro-batch
+        that failed, what is wrong with the streams would hide why. Raises SbpError.
         """
         with plain_errors():
             options, maybe_schema = self._sink(schema, streaming=True)
@@ -100,11 +102,12 @@ class SbpDataSource(DataSource):
                     "output mode complete: a stream is only ever appended to, never replaced; use"
                     " .outputMode('append') or .outputMode('update')"
                 )
-            check_once(
-                options.servers,
-                purpose_of(options, maybe_schema),
-                lambda: check_targets(options, maybe_schema),
-            )
+            if not ends_micro_batches():
+                check_once(
+                    options.servers,
+                    purpose_of(options, maybe_schema),
+                    lambda: check_targets(options, maybe_schema),
+                )
         return SbpStreamWriter(options, maybe_schema)
 
     def _sink(

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Final
 
-from pyspark import TaskContext
+from sbp_spark.worker_process import is_worker
 
 KEPT_BYTES: Final = 128 << 20
 """As much freed memory a worker keeps at most."""
@@ -20,9 +20,6 @@ MALLOC_SETTINGS: Final = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TR
 FURTHER_MODULES: Final = 100
 """So many more modules are worth another look at all there is."""
 
-_DAEMON: Final = "pyspark.daemon"
-"""The program that forks the workers of a session, for tasks and for plans alike."""
-
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
@@ -31,24 +28,17 @@ _settled: Final[dict[int, int]] = {}
 
 
 def settle() -> None:
-    """Do both in a process that Spark has started to run Python, for tasks or for plans.
+    """Do both in one of Spark's workers, for tasks or for plans.
 
     That is done at the first call, and again once many more modules were loaded: Spark loads some
     behind the first task. Nothing happens in any other process, which is not Spark's to arrange.
     """
     pid, module_count = os.getpid(), len(sys.modules)
-    if module_count < _settled.get(pid, 0) + FURTHER_MODULES or not _is_worker():
+    if module_count < _settled.get(pid, 0) + FURTHER_MODULES or not is_worker():
         return
     _settled[pid] = module_count
     exempt_what_is_loaded()
     keep_freed_memory()
-
-
-def _is_worker() -> bool:
-    if TaskContext.get() is not None:
-        return True
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name == _DAEMON
 
 
 def exempt_what_is_loaded() -> None:

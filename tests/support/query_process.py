@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from python_workers import python_workers
+
 from sbp_core.failpoints import VARIABLE
 
 MAIN = Path(__file__).with_name("query_main.py")
@@ -59,8 +61,7 @@ class QueryProcess:
 
     def python_workers(self) -> list[int]:
         """The process ids of the Python workers that Spark has forked for it."""
-        daemons = [pid for pid in _below(self._process.pid) if _is_daemon(pid)]
-        return [pid for daemon in daemons for pid in _below(daemon) if _is_daemon(pid)]
+        return python_workers(self._process.pid)
 
     def live(self, seconds: float) -> int | None:
         """Let it go on for so long; its exit code if it ended by itself."""
@@ -77,25 +78,6 @@ class QueryProcess:
         with suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-def _below(pid: int) -> list[int]:
-    """The descendants of a process."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it is over by now
-            parent = path.read_text(encoding="utf-8").rpartition(") ")[2].split()[1]
-            children[int(parent)].append(int(path.parent.name))
-    found = list(children[pid])
-    for each in found:
-        found += children[each]
-    return found
-
-
-def _is_daemon(pid: int) -> bool:
-    with suppress(OSError):
-        return b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 class Written(NamedTuple):

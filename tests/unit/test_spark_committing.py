@@ -231,13 +231,6 @@ def test_a_task_of_no_micro_batch_is_an_error(client, monkeypatch):
     assert client.values() == {1: [b"a"]}
 
 
-def test_a_worker_settles_before_it_writes(client, monkeypatch):
-    settled = []
-    monkeypatch.setattr(task, "settle_once", lambda: settled.append(len(client.appends)))
-    stream_sink().write(iter([rows(b"a")]))
-    assert settled == [0]
-
-
 def test_at_least_once_rows_are_there_at_once_and_stay(client, monkeypatch, caplog):
     sink = stream_sink(delivery=AT_LEAST_ONCE)
     messages = written(sink, monkeypatch, [b"a"], [b"b"])

@@ -44,3 +44,16 @@ def test_the_streams_of_columns_are_looked_at_once_for_each_schema(monkeypatch):
     assert names == [["value"], ["value", "more"], ["value", "more"]]
     SbpDataSource({"endpoint": "pd:1", "stream": "s"}).streamWriter(VALUES, overwrite=False)
     assert checked[-1][1] is None
+
+
+def test_the_end_of_a_micro_batch_looks_at_no_streams(monkeypatch):
+    checked = []
+    monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
+    monkeypatch.setattr(client_pool, "_reached", set())
+    options = {"endpoint": "pd:1", "stream": "s"}
+    monkeypatch.setattr(datasource, "ends_micro_batches", lambda: True)
+    SbpDataSource(options).streamWriter(VALUES, overwrite=False)
+    assert not checked
+    monkeypatch.setattr(datasource, "ends_micro_batches", lambda: False)
+    SbpDataSource(options).streamWriter(VALUES, overwrite=False)
+    assert checked

@@ -5,12 +5,12 @@ import os
 import platform
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
-from pyspark import TaskContext
+from writing_client import sink_options
 
-from sbp_spark import worker_memory
+from sbp_spark import client_pool, worker_memory
 
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 FREED_BYTES = 8 << 20
@@ -41,14 +41,10 @@ def calls(monkeypatch):
     return made
 
 
-@pytest.fixture(params=["task", "plan"])
-def worker(request, monkeypatch):
+@pytest.fixture
+def worker(monkeypatch):
     """This process is one of Spark's workers."""
-    if request.param == "task":
-        monkeypatch.setattr(TaskContext, "_taskContext", object.__new__(TaskContext))
-    else:
-        main = SimpleNamespace(__spec__=SimpleNamespace(name="pyspark.daemon"))
-        monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(worker_memory, "is_worker", lambda: True)
 
 
 def test_a_worker_settles_once(worker, monkeypatch, calls):
@@ -69,11 +65,21 @@ def test_a_worker_settles_again_when_much_was_loaded(worker, monkeypatch, calls)
     assert calls == ["collect", "freeze", "keep"] * 2
 
 
-@pytest.mark.parametrize("spec", [None, SimpleNamespace(name="pytest")])
-def test_a_process_that_is_no_worker_is_left_alone(spec, monkeypatch, calls):
-    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+def test_a_process_that_is_no_worker_is_left_alone(monkeypatch, calls):
+    monkeypatch.setattr(worker_memory, "is_worker", lambda: False)
     worker_memory.settle()
     assert calls == []
+
+
+def test_who_asks_for_a_client_settles_first(monkeypatch):
+    done = []
+    monkeypatch.setattr(client_pool, "_clients", {})
+    monkeypatch.setattr(client_pool, "settle", lambda: done.append("settled"))
+    monkeypatch.setattr(client_pool, "Client", lambda *_, **__: done.append("made"))
+    servers = sink_options().servers
+    for _ in range(2):
+        client_pool.client_for(servers, client_pool.Patience.RUNNING)
+    assert done == ["settled", "made", "settled"]
 
 
 @pytest.mark.skipif(not IS_GLIBC, reason="other C libraries are left alone")
