@@ -170,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"\n{show(outcomes)}")
     pictures = draw(RESULTS, outcomes)
     if not pictures:
-        tell("no pictures: matplotlib is not installed")
+        tell("no pictures: matplotlib is not installed, or there is none of these scenarios")
     tell("\n".join(map(str, ["", RESULTS / "results.json", *pictures])))
     tell(f"{time.monotonic() - started:.0f} s")
     return 0
