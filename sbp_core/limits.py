@@ -155,6 +155,11 @@ FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 128 * MIB
 """What appends that wait for the disk count for, of all connections; beyond it they are refused.
 So however slow the disk is, there is room for other requests."""
+APPENDS_ON_WAY_BYTES: Final = 8 * MIB
+"""Of one append, to one server: beyond it no further frame is sent before one is answered. So the
+next one is there when the disk has taken the last."""
+APPENDS_ON_WAY_MAX: Final = 8
+"""The same in frames, however small."""
 THROTTLE_MS: Final = 100
 DISK_FREE_FLOOR_BYTES: Final = 256 * MIB
 """Free disk that a range server keeps by refusing appends: a log that fills its disk dies of it."""

@@ -1,6 +1,7 @@
 """The client: blocking and asyncio, over programs that are written once."""
 
 from sbp_core.client.aio import AsyncClient
+from sbp_core.client.appender import Appender, AsyncAppender
 from sbp_core.client.blocking import Client
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
@@ -43,6 +44,8 @@ __all__ = [
     "NO_CURSOR",
     "AppendItem",
     "AppendOutcome",
+    "Appender",
+    "AsyncAppender",
     "AsyncClient",
     "AwayRange",
     "BoundsView",

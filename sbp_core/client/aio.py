@@ -24,6 +24,7 @@ from sbp_core.client import (
 from sbp_core.client import fetch as fetching
 from sbp_core.client import reach as reaching
 from sbp_core.client.aio_runner import AsyncPool, AsyncRunner
+from sbp_core.client.appender import AsyncAppender
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
@@ -368,6 +369,22 @@ class AsyncClient:
                 transaction=transaction,
             )
         )
+
+    def appender(
+        self,
+        *,
+        retry_unknown: bool = False,
+        writer: Writer | None = None,
+        transaction: Transaction | None = None,
+    ) -> AsyncAppender:
+        """Return what appends batches as they are given, while others are on their way.
+
+        With a `writer` or a `transaction` several frames are, of one stream too; both are at work
+        until it is finished or closed.
+        """
+        kind = appending.AppendKind(retry_unknown, writer, transaction)
+        work = appending.GradualAppend(self._context, kind)
+        return AsyncAppender(work, AsyncRunner(self._pool).stream(work.program()))
 
     def fetch(
         self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1

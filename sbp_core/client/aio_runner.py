@@ -6,7 +6,7 @@ import asyncio
 import enum
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar
 
 from sbp_core import limits
@@ -105,8 +105,8 @@ class AsyncRunner:
         self._news: asyncio.Future[None] | None = None
         """What the program waits for: it ends when something arrives, or it is time to look."""
 
-    async def stream(self, program: Program[Any]) -> AsyncIterator[Any]:
-        """Run a program, yielding what it emits."""
+    async def stream(self, program: Program[Any]) -> AsyncGenerator[Any, Any]:
+        """Run a program, yielding what it emits; it is given what is sent for it."""
         result: Any = None
         try:
             while True:
@@ -115,8 +115,7 @@ class AsyncRunner:
                 except StopIteration:
                     return
                 if isinstance(effect, Emit):
-                    yield effect.value
-                    result = None
+                    result = yield effect.value
                     continue
                 result = self._perform(effect)
                 if result is _LATER:

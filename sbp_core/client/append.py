@@ -1,37 +1,34 @@
-"""The program that appends record batches (SPEC "APPEND").
+"""The programs that append record batches (SPEC "APPEND").
 
-Order: the batches of one stream are appended in the order given. They go to the server in that
-order, in one frame where they fit; a batch that failed is tried again only while no later one of
-its stream was appended, and after a final failure the stream's later batches are given up too.
+Order: the batches of one stream are appended in the order given. Where their numbers keep them in
+it, as those of a writer or a transaction do, several frames are on their way at a time; otherwise
+one. A batch that failed is tried again only once all that was sent is answered, and, without
+numbers, while no later one of its stream was appended; after a final failure the stream's later
+batches are given up too.
 
 A writer's batches have numbers, so they may be tried again whatever became of them. A server knows
-the places of the last ones only: a frame has no more of a stream than that. A transaction numbers
-its batches in each range, so those of a stream go to one range at a time.
+the places of the last ones only: no more of a stream than that are on their way. A transaction
+numbers its batches in each range, so those of a stream go to one range at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from sbp_core import limits
 from sbp_core.client.append_frame import AppendFrame
-from sbp_core.client.calls import (
-    Attempts,
-    Context,
-    answered_items,
-    decode_answer,
-    unanswered,
-    with_message,
-)
-from sbp_core.client.numbering import Numbering, WriterNumbering
-from sbp_core.client.placement import locate, no_server
-from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.append_state import AppendState
+from sbp_core.client.calls import Attempts, Context
+from sbp_core.client.numbering import Numbering
+from sbp_core.client.placement import locate
+from sbp_core.client.program import Arrival, Emit, Now, Program, Receive, Reply, Start, pause
 from sbp_core.client.transaction import Transaction
-from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
+from sbp_core.client.types import AppendItem, AppendOutcome
 from sbp_core.client.writer import Writer
-from sbp_core.errors import ConfigurationError, Outcome, SbpError
-from sbp_core.wire.headers import AppendResponse, AppendResult
-from sbp_core.wire.status import maybe_error
+from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.wire.frame import Frame
 
 
 def append(
@@ -52,216 +49,167 @@ def append(
     `outcome` speaks of the whole call, and of earlier ones that left batches of it in doubt:
     NOT_APPLIED only if nothing was appended.
     """
-    for index, item in enumerate(items):
-        _check_item(index, item)
-    if writer is not None and transaction is not None:
-        raise ConfigurationError("a transaction numbers its batches itself: append without writer")
-    if transaction is not None:
-        with transaction.staging(items) as staging:
-            return (yield from _run(context, _Append(context, items, staging), is_repeatable=True))
-    if writer is None:
-        work = _Append(context, items, Numbering(items))
-        return (yield from _run(context, work, is_repeatable=retry_unknown))
-    numbering = WriterNumbering(items, writer.writer_id, writer.begin(items))
-    work = _Append(context, items, numbering, writer.doubted(items))
-    try:
-        return (yield from _run(context, work, is_repeatable=True))
-    finally:
-        writer.end(items, work.outcomes, work.in_doubt)
+    how = AppendKind(retry_unknown, writer, transaction)
+    with how.begin(context) as state:
+        state.add(items)
+        yield from _Delivery(context, state, is_repeatable=how.is_repeatable).run()
+    return [state.outcomes[index] for index in range(len(items))]
 
 
-def _run(context: Context, work: _Append, *, is_repeatable: bool) -> Program[list[AppendOutcome]]:
-    items = work.items
-    attempts = Attempts(context, (yield Now()))
-    while work.pending:
-        errors = yield from locate(context, [items[index].stream_id for index in work.pending])
-        frames = work.build_frames(errors)
-        work.on_sent(frames)
-        replies = yield from gather([work.call(frame) for frame in frames])
-        applied_count = len(work.outcomes)
-        for frame, reply in zip(frames, replies, strict=True):
-            work.on_reply(frame, reply)
-        now_ms: float = yield Now()
-        if len(work.outcomes) > applied_count:
-            attempts.on_progress(now_ms)
-        wait_ms = work.settle(attempts, now_ms, is_repeatable=is_repeatable)
-        if wait_ms:
-            yield from pause(wait_ms)
-    if work.failures:
-        raise work.error()
-    return [work.outcomes[index] for index in range(len(items))]
+@dataclass(frozen=True, slots=True)
+class AppendKind:
+    """What numbers the batches of an append, if anything does, and what is tried again.
 
+    Raises ConfigurationError for both a writer and a transaction.
+    """
 
-class _Append:
-    """The state of one append: each item is pending, appended or failed."""
+    retry_unknown: bool = False
+    writer: Writer | None = None
+    transaction: Transaction | None = None
 
-    def __init__(
-        self,
-        context: Context,
-        items: Sequence[AppendItem],
-        numbering: Numbering,
-        uncertain: Collection[int] = (),
-    ) -> None:
-        self.items = items
-        self.pending = list(range(len(items)))
-        self.outcomes: dict[int, AppendOutcome] = {}
-        self.failures: dict[int, SbpError] = {}
-        self._uncertain = set(uncertain)
-        self._sent: set[int] = set()
-        self._numbering = numbering
-        self._context = context
-        self._errors: dict[int, tuple[str | None, SbpError]] = {}
+    def __post_init__(self) -> None:
+        if self.writer is not None and self.transaction is not None:
+            raise ConfigurationError(
+                "a transaction numbers its batches itself: append without writer"
+            )
 
     @property
-    def in_doubt(self) -> set[int]:
-        """Items of which it is not known whether one of the tries, of now or before, worked."""
-        return self._uncertain | self._sent
+    def is_repeatable(self) -> bool:
+        """Whether what may have been appended is sent again."""
+        is_numbered = self.writer is not None or self.transaction is not None
+        return self.retry_unknown or is_numbered
 
-    def build_frames(self, errors: dict[int, SbpError]) -> list[AppendFrame]:
-        """Return the next frames, one per server; what does not fit stays for the next round."""
-        frames: dict[str, AppendFrame] = {}
-        blocked: set[int] = set()
-        counts: dict[int, int] = {}
-        ranges: dict[int, int] = {}
-        for index in self.pending:
-            item = self.items[index]
-            counts[item.stream_id] = count = counts.get(item.stream_id, 0) + 1
-            if count > self._numbering.stream_batches_max:
-                blocked.add(item.stream_id)
-            if item.stream_id in blocked:
-                continue
-            try:
-                piece = self._place(index, errors.get(item.stream_id))
-            except SbpError as error:
-                self._errors[index] = (None, error)
-                blocked.add(item.stream_id)
-                continue
-            frame = frames.setdefault(piece.servers[0], AppendFrame(piece.servers[0]))
-            is_beside = ranges.setdefault(item.stream_id, piece.range_index) == piece.range_index
-            if is_beside and frame.takes(item.batch):
-                frame.add(index, item.batch, piece)
-            else:
-                blocked.add(item.stream_id)
-        return [frame for frame in frames.values() if frame.indexes]
-
-    def _place(self, index: int, maybe_error: SbpError | None) -> RangeInfo:
-        """Return the range that a batch goes to next. Raises SbpError if there is none now."""
-        if maybe_error is not None:
-            raise maybe_error
+    @contextmanager
+    def begin(self, context: Context) -> Iterator[AppendState]:
+        """Give the state of a new append, which ends then."""
+        numbering = self._numbering()
+        state = AppendState(context, numbering)
+        is_complete = False
         try:
-            piece = self._numbering.range_for(index, self._context.router)
-            if not piece.servers:
-                raise no_server(piece)
-        except SbpError:
-            self._context.router.forget(self.items[index].stream_id)
-            raise
-        return piece
+            yield state
+            is_complete = True
+        finally:
+            numbering.end(state.in_doubt, is_complete=is_complete)
 
-    def on_sent(self, frames: Sequence[AppendFrame]) -> None:
-        """Note what is in doubt now, in case that nobody waits for the answers."""
-        self._sent = {index for frame in frames for index in frame.indexes}
+    def _numbering(self) -> Numbering:
+        if self.writer is not None:
+            return self.writer.begin()
+        return Numbering() if self.transaction is None else self.transaction.begin()
 
-    def call(self, frame: AppendFrame) -> Call:
-        """Return the call that sends a frame."""
-        batches = [self.items[index].batch for index in frame.indexes]
-        marks = list(map(self._numbering.marks, frame.indexes, frame.pieces))
-        return frame.call(batches, marks, self._numbering.feature, self._context.timeout_ms)
 
-    def on_reply(self, frame: AppendFrame, reply: Reply) -> None:
-        """Note what became of each item of a frame."""
-        missing = dict(enumerate(frame.indexes))
-        failure = reply.error
-        for part in reply.frames:
-            try:
-                answer = decode_answer(part, AppendResponse)
-                answered = answered_items(answer, answer.append_responses, missing)
-            except SbpError as error:
-                failure = error
-                break
-            for request_index, result in answered:
-                index = missing.get(request_index)
-                if index is None or not self._is_about(result, index):
-                    continue
-                del missing[request_index]
-                self._on_result(index, frame.endpoint, result, answer.throttle_time_ms)
-        for index in missing.values():
-            silence = unanswered(f"the batch for stream {self.items[index].stream_id}")
-            self._errors[index] = (frame.endpoint, failure or silence)
+class GradualAppend:
+    """An append of batches that are given one group after the other, while others are on their way.
 
-    def _is_about(self, result: AppendResult, index: int) -> bool:
-        """Whether a result speaks of an item's stream; ElasticStream's failures name stream 0."""
-        is_named = result.stream_id in {self.items[index].stream_id, -1}
-        return is_named or (result.stream_id == 0 and maybe_error(result.status) is not None)
+    The program emits None whenever it is ready for a group, and is sent that, or None when there
+    are no more. When it is ready it has sent what it was given, and when it is over all of that is
+    appended. Raises what `append` raises.
+    """
 
-    def _on_result(
-        self, index: int, endpoint: str, result: AppendResult, throttle_time_ms: int
-    ) -> None:
-        error = maybe_error(result.status)
-        if error is not None:
-            error.throttle_time_ms = max(throttle_time_ms, 0)
-            self._errors[index] = (endpoint, error)
-            self._numbering.on_refused(index, error)
-            return
-        self._numbering.on_appended(index)
-        self.outcomes[index] = AppendOutcome(
-            self.items[index].stream_id, result.base_offset, result.stream_append_time_ms
-        )
+    def __init__(self, context: Context, kind: AppendKind) -> None:
+        self._context = context
+        self._kind = kind
+        self._state: AppendState | None = None
 
-    def settle(self, attempts: Attempts, now_ms: float, *, is_repeatable: bool) -> float:
-        """Decide which failed items are tried again; return the wait in ms before that."""
-        errors, self._errors = self._errors, {}
-        self._sent = set()
-        if not errors:
-            self._give_up_rest(set())
-            return 0
-        attempts.on_failure()
-        last_applied = {self.items[index].stream_id: index for index in sorted(self.outcomes)}
-        given_up: set[int] = set()
-        longest_ms = 0.0
-        for index in sorted(errors):
-            endpoint, error = errors[index]
-            stream_id = self.items[index].stream_id
-            if error.outcome is not Outcome.NOT_APPLIED:
-                self._uncertain.add(index)
-            if error.refreshes_placement:
-                self._context.router.forget(stream_id)
-            wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=is_repeatable)
-            is_overtaken = last_applied.get(stream_id, -1) > index
-            if wait_ms is None or is_overtaken or stream_id in given_up:
-                given_up.add(stream_id)
-                self.failures[index] = attempts.explain(error, "APPEND", endpoint)
-            else:
-                longest_ms = max(longest_ms, wait_ms)
-        self._give_up_rest(given_up)
-        return longest_ms
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return [] if self._state is None else self._state.unacknowledged
 
-    def _give_up_rest(self, stream_ids: set[int]) -> None:
-        """Drop what is settled from `pending`; a stream with a failed item is over."""
-        pending = []
-        for index in self.pending:
-            if index in self.outcomes or index in self.failures:
+    def program(self) -> Program[None]:
+        """Append what is sent to the program."""
+        with self._kind.begin(self._context) as self._state:
+            state, is_repeatable = self._state, self._kind.is_repeatable
+            delivery = _Delivery(self._context, state, is_repeatable=is_repeatable)
+            while (items := (yield Emit(None))) is not None:
+                state.add(items)
+                yield from delivery.run(until_answered=False)
+                state.outcomes.clear()
+            yield from delivery.run()
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A frame that is on its way, and what came of it so far."""
+
+    frame: AppendFrame
+    answers: list[Frame] = field(default_factory=list)
+
+
+class _Delivery:
+    """Sends the batches of an append, and takes the answers."""
+
+    def __init__(self, context: Context, state: AppendState, *, is_repeatable: bool) -> None:
+        self._context = context
+        self._state = state
+        self._is_repeatable = is_repeatable
+        self._sent: dict[int, _Sent] = {}
+        """By the numbers of their calls."""
+        self._maybe_attempts: Attempts | None = None
+
+    def run(self, *, until_answered: bool = True) -> Program[None]:
+        """Send everything; return then, or when all of it is answered. Raises as `append` does."""
+        state = self._state
+        now_ms: float = yield Now()
+        if self._maybe_attempts is None:
+            self._maybe_attempts = Attempts(self._context, now_ms)
+        elif not state.has_trouble:
+            self._maybe_attempts.on_progress(now_ms)
+        attempts = self._maybe_attempts
+        while True:
+            unsent = state.unsent
+            if unsent and not state.has_trouble and (yield from self._send(unsent)):
                 continue
-            if self.items[index].stream_id in stream_ids:
-                self.failures[index] = SbpError("not sent: an earlier batch of the stream failed")
-            else:
-                pending.append(index)
-        self.pending = pending
+            if self._sent and (unsent or state.has_trouble or state.failures or until_answered):
+                yield from self._receive(attempts)
+            elif state.has_trouble:
+                yield from self._settle(attempts)
+            elif not unsent:
+                break
+        if state.failures:
+            raise state.error()
 
-    def error(self) -> SbpError:
-        """Return the first item's error, with the outcome of the whole call."""
-        index = min(self.failures)
-        total = len(self.items)
-        before = f"item {index} of {total} (stream {self.items[index].stream_id}): "
-        after = f" ({len(self.outcomes)} of {total} batches were appended)" if total > 1 else ""
-        error = with_message(self.failures[index], before, after)
-        is_untouched = not self.outcomes and not self._uncertain
-        error.outcome = Outcome.NOT_APPLIED if is_untouched else Outcome.UNKNOWN
-        return error
+    def _send(self, unsent: Sequence[int]) -> Program[bool]:
+        """Send the next frames; return whether there were any."""
+        errors = yield from locate(self._context, self._state.stream_ids(unsent))
+        frames = self._state.build_frames(errors, self._busy_servers())
+        for frame, call in zip(frames, self._state.on_sent(frames), strict=True):
+            self._sent[(yield Start(call))] = _Sent(frame)
+        return bool(frames)
 
+    def _busy_servers(self) -> set[str]:
+        """Return the servers that have as much to do as is to be on its way to one."""
+        counts: dict[str, tuple[int, int]] = {}
+        for sent in self._sent.values():
+            count, size_bytes = counts.get(sent.frame.endpoint, (0, 0))
+            counts[sent.frame.endpoint] = count + 1, size_bytes + sent.frame.frame_bytes
+        return {
+            server
+            for server, (count, size_bytes) in counts.items()
+            if self._state.is_throttled
+            or count >= limits.APPENDS_ON_WAY_MAX
+            or size_bytes >= limits.APPENDS_ON_WAY_BYTES
+        }
 
-def _check_item(index: int, item: AppendItem) -> None:
-    if not 0 < len(item.batch) <= limits.BATCH_BYTES_MAX:
-        raise ConfigurationError(
-            f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} octets;"
-            f" expected 1 to {limits.BATCH_BYTES_MAX}: write smaller batches"
-        )
+    def _receive(self, attempts: Attempts) -> Program[None]:
+        """Wait for something of the frames that are on their way."""
+        arrival: Arrival = yield Receive(frozenset(self._sent))
+        sent = self._sent[arrival.number]
+        failure = None
+        if isinstance(arrival.content, SbpError):
+            failure = arrival.content
+        else:
+            sent.answers.append(arrival.content)
+        if not arrival.is_last:
+            return
+        del self._sent[arrival.number]
+        before_count = self._state.appended_count
+        self._state.on_reply(sent.frame, Reply(tuple(sent.answers), failure))
+        if self._state.appended_count > before_count:
+            now_ms: float = yield Now()
+            attempts.on_progress(now_ms)
+
+    def _settle(self, attempts: Attempts) -> Program[None]:
+        now_ms: float = yield Now()
+        wait_ms = self._state.settle(attempts, now_ms, is_repeatable=self._is_repeatable)
+        if wait_ms:
+            yield from pause(wait_ms)

@@ -25,6 +25,7 @@ from sbp_core.client import (
 )
 from sbp_core.client import fetch as fetching
 from sbp_core.client import reach as reaching
+from sbp_core.client.appender import Appender
 from sbp_core.client.blocking_runner import BlockingRunner, ConnectionPool
 from sbp_core.client.calls import Context
 from sbp_core.client.connecting import Connecting
@@ -338,6 +339,22 @@ class Client:
                 transaction=transaction,
             )
         )
+
+    def appender(
+        self,
+        *,
+        retry_unknown: bool = False,
+        writer: Writer | None = None,
+        transaction: Transaction | None = None,
+    ) -> Appender:
+        """Return what appends batches as they are given, while others are on their way.
+
+        With a `writer` or a `transaction` several frames are, of one stream too; both are at work
+        until it is finished or closed.
+        """
+        kind = appending.AppendKind(retry_unknown, writer, transaction)
+        work = appending.GradualAppend(self._context, kind)
+        return Appender(work, BlockingRunner(self._pool).stream(work.program()))
 
     def fetch(
         self,

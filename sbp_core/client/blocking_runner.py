@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 
 from sbp_core import limits
@@ -123,8 +123,8 @@ class BlockingRunner:
         self._tickets: dict[int, tuple[BlockingConnection, Ticket, Opcode]] = {}
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
 
-    def stream(self, program: Program[Any]) -> Iterator[Any]:
-        """Run a program, yielding what it emits."""
+    def stream(self, program: Program[Any]) -> Generator[Any, Any, None]:
+        """Run a program, yielding what it emits; it is given what is sent for it."""
         result: Any = None
         try:
             while True:
@@ -133,8 +133,7 @@ class BlockingRunner:
                 except StopIteration:
                     return
                 if isinstance(effect, Emit):
-                    yield effect.value
-                    result = None
+                    result = yield effect.value
                 else:
                     result = self._perform(effect)
         finally:

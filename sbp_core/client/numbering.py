@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from sbp_core import limits
 from sbp_core.client.router import Router
 from sbp_core.client.types import AppendItem, RangeInfo
 from sbp_core.errors import RangeSealedError, SbpError, StatusCode
@@ -28,18 +27,22 @@ class Numbering:
     """That of plain appends: no batch has a number, each goes to the open range of its stream.
 
     `feature` is what servers must have agreed to. Of a stream `stream_batches_max` batches may be
-    on their way at a time.
+    on their way at a time; unless the numbers keep them in order (`is_ordered`), in one frame.
     """
 
     feature: FeatureName | None = None
+    is_ordered = False
     stream_batches_max = sys.maxsize
 
-    def __init__(self, items: Sequence[AppendItem]) -> None:
-        self._items = items
+    def add(self, items: Sequence[AppendItem]) -> Collection[int]:
+        """Take the next batches; return the indexes of those that may be appended already.
 
-    def range_for(self, index: int, router: Router) -> RangeInfo:
+        Raises SbpError for ones that it cannot take: then it takes none.
+        """
+        return ()
+
+    def range_for(self, index: int, stream_id: int, router: Router) -> RangeInfo:
         """Return the range that a batch goes to. Raises SbpError if there is none at the moment."""
-        stream_id = self._items[index].stream_id
         piece = router.maybe_open_range(stream_id)
         if piece is None:
             raise RangeSealedError(
@@ -58,20 +61,5 @@ class Numbering:
     def on_refused(self, index: int, error: SbpError) -> None:
         """Take note that a server refused a batch, this time."""
 
-
-class WriterNumbering(Numbering):
-    """Batches have the `sequences` that their writer gave them."""
-
-    feature = FeatureName.IDEMPOTENT_APPEND
-    stream_batches_max = limits.WRITER_BATCHES_KEPT
-
-    def __init__(
-        self, items: Sequence[AppendItem], writer_id: str, sequences: Sequence[int]
-    ) -> None:
-        super().__init__(items)
-        self._writer_id = writer_id
-        self._sequences = sequences
-
-    def marks(self, index: int, piece: RangeInfo) -> Marks:
-        """Return the writer's id and number."""
-        return Marks(self._writer_id, self._sequences[index])
+    def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
+        """Take note that the append is over: `is_complete` if all batches are appended."""

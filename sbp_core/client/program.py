@@ -61,7 +61,7 @@ class Now(Struct, frozen=True):
 
 
 class Emit(Struct, frozen=True):
-    """Hand `value` to the caller before the program is over. Result: None."""
+    """Hand `value` to the caller before the program is over. Result: what it sends, or None."""
 
     value: Any
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from sbp_core import limits
@@ -72,31 +71,31 @@ class Transaction:
             for key in sorted(used, key=lambda key: (self._streams[key[0]], key[1]))
         )
 
-    @contextmanager
-    def staging(self, items: Sequence[AppendItem]) -> Iterator[Numbering]:
-        """Give what an append needs to stage `items`; if it fails, so does the transaction.
+    def begin(self) -> Numbering:
+        """Return how an append numbers what it stages; `end` of that comes next.
 
-        Raises ConfigurationError if it is at work, or has failed, and RecordBatchError.
+        Raises ConfigurationError if the transaction is at work, or has failed.
         """
-        record_counts = [peek_batch(item.batch).record_count for item in items]
         if not self._at_work.acquire(blocking=False):
             raise ConfigurationError(
                 f"transaction {self.txn_id} is at work: one append at a time, or another one"
             )
-        try:
-            if self.has_failed:
-                raise ConfigurationError(
-                    f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
-                    " begin another one"
-                )
-            for item in items:
-                self._streams.setdefault(item.stream_id, len(self._streams))
-            yield _Staging(self, items, record_counts)
-        except BaseException:
-            self.has_failed = True
-            raise
-        finally:
+        if self.has_failed:
             self._at_work.release()
+            raise ConfigurationError(
+                f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
+                " begin another one"
+            )
+        return _Staging(self)
+
+    def end(self, *, has_failed: bool) -> None:
+        """End an append: with one that failed the transaction has."""
+        self.has_failed = has_failed
+        self._at_work.release()
+
+    def use(self, stream_id: int) -> None:
+        """Give a stream its place in the order of first use."""
+        self._streams.setdefault(stream_id, len(self._streams))
 
     def number(self, key: _RangeKey) -> int:
         """Return the number of the next batch that is sent to a range."""
@@ -124,24 +123,29 @@ class _Staging(Numbering):
     """
 
     feature = FeatureName.TRANSACTIONS
+    is_ordered = True
 
-    def __init__(
-        self, transaction: Transaction, items: Sequence[AppendItem], record_counts: Sequence[int]
-    ) -> None:
-        super().__init__(items)
+    def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._record_counts = record_counts
+        self._record_counts: list[int] = []
         self._numbers: dict[int, tuple[_RangeKey, int]] = {}
 
-    def range_for(self, index: int, router: Router) -> RangeInfo:
+    def add(self, items: Sequence[AppendItem]) -> Collection[int]:
+        """Take batches, none of which is staged yet. Raises RecordBatchError if one is none."""
+        self._record_counts += [peek_batch(item.batch).record_count for item in items]
+        for item in items:
+            self._transaction.use(item.stream_id)
+        return ()
+
+    def range_for(self, index: int, stream_id: int, router: Router) -> RangeInfo:
         """Return the range that a batch was sent to before, else the open one.
 
         Raises NotFoundError if that one was trimmed away meanwhile, RangeSealedError while it is
         not known where it is: another thread may look the stream up.
         """
         if index not in self._numbers:
-            return super().range_for(index, router)
-        (stream_id, range_index), _ = self._numbers[index]
+            return super().range_for(index, stream_id, router)
+        (_, range_index), _ = self._numbers[index]
         ranges = router.maybe_ranges(stream_id)
         if ranges is None:
             raise RangeSealedError(
@@ -166,7 +170,7 @@ class _Staging(Numbering):
 
     def on_appended(self, index: int) -> None:
         """Count what is staged now."""
-        key, _ = self._numbers[index]
+        key, _ = self._numbers.pop(index)
         self._transaction.on_staged(key, self._record_counts[index])
 
     def on_refused(self, index: int, error: SbpError) -> None:
@@ -176,3 +180,7 @@ class _Staging(Numbering):
         """
         if isinstance(error, RangeSealedError):
             self._transaction.take_back(*self._numbers.pop(index))
+
+    def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
+        """End the append: if not all of it is staged, the transaction has failed."""
+        self._transaction.end(has_failed=bool(self._record_counts) and not is_complete)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.types import AppendItem
+from sbp_core.client.numbering import Marks, Numbering
+from sbp_core.client.types import AppendItem, RangeInfo
 from sbp_core.errors import ConfigurationError
+from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.writer_id import is_writer_id
 
 
@@ -33,79 +36,137 @@ class Writer:
                 f"{self.writer_id!a} cannot name a writer: expected 1 to"
                 f" {limits.WRITER_ID_LENGTH_MAX} letters, digits, '.', '_' or '-'"
             )
-        self._next: dict[int, int] = {}
-        self._in_doubt: dict[int, tuple[bytes, ...]] = {}
+        self._streams: dict[int, _Stream] = {}
         self._at_work = threading.Lock()
 
-    def begin(self, items: Sequence[AppendItem]) -> list[int]:
-        """Return the sequences of batches to append; `end` comes next.
+    def begin(self) -> Numbering:
+        """Return how an append numbers its batches; `end` of that comes next.
 
-        Raises ConfigurationError if the writer is at work, or others are in doubt.
+        Raises ConfigurationError if the writer is at work.
         """
         if not self._at_work.acquire(blocking=False):
             raise ConfigurationError(
                 f"writer {self.writer_id} is at work: one append at a time, or another writer"
             )
-        try:
-            return self._number(items)
-        except ConfigurationError:
-            self._at_work.release()
-            raise
+        return _WriterNumbering(self.writer_id, self._streams, self._at_work)
 
-    def doubted(self, items: Sequence[AppendItem]) -> set[int]:
-        """Return the indexes of the `items` to append that an earlier append left in doubt."""
-        counts: Counter[int] = Counter()
-        found = set()
-        for index, item in enumerate(items):
-            if counts[item.stream_id] < len(self._in_doubt.get(item.stream_id, ())):
-                found.add(index)
-            counts[item.stream_id] += 1
-        return found
 
-    def end(
-        self,
-        items: Sequence[AppendItem],
-        appended: Collection[int],
-        uncertain: Collection[int],
+@dataclass(slots=True)
+class _Stream:
+    """Batches of a stream that are not known to be appended; `first` is the number of the first.
+
+    But for those that are `done`: a server has them, though nothing was heard of earlier ones. An
+    append begins with those that the one before it left, numbers below `doubted_end`; the next one
+    it is given has the number `next`.
+    """
+
+    first: int = 0
+    batches: list[bytes] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+    next: int = 0
+    doubted_end: int = 0
+
+    def begin(self) -> None:
+        self.next = self.first
+        self.doubted_end = self.first + len(self.batches)
+
+    def is_doubted(self, sequence: int) -> bool:
+        return sequence < self.doubted_end
+
+    def give(self, batch: bytes) -> int:
+        sequence = self.next
+        self.next += 1
+        if not self.is_doubted(sequence):
+            self.batches.append(batch)
+        return sequence
+
+    def on_appended(self, sequence: int) -> None:
+        self.done.add(sequence)
+        while self.first in self.done:
+            self.done.remove(self.first)
+            del self.batches[0]
+            self.first += 1
+
+    def end(self, doubted: Collection[int]) -> None:
+        """Keep what may be there; the numbers of what follows are free again."""
+        end = self.first
+        while end in doubted or end in self.done or self.is_doubted(end):
+            end += 1
+        del self.batches[end - self.first :]
+        self.done.clear()
+
+
+class _WriterNumbering(Numbering):
+    """One append: batches have the numbers that come next in their streams.
+
+    Those that an earlier append left in doubt come first, and are compared.
+    """
+
+    feature = FeatureName.IDEMPOTENT_APPEND
+    is_ordered = True
+    stream_batches_max = limits.WRITER_BATCHES_KEPT
+
+    def __init__(
+        self, writer_id: str, streams: dict[int, _Stream], at_work: threading.Lock
     ) -> None:
-        """Take in what became of `items`, by their indexes; all others were surely not appended."""
-        by_stream: dict[int, list[int]] = {}
-        for index, item in enumerate(items):
-            by_stream.setdefault(item.stream_id, []).append(index)
-        for stream_id, own in by_stream.items():
-            done_count = _prefix_length(index in appended for index in own)
-            left = own[done_count:]
-            self._next[stream_id] = self._next.get(stream_id, 0) + done_count
-            doubted = self._in_doubt.pop(stream_id, ())[done_count:]
-            fresh = tuple(
-                items[index].batch
-                for index in left[: _prefix_length(index in uncertain for index in left)]
-            )
-            if doubted or fresh:
-                self._in_doubt[stream_id] = max(doubted, fresh, key=len)
+        self._writer_id = writer_id
+        self._all_streams = streams
+        self._at_work = at_work
+        self._count = 0
+        self._streams: dict[int, _Stream] = {}
+        """Those that this append is for."""
+        self._numbers: dict[int, tuple[_Stream, int]] = {}
+        """Of batches that are not appended yet."""
+
+    def add(self, items: Sequence[AppendItem]) -> Collection[int]:
+        """Give batches their numbers; return those that an earlier append left in doubt.
+
+        Raises ConfigurationError if others are in doubt.
+        """
+        self._check_doubted(items)
+        doubted = []
+        for index, item in enumerate(items, self._count):
+            stream = self._streams[item.stream_id]
+            sequence = stream.give(item.batch)
+            self._numbers[index] = stream, sequence
+            if stream.is_doubted(sequence):
+                doubted.append(index)
+        self._count += len(items)
+        return doubted
+
+    def marks(self, index: int, piece: RangeInfo) -> Marks:
+        """Return the writer's id and number."""
+        return Marks(self._writer_id, self._numbers[index][1])
+
+    def on_appended(self, index: int) -> None:
+        """Go on in the stream."""
+        stream, sequence = self._numbers.pop(index)
+        stream.on_appended(sequence)
+
+    def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
+        """Leave in doubt what is; all else was surely not appended."""
+        doubted: dict[int, set[int]] = {}
+        for index in in_doubt:
+            stream, sequence = self._numbers[index]
+            doubted.setdefault(id(stream), set()).add(sequence)
+        for stream in self._streams.values():
+            stream.end(doubted.get(id(stream), set()))
         self._at_work.release()
 
-    def _number(self, items: Sequence[AppendItem]) -> list[int]:
-        sequences = []
-        counts: dict[int, int] = {}
+    def _check_doubted(self, items: Sequence[AppendItem]) -> None:
+        counts: Counter[int] = Counter()
         for item in items:
-            count = counts.get(item.stream_id, 0)
-            doubted = self._in_doubt.get(item.stream_id, ())
-            if count < len(doubted) and doubted[count] != item.batch:
+            if item.stream_id not in self._streams:
+                stream = self._all_streams.setdefault(item.stream_id, _Stream())
+                self._streams[item.stream_id] = stream
+                stream.begin()
+            stream = self._streams[item.stream_id]
+            sequence = stream.next + counts[item.stream_id]
+            counts[item.stream_id] += 1
+            if stream.is_doubted(sequence) and (
+                stream.batches[sequence - stream.first] != item.batch
+            ):
                 raise ConfigurationError(
-                    f"an earlier append of writer {self.writer_id} to stream {item.stream_id} is in"
-                    " doubt: append the same batches again, or go on with another writer"
+                    f"an earlier append of writer {self._writer_id} to stream {item.stream_id} is"
+                    " in doubt: append the same batches again, or go on with another writer"
                 )
-            sequences.append(self._next.get(item.stream_id, 0) + count)
-            counts[item.stream_id] = count + 1
-        return sequences
-
-
-def _prefix_length(flags: Iterable[bool]) -> int:
-    """Return how many are true before the first that is not."""
-    length = 0
-    for flag in flags:
-        if not flag:
-            break
-        length += 1
-    return length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sbp_core.client import AppendItem, AppendOutcome, Transaction, Writer
+from sbp_core.client import Appender, AppendItem, Transaction, Writer
 from sbp_core.errors import TxnEndedError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_spark.task_log import LOG
@@ -14,15 +14,30 @@ from sbp_spark.task_log import LOG
 class AppendingClient(Protocol):
     """What is needed of a client."""
 
-    def append(
+    def appender(
         self,
-        items: Sequence[AppendItem],
         *,
         retry_unknown: bool = False,
         writer: Writer | None = None,
         transaction: Transaction | None = None,
-    ) -> list[AppendOutcome]:
-        """Append or stage the batches, those of one stream in order."""
+    ) -> Appender:
+        """Return what appends or stages batches as they are given, those of a stream in order."""
+        ...
+
+
+class TaskAppend(Protocol):
+    """Where the batches of a task go. All methods but `close` raise SbpError."""
+
+    def append(self, items: Sequence[AppendItem]) -> None:
+        """Send batches, while the last ones may be on their way."""
+        ...
+
+    def finish(self) -> None:
+        """Return when all of them are acknowledged."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is not."""
         ...
 
 
@@ -35,24 +50,38 @@ class StagedAppend:
     """
 
     def __init__(self, client: AppendingClient, transaction: Transaction, *, may_end: bool) -> None:
-        self._client = client
-        self._transaction = transaction
+        self._appender = client.appender(transaction=transaction)
         self._may_end = may_end
         self._has_ended = False
 
-    def __call__(self, items: Sequence[AppendItem]) -> object:
+    def append(self, items: Sequence[AppendItem]) -> None:
         """Stage the batches. Raises SbpError."""
         if self._has_ended:
-            return None
+            return
         failpoint("sink.before_stage")
         try:
-            return self._client.append(items, transaction=self._transaction)
+            self._appender.append(items)
         except TxnEndedError as error:
-            if not self._may_end:
-                raise
-            LOG.info("the commit will tell what became of the batch: %s", error)
-            self._has_ended = True
-            return None
+            self._end(error)
+
+    def finish(self) -> None:
+        """Return when all of them are staged. Raises SbpError."""
+        if self._has_ended:
+            return
+        try:
+            self._appender.finish()
+        except TxnEndedError as error:
+            self._end(error)
+
+    def close(self) -> None:
+        """Give up what is not staged."""
+        self._appender.close()
+
+    def _end(self, error: TxnEndedError) -> None:
+        if not self._may_end:
+            raise error
+        LOG.info("the commit will tell what became of the batch: %s", error)
+        self._has_ended = True
 
 
 class PlainAppend:
@@ -63,13 +92,32 @@ class PlainAppend:
 
     def __init__(self, client: AppendingClient) -> None:
         self._client = client
-        self._maybe_writer: Writer | None = Writer()
+        self._is_numbered = True
+        self._appender = client.appender(writer=Writer())
 
-    def __call__(self, items: Sequence[AppendItem]) -> list[AppendOutcome]:
+    def append(self, items: Sequence[AppendItem]) -> None:
         """Append the batches. Raises SbpError."""
-        if self._maybe_writer is not None:
-            try:
-                return self._client.append(items, writer=self._maybe_writer)
-            except UnsupportedError:
-                self._maybe_writer = None
-        return self._client.append(items, retry_unknown=True)
+        try:
+            self._appender.append(items)
+        except UnsupportedError as error:
+            self._go_on_without_numbers(error)
+
+    def finish(self) -> None:
+        """Return when all of them are appended. Raises SbpError."""
+        try:
+            self._appender.finish()
+        except UnsupportedError as error:
+            self._go_on_without_numbers(error)
+            self._appender.finish()
+
+    def close(self) -> None:
+        """Give up what is not appended."""
+        self._appender.close()
+
+    def _go_on_without_numbers(self, error: UnsupportedError) -> None:
+        if not self._is_numbered:
+            raise error
+        self._is_numbered = False
+        left = self._appender.unacknowledged
+        self._appender = self._client.appender(retry_unknown=True)
+        self._appender.append(left)

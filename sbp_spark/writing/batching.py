@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import BatchBuilder
+from sbp_spark.writing.appending import TaskAppend
 
 WAITING_BYTES_MAX: Final = 32 * limits.MIB
 """Octets of all streams that wait for a full record batch; beyond them all are sent."""
@@ -73,50 +73,39 @@ class Builders:
 
 
 class Sender:
-    """Appends in a thread of its own, one append at a time, while the next one is gathered.
+    """Gathers batches until there are enough of them for an append, which goes on meanwhile."""
 
-    Between calls at most two appends' worth of batches is held.
-    """
-
-    def __init__(self, append: Callable[[Sequence[AppendItem]], object]) -> None:
+    def __init__(self, append: TaskAppend) -> None:
         self.batch_count = 0
         self.size_bytes = 0
         self._append = append
         self._items: list[AppendItem] = []
         self._items_bytes = 0
-        self._in_flight: Future[object] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sbp-append")
 
     def __enter__(self) -> Sender:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._append.close()
 
     def send(self, items: Iterable[AppendItem]) -> None:
-        """Take batches; start an append when there are enough. Raises what an append raised."""
+        """Take batches; append them when there are enough. Raises SbpError, of earlier ones too."""
         for item in items:
             self._items.append(item)
             self._items_bytes += len(item.batch)
             if self._items_bytes >= APPEND_BYTES:
-                self.start()
+                self.flush()
 
-    def finish(self) -> None:
-        """Wait until everything is acknowledged. Raises what an append raised."""
-        self.start()
-        self._settle()
-
-    def start(self) -> None:
-        """Start an append of what there is. Raises what the one before it raised."""
-        self._settle()
+    def flush(self) -> None:
+        """Append what there is. Raises SbpError, of earlier batches too."""
         if self._items:
             self.batch_count += len(self._items)
             self.size_bytes += self._items_bytes
-            self._in_flight = self._thread.submit(self._append, self._items)
+            self._append.append(self._items)
         self._items = []
         self._items_bytes = 0
 
-    def _settle(self) -> None:
-        in_flight, self._in_flight = self._in_flight, None
-        if in_flight is not None:
-            in_flight.result()
+    def finish(self) -> None:
+        """Wait until everything is acknowledged. Raises SbpError."""
+        self.flush()
+        self._append.finish()

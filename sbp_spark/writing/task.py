@@ -178,7 +178,7 @@ class _Work:
                 late = self._builders.flush_late(_now_ms())
                 if late:
                     self._sender.send(late)
-                    self._sender.start()
+                    self._sender.flush()
         self._sender.send(self._builders.flush())
         self._sender.finish()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from append_world import AppendWorld, small_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.append import append
 from sbp_core.client.calls import Context
 from sbp_core.client.leader import PlacementDrivers
-from sbp_core.client.program import Arrival, Now, Receive, Start
 from sbp_core.client.router import Router
 from sbp_core.errors import (
     ConnectError,
@@ -75,38 +75,18 @@ def test_waits_are_bounded(attempt_count, elapsed_ms, throttle_ms, seed, is_thro
         assert elapsed_ms + wait_ms < policy.budget_ms
 
 
-class MoodyServer:
-    """Plays the world of an append program: any item may fail in any way, at any try.
+class MoodyServer(AppendWorld):
+    """Any item may fail in any way, at any try.
 
     An orderly one refuses what follows a refused batch of the same stream in the same frame.
     """
 
-    def __init__(self, draw_mood, *, is_orderly: bool) -> None:
+    def __init__(self, draw, *, is_orderly: bool) -> None:
+        super().__init__(draw)
         self.log: list[bytes] = []
         self._is_orderly = is_orderly
-        self._draw = draw_mood
-        self._now_ms = 0.0
-        self._replies: dict[int, Arrival] = {}
 
-    def run(self, program):
-        result = None
-        while True:
-            try:
-                effect = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            if isinstance(effect, Now):
-                result = self._now_ms
-            elif isinstance(effect, Start):
-                result = len(self._replies)
-                self._replies[result] = Arrival(result, self._reply(effect.call))
-            elif isinstance(effect, Receive) and effect.numbers:
-                result = self._replies[min(effect.numbers)]
-            else:
-                self._now_ms = effect.until_ms
-                result = None
-
-    def _reply(self, call):
+    def reply(self, call):
         mood = self._draw(st.sampled_from(["answer", "answer", "lost after", "lost before", "no"]))
         if mood == "no":
             return ConnectError("x")
@@ -145,7 +125,8 @@ def test_appends_are_never_reordered_and_duplicated_only_on_request(
     outcomes = []
     failure: SbpError | None = None
     try:
-        outcomes = server.run(append(context, items, retry_unknown=retry_unknown))
+        with small_frames():
+            outcomes = server.run(append(context, items, retry_unknown=retry_unknown))
     except SbpError as error:
         failure = error
     if failure is None:

@@ -5,17 +5,18 @@ The servers judge as real ones do, with their own code; what they lack is a disk
 
 from __future__ import annotations
 
+from itertools import chain
 from random import Random
 
 import pytest
+from append_world import AppendWorld, small_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction, append_frame
-from sbp_core.client.append import append
+from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction
+from sbp_core.client.append import AppendKind, GradualAppend, append
 from sbp_core.client.calls import Context
 from sbp_core.client.leader import PlacementDrivers
-from sbp_core.client.program import Arrival, Now, Receive, Start
 from sbp_core.client.router import Router
 from sbp_core.errors import (
     ConnectError,
@@ -46,17 +47,15 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS, status_for
 
-FRAME_ITEMS_MAX = 2
 STREAMS = (1, 2)
 SERVERS = ("a:1", "b:1")
 MOODS = ("answer", "answer", "answer", "answer", "lost after", "lost before", "no", "busy")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_frames():
-    """So small that a stream's batches do not fit into one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_frame, "_ITEMS_MAX", FRAME_ITEMS_MAX)
+def frames_are_small():
+    """Of each stream several are on their way."""
+    with small_frames():
         yield
 
 
@@ -67,37 +66,17 @@ def batch(number: int, record_count: int) -> bytes:
     )
 
 
-class World:
+class World(AppendWorld):
     """Two range servers with the ranges of streams in turn, and a placement driver."""
 
     def __init__(self, draw) -> None:
+        super().__init__(draw)
         self.staged: dict[tuple[int, int], list[bytes]] = {}
         """Of each range what is staged in it."""
-        self._draw = draw
-        self._now_ms = 0.0
-        self._replies: dict[int, Arrival] = {}
         self._states = {server: StagedStates() for server in SERVERS}
         self._ranges = {stream_id: [HostedRange(stream_id, 0, 0)] for stream_id in STREAMS}
 
-    def run(self, program):
-        result = None
-        while True:
-            try:
-                effect = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            if isinstance(effect, Now):
-                result = self._now_ms
-            elif isinstance(effect, Start):
-                result = len(self._replies)
-                self._replies[result] = Arrival(result, self._reply(effect.call))
-            elif isinstance(effect, Receive) and effect.numbers:
-                result = self._replies[min(effect.numbers)]
-            else:
-                self._now_ms = effect.until_ms
-                result = None
-
-    def _reply(self, call):
+    def reply(self, call):
         if call.opcode is Opcode.LIST_RANGES:
             return self._answer(call.opcode, self._listed(call.header))
         mood = self._draw(st.sampled_from(MOODS))
@@ -167,37 +146,37 @@ class World:
         return SUCCESS
 
 
-@given(
-    st.data(),
-    st.lists(
-        st.lists(st.tuples(st.sampled_from(STREAMS), st.integers(1, 3)), max_size=5), max_size=3
-    ),
+Appends = st.lists(
+    st.lists(st.tuples(st.sampled_from(STREAMS), st.integers(1, 3)), max_size=5), max_size=4
 )
-def test_each_batch_is_staged_once_and_in_order(data, appends) -> None:
+
+
+@given(st.data(), Appends, st.booleans())
+def test_each_batch_is_staged_once_and_in_order(data, appends, is_gradual) -> None:
     world, router = World(data.draw), Router()
     for stream_id in STREAMS:
         router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, SERVERS[:1])])
     policy = RetryPolicy(budget_ms=100, backoff_ms=10, backoff_ms_max=10)
     context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
     transaction = Transaction("t")
-    items: list[tuple[int, int, bytes]] = []
-    for group in appends:
-        fresh = [(each, n, batch(len(items) + at, n)) for at, (each, n) in enumerate(group)]
-        items += fresh
-        wanted = [AppendItem(stream_id, octets) for stream_id, _, octets in fresh]
-        failure: SbpError | None = None
-        try:
-            outcomes = world.run(
-                append(context, wanted, retry_unknown=False, transaction=transaction)
-            )
-        except SbpError as error:
-            failure = error
-        assert transaction.has_failed == (failure is not None)
-        if failure is not None:
-            is_refused = isinstance(failure, StatusError) and not failure.retriable
-            assert not is_refused, "no server has a reason to refuse anything for good"
-            break
-        assert [outcome.base_offset for outcome in outcomes] == [-1] * len(wanted)
+    items = [AppendItem(each, batch(at, n)) for at, (each, n) in enumerate(chain(*appends))]
+    given_items = iter(items)
+    groups = [[next(given_items) for _ in group] for group in appends]
+    failure: SbpError | None = None
+    try:
+        if is_gradual:
+            kind = AppendKind(transaction=transaction)
+            world.run(GradualAppend(context, kind).program(), groups)
+        else:
+            for group in groups:
+                program = append(context, group, retry_unknown=False, transaction=transaction)
+                outcomes = world.run(program)
+                assert [outcome.base_offset for outcome in outcomes] == [-1] * len(group)
+    except SbpError as error:
+        failure = error
+    assert transaction.has_failed == (failure is not None)
+    is_refused = isinstance(failure, StatusError) and not failure.retriable
+    assert not is_refused, "no server has a reason to refuse anything for good"
     parts = {(part.stream_id, part.range_index): part for part in transaction.parts()}
     assert set(world.staged) <= set(parts)  # so that it can be dropped
     if transaction.has_failed:
@@ -206,6 +185,7 @@ def test_each_batch_is_staged_once_and_in_order(data, appends) -> None:
     for stream_id in STREAMS:
         own = [part for key, part in parts.items() if key[0] == stream_id]
         staged = [octets for part in own for octets in world.staged[stream_id, part.range_index]]
-        sent = [(count, octets) for each, count, octets in items if each == stream_id]
-        assert staged == [octets for _, octets in sent]
-        assert sum(part.record_count for part in own) == sum(count for count, _ in sent)
+        sent = [item.batch for item in items if item.stream_id == stream_id]
+        assert staged == sent
+        counts = [peek_batch(octets).record_count for octets in sent]
+        assert sum(part.record_count for part in own) == sum(counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sbp_core.client import AppendOutcome, SchemaVersion, StreamBounds, StreamInfo, TxnDecision
+from sbp_core.client import SchemaVersion, StreamBounds, StreamInfo, TxnDecision
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -39,6 +39,28 @@ class Range:
 
     rows: list
     staged: dict
+
+
+class Appender:
+    """Appends at once."""
+
+    def __init__(self, client, kind):
+        self.unacknowledged = []
+        self._client = client
+        self._kind = kind
+        self._is_over = False
+
+    def append(self, items):
+        assert not self._is_over
+        self.unacknowledged += items
+        self._client.append(items, **self._kind)
+        self.unacknowledged.clear()
+
+    def finish(self):
+        self._is_over = True
+
+    def close(self):
+        self._is_over = True
 
 
 class WritingClient:
@@ -91,13 +113,16 @@ class WritingClient:
         elif not self._has_transactions:
             raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "transactions declined")
         else:
-            with transaction.staging(items):
-                for item in items:
-                    if transaction.txn_id in self.ended:
-                        transaction.number((item.stream_id, 0))
-                        raise TxnEndedError(StatusCode.TXN_ENDED, "dropped")
-                    self._stage(item, transaction)
-        return [AppendOutcome(item.stream_id, -1, 0) for item in items]
+            for item in items:
+                transaction.use(item.stream_id)
+                if transaction.txn_id in self.ended:
+                    transaction.number((item.stream_id, 0))
+                    transaction.has_failed = True
+                    raise TxnEndedError(StatusCode.TXN_ENDED, "dropped")
+                self._stage(item, transaction)
+
+    def appender(self, **kind):
+        return Appender(self, kind)
 
     def _stage(self, item, transaction):
         key = (item.stream_id, 0)

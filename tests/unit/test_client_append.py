@@ -129,6 +129,16 @@ def test_nothing_follows_an_item_that_failed_for_good(make, peer) -> None:
     assert len(peer.seen(Opcode.APPEND)) == 1
 
 
+def test_an_item_is_tried_again_although_one_after_it_failed_for_good(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    refused = append_handler(n0=StatusCode.TOO_MANY_REQUESTS, n1=StatusCode.INVALID_REQUEST)
+    peer.script(Opcode.APPEND, refused, append_handler())
+    items = [AppendItem(1, b"a"), AppendItem(1, b"b")]
+    with pytest.raises(InvalidRequestError, match=r"item 1 of 2 .*1 of 2 batches"):
+        make(peer.endpoint).do("append", items)
+    assert [batches(each) for each in peer.seen(Opcode.APPEND)][1:] == [[b"a"]]
+
+
 def test_a_lost_append_is_unknown_and_not_repeated(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.APPEND, reset)

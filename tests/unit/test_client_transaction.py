@@ -194,15 +194,12 @@ def test_a_server_that_does_not_know_transactions_is_not_asked(make, peer) -> No
 
 def test_a_transaction_does_one_thing_at_a_time() -> None:
     transaction = Transaction("t")
-    with transaction.staging(items(b"a")):
-        with (
-            pytest.raises(ConfigurationError, match="one append at a time"),
-            transaction.staging(items(b"b")),
-        ):
-            pass
-        assert not transaction.has_failed
-    with transaction.staging(items(b"b")):
-        pass
+    first = transaction.begin()
+    with pytest.raises(ConfigurationError, match="one append at a time"):
+        transaction.begin()
+    assert not transaction.has_failed
+    first.end((), is_complete=True)
+    transaction.begin()
 
 
 def test_a_transaction_has_no_writer(make, server) -> None:
@@ -222,29 +219,31 @@ PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
 def test_a_number_that_a_range_refused_is_not_lost() -> None:
     """A server that dies before its seal is on disk has an open range again, without a gap."""
     transaction = Transaction("t")
-    with transaction.staging(items(b"a", b"b", b"c", b"d")) as staging:
-        assert [staging.marks(index, PIECE).sequence for index in range(3)] == [0, 1, 2]
-        staging.on_appended(0)
-        staging.on_refused(1, RangeSealedError(SEALED, ""))
-        assert staging.marks(1, PIECE).sequence == 1
-        assert staging.marks(2, PIECE).sequence == 2, "nobody knows what became of it"
-        assert staging.marks(3, PIECE).sequence == 3
-        for index in (1, 2):
-            staging.on_refused(index, RangeSealedError(SEALED, ""))
-        assert [staging.marks(index, PIECE).sequence for index in (1, 2)] == [1, 2]
+    staging = transaction.begin()
+    staging.add(items(b"a", b"b", b"c", b"d"))
+    assert [staging.marks(index, PIECE).sequence for index in range(3)] == [0, 1, 2]
+    staging.on_appended(0)
+    staging.on_refused(1, RangeSealedError(SEALED, ""))
+    assert staging.marks(1, PIECE).sequence == 1
+    assert staging.marks(2, PIECE).sequence == 2, "nobody knows what became of it"
+    assert staging.marks(3, PIECE).sequence == 3
+    for index in (1, 2):
+        staging.on_refused(index, RangeSealedError(SEALED, ""))
+    assert [staging.marks(index, PIECE).sequence for index in (1, 2)] == [1, 2]
 
 
 def test_a_range_that_another_thread_looks_up_is_not_gone() -> None:
     router = Router()
     router.learn(1, [PIECE])
-    with Transaction("t").staging(items(b"a")) as staging:
-        staging.marks(0, staging.range_for(0, router))
-        router.forget(1)
-        with pytest.raises(RangeSealedError, match="looked up again") as caught:
-            staging.range_for(0, router)
-        assert caught.value.retriable
-        router.learn(1, [PIECE])
-        assert staging.range_for(0, router) == PIECE
+    staging = Transaction("t").begin()
+    staging.add(items(b"a"))
+    staging.marks(0, staging.range_for(0, 1, router))
+    router.forget(1)
+    with pytest.raises(RangeSealedError, match="looked up again") as caught:
+        staging.range_for(0, 1, router)
+    assert caught.value.retriable
+    router.learn(1, [PIECE])
+    assert staging.range_for(0, 1, router) == PIECE
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * (limits.TXN_ID_LENGTH_MAX + 1)])

@@ -7,7 +7,7 @@ from client_answers import NO_RETRY, append_handler, batches
 from scripted_peer import placed, ranges, reset
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, AppendOutcome, Writer
+from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Writer
 from sbp_core.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -39,6 +39,9 @@ def numbers(server):
         [(info.writer_id, info.sequence) for info in exchange.header.append_requests]
         for exchange in server.seen(Opcode.APPEND)
     ]
+
+
+PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
 
 
 def items(*octets):
@@ -82,7 +85,9 @@ def test_a_server_that_does_not_know_writers_is_not_asked(make, peer) -> None:
         make(peer.endpoint).do("append", items(b"a"), writer=writer)
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert peer.seen(Opcode.APPEND) == []
-    assert writer.begin(items(b"another")) == [0]
+    numbering = writer.begin()
+    numbering.add(items(b"another"))
+    assert numbering.marks(0, PIECE).sequence == 0
 
 
 def test_what_is_in_doubt_comes_first(make, server) -> None:
@@ -133,40 +138,43 @@ def test_a_range_server_that_was_not_told_yet_is_asked_again(make, server) -> No
 
 def test_a_writer_does_one_thing_at_a_time() -> None:
     writer = Writer()
-    assert writer.begin(items(b"a")) == [0]
+    first = writer.begin()
     with pytest.raises(ConfigurationError, match="one append at a time"):
-        writer.begin(items(b"b"))
-    writer.end(items(b"a"), {0}, ())
-    assert writer.begin(items(b"b")) == [1]
+        writer.begin()
+    first.add(items(b"a"))
+    first.on_appended(0)
+    first.end((), is_complete=True)
+    second = writer.begin()
+    second.add(items(b"b"))
+    assert second.marks(0, PIECE).sequence == 1
 
 
-def test_a_writer_that_numbers_batches_is_at_work() -> None:
-    """Another thread may come in between at any time: here, when the batches are looked at."""
-    writer = Writer()
-    refusals = []
-
-    class Watched(AppendItem):
-        @property
-        def batch(self):
-            with pytest.raises(ConfigurationError, match="one append at a time") as caught:
-                writer.begin(items(b"b"))
-            refusals.append(caught.value)
-            return b"a"
-
-    writer._in_doubt[1] = (b"a",)
-    item = object.__new__(Watched)
-    object.__setattr__(item, "stream_id", 1)
-    assert writer.begin([item]) == [0]
-    assert refusals
-
-
-def test_a_refused_beginning_leaves_the_writer_free() -> None:
-    writer = Writer()
-    writer.begin(items(b"a"))
-    writer.end(items(b"a"), (), {0})
+def test_what_a_writer_refuses_changes_nothing(make, server) -> None:
+    writer = Writer("me")
+    first = writer.begin()
+    first.add(items(b"a", b"b"))
+    first.end({0, 1}, is_complete=False)
+    driver = make(server.endpoint)
     with pytest.raises(ConfigurationError, match="in doubt"):
-        writer.begin(items(b"b"))
-    assert writer.begin(items(b"a")) == [0]
+        driver.do("append", [*items(b"a"), AppendItem(2, b"x"), *items(b"c")], writer=writer)
+    assert server.seen(Opcode.APPEND) == []
+    driver.do("append", items(b"a", b"b", b"c"), writer=writer)
+    assert numbers(server) == [[("me", 0), ("me", 1), ("me", 2)]]
+
+
+def test_what_was_appended_behind_a_batch_in_doubt_is_in_doubt_with_it() -> None:
+    """Its number is taken: another batch under it would pass for a repeat, and be lost."""
+    writer = Writer()
+    first = writer.begin()
+    first.add(items(b"a", b"b", b"c", b"d"))
+    first.on_appended(0)
+    first.on_appended(2)
+    first.end({1}, is_complete=False)
+    second = writer.begin()
+    with pytest.raises(ConfigurationError, match="in doubt"):
+        second.add(items(b"b", b"x"))
+    assert second.add(items(b"b", b"c", b"e")) == [0, 1]
+    assert [second.marks(index, PIECE).sequence for index in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("code", [StatusCode.WRITER_GAP, StatusCode.WRITER_UNKNOWN])

@@ -1,6 +1,5 @@
 """Writing the rows of a task: converted, routed, batched, and acknowledged or staged."""
 
-import threading
 import time
 from datetime import UTC, datetime
 from zlib import crc32
@@ -392,31 +391,6 @@ def test_rows_that_linger_are_sent(monkeypatch):
 
     append_rows(batches(), client, sink_options(batching=Batching(linger_ms=100)))
     assert [decode_envelope(items[0].batch).record_count for items in client.appends] == [3, 1]
-
-
-def test_one_append_is_in_flight_while_the_next_is_built(monkeypatch):
-    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
-    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
-    started, answered = threading.Event(), threading.Event()
-    at_once = []
-
-    class SlowClient(WritingClient):
-        def append(self, items, **kind):
-            at_once.append(threading.current_thread())
-            started.set()
-            assert answered.wait(10)
-            assert at_once.pop() is threading.current_thread()
-            return super().append(items, **kind)
-
-    def batches():
-        yield routed(("s1", b"a"))
-        assert started.wait(10)  # the first append runs, and more rows are asked for
-        answered.set()
-        yield routed(("s1", b"b"))
-
-    client = SlowClient()
-    append_rows(batches(), client, ROUTED)
-    assert client.values() == {1: [b"a", b"b"]}
 
 
 def test_a_failed_append_fails_the_task():

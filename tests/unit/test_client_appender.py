@@ -1,0 +1,343 @@
+"""Appending while the next batches are made, with the blocking and the asyncio client."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from append_world import AppendWorld
+from client_answers import append_handler, appended, batches
+from client_drivers import BlockingDriver
+from core_cluster import rows_batch
+from scripted_peer import placed, ranges, silent
+from waiting import until
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction, TxnPart, Writer
+from sbp_core.client.append import AppendKind, GradualAppend
+from sbp_core.client.calls import Context
+from sbp_core.client.leader import PlacementDrivers
+from sbp_core.client.router import Router
+from sbp_core.errors import (
+    ConfigurationError,
+    ConnectError,
+    InvalidRequestError,
+    Outcome,
+    RequestTimeoutError,
+    StatusCode,
+    UnsupportedError,
+)
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import (
+    AppendResponse,
+    AppendResult,
+    Feature,
+    HeartbeatResponse,
+    Status,
+    encode_header,
+)
+from sbp_core.wire.opcodes import Flag, Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+BUSY = StatusCode.TOO_MANY_REQUESTS
+GAP = StatusCode.WRITER_GAP
+
+
+@pytest.fixture
+def server(peer):
+    """A server that knows writers and transactions, with two streams."""
+    peer.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, peer.endpoint), placed(2, 0, 0, -1, peer.endpoint)),
+    )
+    accepted = (Feature("idempotent-append"), Feature("transactions"))
+    peer.script(Opcode.HEARTBEAT, lambda each: each.answer(HeartbeatResponse(features=accepted)))
+    peer.script(Opcode.APPEND, append_handler())
+    return peer
+
+
+class Appending:
+    """An appender of either client."""
+
+    def __init__(self, driver, **kind) -> None:
+        self._driver = driver
+        self.appender = driver.client.appender(**kind)
+
+    def do(self, method, *arguments):
+        result = getattr(self.appender, method)(*arguments)
+        return result if isinstance(self._driver, BlockingDriver) else self._driver._run(result)
+
+
+@pytest.fixture
+def start(make):
+    """Return what starts an appender, which is closed in the end."""
+    started = []
+
+    def begin(endpoint, *, retry=None, **kind):
+        options = {} if retry is None else {"retry": retry}
+        started.append(Appending(make(endpoint, **options), **kind))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.do("close")
+
+
+def items(*values, stream_id=1):
+    return [AppendItem(stream_id, rows_batch([value])) for value in values]
+
+
+def sequences(server):
+    return [
+        [info.sequence for info in each.header.append_requests]
+        for each in server.seen(Opcode.APPEND)
+    ]
+
+
+def hold(exchange):
+    """Leave a request without an answer, for now."""
+
+
+def until_seen(server, count):
+    until(lambda: len(server.seen(Opcode.APPEND)) >= count)
+    return server.seen(Opcode.APPEND)
+
+
+@pytest.mark.parametrize("numberer", ["writer", "transaction", "nothing"])
+def test_all_that_is_given_is_appended(start, server, numberer) -> None:
+    transaction = Transaction("t")
+    kinds = {"writer": {"writer": Writer()}, "transaction": {"transaction": transaction}}
+    appending = start(server.endpoint, **kinds.get(numberer, {}))
+    groups = [items(b"a", b"b"), [], items(b"c", stream_id=2), items(b"d")]
+    for group in groups:
+        appending.do("append", group)
+    appending.do("finish")
+    sent = [batch for each in server.seen(Opcode.APPEND) for batch in batches(each)]
+    assert sent == [item.batch for group in groups for item in group]
+    assert appending.appender.unacknowledged == []
+    if numberer == "transaction":
+        assert transaction.parts() == (TxnPart("t", 1, 0, 3, 3), TxnPart("t", 2, 0, 1, 1))
+        assert not transaction.has_failed
+
+
+def test_one_of_nothing_asks_nobody(start, server) -> None:
+    start(server.endpoint, writer=Writer()).do("finish")
+    assert server.requests == []
+
+
+def test_more_is_sent_before_the_last_is_answered(start, server) -> None:
+    server.script(Opcode.APPEND, hold)
+    appending = start(server.endpoint, transaction=Transaction("t"))
+    for value in (b"a", b"b", b"c"):
+        appending.do("append", items(value))
+    for exchange in until_seen(server, 3):
+        appended(exchange)
+    server.script(Opcode.APPEND, append_handler())
+    appending.do("finish")
+    assert sequences(server) == [[0], [1], [2]]
+
+
+def test_without_numbers_a_stream_s_batches_wait_for_each_other(start, server) -> None:
+    """The second would be there without the first, if that was refused."""
+    seen_at_answer = []
+
+    def answer_late(exchange):
+        seen_at_answer.append(len(server.seen(Opcode.APPEND)))
+        appended(exchange)
+
+    server.script(Opcode.APPEND, answer_late)
+    appending = start(server.endpoint, retry_unknown=True)
+    for value in (b"a", b"b", b"c"):
+        appending.do("append", items(value))
+    appending.do("finish")
+    assert seen_at_answer == [1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", ["APPENDS_ON_WAY_MAX", "APPENDS_ON_WAY_BYTES"])
+def test_only_so_much_is_on_its_way(start, server, monkeypatch, limit) -> None:
+    large = [AppendItem(1, rows_batch([bytes(100_000)])) for _ in range(5)]
+    monkeypatch.setattr(limits, limit, 2 if limit == "APPENDS_ON_WAY_MAX" else 150_000)
+    unanswered = []
+    most = []
+
+    def answer_every_second(exchange):
+        unanswered.append(exchange)
+        most.append(len(unanswered))
+        if len(unanswered) == 2:
+            for each in unanswered:
+                appended(each)
+            unanswered.clear()
+
+    server.script(Opcode.APPEND, answer_every_second)
+    appending = start(server.endpoint, transaction=Transaction("t"))
+    for item in large:
+        appending.do("append", [item])
+    until_seen(server, 5)
+    appended(unanswered.pop())
+    appending.do("finish")
+    assert most == [1, 2, 1, 2, 1]
+
+
+def test_what_a_server_refuses_for_coming_too_early_comes_again(start, server) -> None:
+    server.script(
+        Opcode.APPEND,
+        append_handler(n0=BUSY),
+        append_handler(n0=GAP),
+        append_handler(),
+    )
+    writer, transaction = Writer(), Transaction("t")
+    for number, kind in enumerate(({"writer": writer}, {"transaction": transaction})):
+        appending = start(server.endpoint, **kind)
+        appending.do("append", items(b"a"))
+        appending.do("append", items(b"b"))
+        appending.do("finish")
+        assert sequences(server)[3 * number :] == [[0], [1], [0, 1]]
+        server.script(
+            Opcode.APPEND, append_handler(n0=BUSY), append_handler(n0=GAP), append_handler()
+        )
+
+
+def test_a_writer_s_second_batch_may_come_before_its_first(start, server) -> None:
+    """The server has never heard of the writer then."""
+    unknown = append_handler(n0=StatusCode.WRITER_UNKNOWN)
+    server.script(Opcode.APPEND, append_handler(n0=BUSY), unknown, append_handler())
+    appending = start(server.endpoint, writer=Writer())
+    appending.do("append", items(b"a"))
+    appending.do("append", items(b"b"))
+    appending.do("finish")
+    assert sequences(server) == [[0], [1], [0, 1]]
+
+
+def test_a_server_that_had_no_room_gets_one_frame_at_a_time(start, server) -> None:
+    server.script(Opcode.APPEND, append_handler(n0=BUSY), append_handler())
+    appending = start(server.endpoint, transaction=Transaction("t"))
+    appending.do("append", items(b"a"))
+    seen_at_answer = []
+
+    def answer_late(exchange):
+        seen_at_answer.append(len(server.seen(Opcode.APPEND)))
+        appended(exchange)
+
+    until_seen(server, 1)
+    server.script(Opcode.APPEND, answer_late)
+    appending.do("append", items(b"b", stream_id=2))
+    appending.do("append", items(b"c"))
+    appending.do("append", items(b"d"))
+    appending.do("finish")
+    assert seen_at_answer[1:] == list(range(seen_at_answer[0] + 1, seen_at_answer[-1] + 1))
+
+
+def test_an_answer_that_is_lost_while_a_later_one_came_is_asked_for_again(start, server) -> None:
+    """A number that was taken tells that all those before it were."""
+    lost = RequestTimeoutError(StatusCode.REQUEST_TIMEOUT, "late")
+    server.script(Opcode.APPEND, lambda each: each.fail(lost), append_handler())
+    appending = start(server.endpoint, transaction=Transaction("t"))
+    appending.do("append", items(b"a"))
+    appending.do("append", items(b"b"))
+    appending.do("finish")
+    assert sequences(server) == [[0], [1], [0]]
+
+
+def test_a_failure_is_raised_when_more_is_given_or_in_the_end(start, server) -> None:
+    refused = append_handler(n0=StatusCode.INVALID_REQUEST)
+    server.script(Opcode.APPEND, append_handler(), refused, append_handler(n0=GAP))
+    transaction = Transaction("t")
+    appending = start(server.endpoint, transaction=transaction)
+    appending.do("append", items(b"a"))
+    appending.do("append", items(b"b"))
+    with pytest.raises(InvalidRequestError, match="item 1 of") as caught:  # noqa: PT012
+        appending.do("append", items(b"c"))
+        appending.do("finish")
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert transaction.has_failed
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1),)
+
+
+def test_what_is_not_acknowledged_can_be_appended_otherwise(start, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.APPEND, append_handler())
+    numbered = start(peer.endpoint, writer=Writer())
+    with pytest.raises(UnsupportedError):  # noqa: PT012
+        numbered.do("append", items(b"a", b"b"))
+        numbered.do("finish")
+    assert numbered.appender.unacknowledged == items(b"a", b"b")
+    plain = start(peer.endpoint, retry_unknown=True)
+    plain.do("append", numbered.appender.unacknowledged)
+    plain.do("finish")
+    assert len(peer.seen(Opcode.APPEND)) == 1
+
+
+def test_one_that_is_closed_leaves_its_batches_in_doubt(start, server) -> None:
+    server.script(Opcode.APPEND, silent)
+    writer, transaction = Writer(), Transaction("t")
+    for kind in ({"writer": writer}, {"transaction": transaction}):
+        appending = start(server.endpoint, **kind)
+        appending.do("append", items(b"a"))
+        appending.do("close")
+        assert appending.appender.unacknowledged == items(b"a")
+    assert transaction.has_failed
+    server.script(Opcode.APPEND, append_handler())
+    again = start(server.endpoint, writer=writer)
+    with pytest.raises(ConfigurationError, match="in doubt"):
+        again.do("append", items(b"x"))
+    once_more = start(server.endpoint, writer=writer)
+    once_more.do("append", items(b"a", b"x"))
+    once_more.do("finish")
+    assert sequences(server)[-1] == [0, 1]
+
+
+def test_a_writer_and_a_transaction_are_at_work_until_it_is_finished(start, server) -> None:
+    writer, transaction = Writer(), Transaction("t")
+    for kind in ({"writer": writer}, {"transaction": transaction}):
+        first = start(server.endpoint, **kind)
+        first.do("append", items(b"a"))
+        with pytest.raises(ConfigurationError, match="one append at a time"):
+            start(server.endpoint, **kind).do("append", items(b"b"))
+        first.do("finish")
+        second = start(server.endpoint, **kind)
+        second.do("append", items(b"b"))
+        second.do("finish")
+    assert sequences(server) == [[0], [1]] * 2
+
+
+def test_an_unusable_batch_sends_nothing_of_its_group(start, server) -> None:
+    appending = start(server.endpoint, writer=Writer())
+    appending.do("append", items(b"a"))
+    with pytest.raises(ConfigurationError, match="item 2"):
+        appending.do("append", [*items(b"b"), AppendItem(1, b"")])
+    until_seen(server, 1)
+    assert sequences(server) == [[0]]
+
+
+class SlowCaller(AppendWorld):
+    """Takes a minute for each group of batches, and has no connection when one is first sent."""
+
+    def __init__(self) -> None:
+        super().__init__(draw=None, caller_takes_ms=60_000)
+        self.log = []
+        self._refused = set()
+
+    def reply(self, call):
+        if not self._refused.issuperset(call.payload):
+            self._refused.update(call.payload)
+            return ConnectError("x")
+        self.log += call.payload
+        results = tuple(
+            AppendResult(info.stream_id, info.request_index, 0, 0, Status())
+            for info in call.header.append_requests
+        )
+        header = encode_header(AppendResponse(append_responses=results))
+        return Frame(Opcode.APPEND, Flag.RESPONSE | Flag.END, 1, header)
+
+
+def test_patience_counts_from_when_there_is_something_to_do() -> None:
+    router = Router()
+    router.learn(1, [RangeInfo(1, 0, 0, None, 0, ("a:1",))])
+    router.forget = lambda stream_id: None  # type: ignore[method-assign]
+    policy = RetryPolicy(budget_ms=1_000, backoff_ms=1, backoff_ms_max=1)
+    context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+    work = GradualAppend(context, AppendKind(transaction=Transaction("t")))
+    world = SlowCaller()
+    world.run(work.program(), [items(b"a"), items(b"b"), items(b"c")])
+    assert world.log == [item.batch for item in items(b"a", b"b", b"c")]
