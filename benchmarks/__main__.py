@@ -138,7 +138,9 @@ def measure(spark: SparkSession, job: Job, peer: Peer, *, rounds: int, label: st
         open_systems(spark, folder, scenario.systems, peer) as systems,
     ):
         bench = Bench(spark, folder, shape, rounds, WARM_UPS, say)
-        return list(scenario.run(bench, systems))
+        outcomes = list(scenario.run(bench, systems))
+    spark.catalog.clearCache()
+    return outcomes
 
 
 def tell(line: str) -> None:

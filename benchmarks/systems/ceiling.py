@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql.functions import array, col, element_at, lit
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.harness.model import Shape
@@ -32,6 +33,15 @@ class MemoryStore:
         reader = self.spark.readStream.format(MEMORY_FORMAT)
         return reader.options(**shape_options(self.shape)).load()
 
+    def kept_rows(self) -> DataFrame:
+        """Return what is to be written of all rows, which Spark keeps in its memory from now on.
+
+        So what a write takes is not what it takes to get rows out of a source in Python.
+        """
+        rows = self.rows().select("stream_id", *WRITTEN).cache()
+        rows.write.format("noop").mode("overwrite").save()
+        return rows
+
     def idle_rows(self) -> DataFrame:
         """Return a few rows for each micro-batch, without end."""
         reader = self.spark.readStream.format(IDLE_FORMAT)
@@ -45,6 +55,12 @@ class MemoryStore:
 
     def stored_rows(self) -> int:
         return self.shape.rows
+
+
+def renamed(rows: DataFrame, shape: Shape) -> DataFrame:
+    """Return rows with the names that the streams of a shape have."""
+    names = array(*map(lit, shape.streams))
+    return rows.withColumn("stream", element_at(names, (col("stream_id") + 1).cast("int")))
 
 
 @dataclass(frozen=True, slots=True)
