@@ -379,8 +379,8 @@ class AsyncClient:
     ) -> AsyncAppender:
         """Return what appends batches as they are given, while others are on their way.
 
-        With a `writer` or a `transaction` several frames are, of one stream too; both are at work
-        until it is finished or closed.
+        All are appended once it is finished. With a `writer` or a `transaction` several frames are
+        on their way, of one stream too; these are at work until it is finished or closed.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         work = appending.GradualAppend(self._context, kind)

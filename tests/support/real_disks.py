@@ -91,6 +91,21 @@ class SmallMemory:
         run("umount", str(self.folder))
 
 
+@contextmanager
+def full_disk(folder: Path) -> Iterator[tuple[SmallMemory, LoopDisk]]:
+    """Give a file system that is larger than the memory that it lies in. Raises OSError."""
+    folder.mkdir()
+    memory = SmallMemory(folder / "memory", SMALL_BYTES)
+    try:
+        disk = LoopDisk(folder / "disk", memory.folder / "disk.img", LARGE_BYTES)
+        try:
+            yield memory, disk
+        finally:
+            disk.close()
+    finally:
+        memory.unmount()
+
+
 def run(*command: str) -> str:
     """Run a command; return what it printed. Raises what says why it failed."""
     done = subprocess.run(command, capture_output=True, check=False, text=True)
