@@ -8,6 +8,7 @@ from typing import Self
 
 from sbp_core.client.append import GradualAppend
 from sbp_core.client.types import AppendItem
+from sbp_core.errors import ConfigurationError
 
 Steps = Generator[None, Sequence[AppendItem] | None, None]
 AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
@@ -16,13 +17,14 @@ AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
 class Appender:
     """Appends batches as they are given, those of one stream in order (see `Client.appender`).
 
-    For one thread. After an error it is over; so it is when it is closed before `finish`: then
-    nobody knows what became of the batches that are `unacknowledged`.
+    For one thread. After an error it is over, and raises ConfigurationError; so it does when it is
+    closed before `finish`: then nobody knows what became of the batches that are `unacknowledged`.
     """
 
     def __init__(self, work: GradualAppend, steps: Steps) -> None:
         self._work = work
         self._steps = steps
+        self._is_over = False
         next(steps)
 
     @property
@@ -32,15 +34,23 @@ class Appender:
 
     def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""
-        self._steps.send(items)
+        _check(self._is_over)
+        try:
+            self._steps.send(items)
+        except BaseException:
+            self._is_over = True
+            raise
 
     def finish(self) -> None:
-        """Return when everything is appended. Raises SbpError."""
+        """Return when everything is appended; it is over then. Raises SbpError."""
+        _check(self._is_over)
+        self._is_over = True
         for _ in self._steps:
             raise AssertionError("it is ready for more, but there is no more")
 
     def close(self) -> None:
-        """Give up what is not appended."""
+        """Give up what is not appended. Idempotent."""
+        self._is_over = True
         self._steps.close()
 
     def __enter__(self) -> Self:
@@ -62,6 +72,7 @@ class AsyncAppender:
         self._work = work
         self._steps = steps
         self._is_begun = False
+        self._is_over = False
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
@@ -70,17 +81,25 @@ class AsyncAppender:
 
     async def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""
-        await self._begin()
-        await self._steps.asend(items)
+        _check(self._is_over)
+        try:
+            await self._begin()
+            await self._steps.asend(items)
+        except BaseException:
+            self._is_over = True
+            raise
 
     async def finish(self) -> None:
-        """Return when everything is appended. Raises SbpError."""
+        """Return when everything is appended; it is over then. Raises SbpError."""
+        _check(self._is_over)
+        self._is_over = True
         await self._begin()
         async for _ in self._steps:
             raise AssertionError("it is ready for more, but there is no more")
 
     async def close(self) -> None:
-        """Give up what is not appended."""
+        """Give up what is not appended. Idempotent."""
+        self._is_over = True
         await self._steps.aclose()
 
     async def __aenter__(self) -> Self:
@@ -99,3 +118,10 @@ class AsyncAppender:
         if not self._is_begun:
             self._is_begun = True
             await anext(self._steps)
+
+
+def _check(is_over: bool) -> None:  # noqa: FBT001
+    if is_over:
+        raise ConfigurationError(
+            "this appender is over: it was finished or closed, or raised an error; begin another"
+        )

@@ -250,6 +250,8 @@ def test_a_failure_is_raised_when_more_is_given_or_in_the_end(start, server) -> 
         appending.do("append", items(b"c"))
         appending.do("finish")
     assert caught.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(ConfigurationError, match="is over"):
+        appending.do("finish")
     assert transaction.has_failed
     assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1),)
 
@@ -299,6 +301,20 @@ def test_a_writer_and_a_transaction_are_at_work_until_it_is_finished(start, serv
         second.do("append", items(b"b"))
         second.do("finish")
     assert sequences(server) == [[0], [1]] * 2
+
+
+def test_nothing_is_given_to_one_that_is_over(start, server) -> None:
+    finished, closed = start(server.endpoint), start(server.endpoint)
+    finished.do("append", items(b"a"))
+    finished.do("finish")
+    closed.do("close")
+    for appending in (finished, closed):
+        with pytest.raises(ConfigurationError, match="is over"):
+            appending.do("append", items(b"b"))
+        with pytest.raises(ConfigurationError, match="is over"):
+            appending.do("finish")
+        appending.do("close")
+    assert len(server.seen(Opcode.APPEND)) == 1
 
 
 def test_an_unusable_batch_sends_nothing_of_its_group(start, server) -> None:
