@@ -138,47 +138,6 @@ def test_more_is_sent_before_the_last_is_answered(start, server) -> None:
     assert sequences(server) == [[0], [1], [2]]
 
 
-def test_without_numbers_a_stream_s_batches_wait_for_each_other(start, server) -> None:
-    """The second would be there without the first, if that was refused."""
-    seen_at_answer = []
-
-    def answer_late(exchange):
-        seen_at_answer.append(len(server.seen(Opcode.APPEND)))
-        appended(exchange)
-
-    server.script(Opcode.APPEND, answer_late)
-    appending = start(server.endpoint, retry_unknown=True)
-    for value in (b"a", b"b", b"c"):
-        appending.do("append", items(value))
-    appending.do("finish")
-    assert seen_at_answer == [1, 2, 3]
-
-
-@pytest.mark.parametrize("limit", ["APPENDS_ON_WAY_MAX", "APPENDS_ON_WAY_BYTES"])
-def test_only_so_much_is_on_its_way(start, server, monkeypatch, limit) -> None:
-    large = [AppendItem(1, rows_batch([bytes(100_000)])) for _ in range(5)]
-    monkeypatch.setattr(limits, limit, 2 if limit == "APPENDS_ON_WAY_MAX" else 150_000)
-    unanswered = []
-    most = []
-
-    def answer_every_second(exchange):
-        unanswered.append(exchange)
-        most.append(len(unanswered))
-        if len(unanswered) == 2:
-            for each in unanswered:
-                appended(each)
-            unanswered.clear()
-
-    server.script(Opcode.APPEND, answer_every_second)
-    appending = start(server.endpoint, transaction=Transaction("t"))
-    for item in large:
-        appending.do("append", [item])
-    until_seen(server, 5)
-    appended(unanswered.pop())
-    appending.do("finish")
-    assert most == [1, 2, 1, 2, 1]
-
-
 def test_what_a_server_refuses_for_coming_too_early_comes_again(start, server) -> None:
     server.script(
         Opcode.APPEND,
@@ -207,25 +166,6 @@ def test_a_writer_s_second_batch_may_come_before_its_first(start, server) -> Non
     appending.do("append", items(b"b"))
     appending.do("finish")
     assert sequences(server) == [[0], [1], [0, 1]]
-
-
-def test_a_server_that_had_no_room_gets_one_frame_at_a_time(start, server) -> None:
-    server.script(Opcode.APPEND, append_handler(n0=BUSY), append_handler())
-    appending = start(server.endpoint, transaction=Transaction("t"))
-    appending.do("append", items(b"a"))
-    seen_at_answer = []
-
-    def answer_late(exchange):
-        seen_at_answer.append(len(server.seen(Opcode.APPEND)))
-        appended(exchange)
-
-    until_seen(server, 1)
-    server.script(Opcode.APPEND, answer_late)
-    appending.do("append", items(b"b", stream_id=2))
-    appending.do("append", items(b"c"))
-    appending.do("append", items(b"d"))
-    appending.do("finish")
-    assert seen_at_answer[1:] == list(range(seen_at_answer[0] + 1, seen_at_answer[-1] + 1))
 
 
 def test_an_answer_that_is_lost_while_a_later_one_came_is_asked_for_again(start, server) -> None:
@@ -326,6 +266,77 @@ def test_an_unusable_batch_sends_nothing_of_its_group(start, server) -> None:
     assert sequences(server) == [[0]]
 
 
+class CountingServer(AppendWorld):
+    """Answers at once, but is heard only when the program waits: so frames pile up on their way.
+
+    `on_way` tells for each frame how many were, it included. The first one may be refused.
+    """
+
+    def __init__(self, first=StatusCode.NONE) -> None:
+        super().__init__(draw=None)
+        self.on_way = []
+        self._code = first
+
+    def reply(self, call):
+        self.on_way.append(len(self._arrivals) + 1)
+        code, self._code = self._code, StatusCode.NONE
+        return success(call, code)
+
+
+def success(call, code=StatusCode.NONE):
+    """The answer that all batches of a frame have this status."""
+    results = tuple(
+        AppendResult(info.stream_id, info.request_index, 0, 0, Status(code))
+        for info in call.header.append_requests
+    )
+    header = encode_header(AppendResponse(append_responses=results))
+    return Frame(Opcode.APPEND, Flag.RESPONSE | Flag.END, 1, header)
+
+
+def run_in(world, groups, **kind):
+    """Append groups of batches in a world where all streams are on one server."""
+    router = Router()
+    for stream_id in (1, 2):
+        router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, ("a:1",))])
+    router.forget = lambda stream_id: None  # type: ignore[method-assign]
+    policy = RetryPolicy(budget_ms=1_000, backoff_ms=1, backoff_ms_max=1)
+    context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+    world.run(GradualAppend(context, AppendKind(**kind)).program(), groups)
+
+
+def one_by_one(*values, stream_id=1):
+    return [items(value, stream_id=stream_id) for value in values]
+
+
+def test_without_numbers_a_stream_s_batches_wait_for_each_other() -> None:
+    """The second would be there without the first, if that was refused."""
+    world = CountingServer()
+    run_in(world, one_by_one(b"a", b"b", b"c"), retry_unknown=True)
+    assert world.on_way == [1, 1, 1]
+    numbered = CountingServer()
+    run_in(numbered, one_by_one(b"a", b"b", b"c"), writer=Writer())
+    assert numbered.on_way == [1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", ["APPENDS_ON_WAY_MAX", "APPENDS_ON_WAY_BYTES"])
+def test_only_so_much_is_on_its_way(monkeypatch, limit) -> None:
+    monkeypatch.setattr(limits, limit, 2 if limit == "APPENDS_ON_WAY_MAX" else 150_000)
+    world = CountingServer()
+    values = [bytes([letter]) * 100_000 for letter in b"abcde"]
+    run_in(world, one_by_one(*values), transaction=Transaction("t"))
+    assert world.on_way == [1, 2, 2, 2, 2]
+
+
+def test_a_server_that_had_no_room_gets_one_frame_at_a_time() -> None:
+    world = CountingServer(first=BUSY)
+    groups = [*one_by_one(b"a"), *one_by_one(b"b", b"c", b"d", stream_id=2)]
+    many = [*groups, *one_by_one(*(bytes([number]) for number in range(20)), stream_id=2)]
+    run_in(world, many, transaction=Transaction("t"))
+    first_alone = world.on_way.index(1, 1)
+    assert max(world.on_way[:first_alone]) > 1
+    assert set(world.on_way[first_alone:]) == {1}
+
+
 class SlowCaller(AppendWorld):
     """Takes a minute for each group of batches, and has no connection when one is first sent."""
 
@@ -339,21 +350,10 @@ class SlowCaller(AppendWorld):
             self._refused.update(call.payload)
             return ConnectError("x")
         self.log += call.payload
-        results = tuple(
-            AppendResult(info.stream_id, info.request_index, 0, 0, Status())
-            for info in call.header.append_requests
-        )
-        header = encode_header(AppendResponse(append_responses=results))
-        return Frame(Opcode.APPEND, Flag.RESPONSE | Flag.END, 1, header)
+        return success(call)
 
 
 def test_patience_counts_from_when_there_is_something_to_do() -> None:
-    router = Router()
-    router.learn(1, [RangeInfo(1, 0, 0, None, 0, ("a:1",))])
-    router.forget = lambda stream_id: None  # type: ignore[method-assign]
-    policy = RetryPolicy(budget_ms=1_000, backoff_ms=1, backoff_ms_max=1)
-    context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
-    work = GradualAppend(context, AppendKind(transaction=Transaction("t")))
     world = SlowCaller()
-    world.run(work.program(), [items(b"a"), items(b"b"), items(b"c")])
+    run_in(world, one_by_one(b"a", b"b", b"c"), transaction=Transaction("t"))
     assert world.log == [item.batch for item in items(b"a", b"b", b"c")]
