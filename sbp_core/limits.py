@@ -10,7 +10,7 @@ FRAME_BYTES_MIN: Final = 16
 FRAME_BYTES_MAX: Final = 16 * MIB
 HEADER_BYTES_MAX: Final = 4 * MIB
 RECEIVE_BUFFER_BYTES: Final = 64 * KIB
-RECEIVE_GROWTH_FACTOR: Final = 32
+RECEIVE_GROWTH_FACTOR: Final = 128
 """A receive buffer is so many times what came at most: an announced length alone costs nothing."""
 RECEIVE_WAKE_BYTES: Final = 256 * KIB
 """Of a large frame the receiver is woken up for so many octets, or for the rest."""

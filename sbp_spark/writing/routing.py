@@ -108,16 +108,17 @@ class Router:
 
     def _by_column(self, batch: pa.RecordBatch) -> Routed:
         column = _stream_column(batch)
-        encoded = column.dictionary_encode()
+        is_one = not column.null_count and _are_alike(column)
+        encoded = (column.slice(0, 1) if is_one else column).dictionary_encode()
         octets = encoded.dictionary.cast(pa.string()).cast(pa.binary()).to_pylist()
         # What is no UTF-8 gets backslashes, which no name has.
         texts = [each.decode(errors="backslashreplace") for each in octets]
         self._directory.look_up(texts)
         found = [self._directory.maybe_id(text) for text in texts]
         ids = np.array([NO_STREAM if each is None else each for each in found], dtype=np.int64)
-        if len(ids) == 1 and found[0] is not None and not column.null_count:
+        if is_one and found[0] is not None:
             return Routed(int(ids[0]))
-        places = np.asarray(encoded.indices.fill_null(len(ids)))
+        places = np.resize(np.asarray(encoded.indices.fill_null(len(ids))), len(column))
         stream_ids = np.append(ids, NO_STREAM)[places]
         bad = []
         if column.null_count:
@@ -163,6 +164,11 @@ def split_rows(rows: pa.RecordBatch, stream_ids: StreamIds) -> Iterator[tuple[in
 
 def _present(batch: pa.RecordBatch) -> list[str]:
     return [name for name in _COLUMNS if name in batch.schema.names]
+
+
+def _are_alike(column: pa.Array) -> bool:
+    """Whether all values are the same, which is known at once, without a look at what they are."""
+    return bool(column.slice(1).equals(column.slice(0, len(column) - 1)))
 
 
 def _stream_column(batch: pa.RecordBatch) -> pa.Array:

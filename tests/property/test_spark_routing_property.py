@@ -2,6 +2,7 @@
 
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +10,15 @@ from writing_client import WritingClient, sink_options
 
 from sbp_spark.options import Routing
 from sbp_spark.writing.directory import StreamDirectory
-from sbp_spark.writing.routing import Router, split_rows
+from sbp_spark.writing.routing import NO_STREAM, Router, split_rows
 from sbp_spark.writing.rows import to_rows
 
 keys = st.none() | st.binary(max_size=3)
 batches = st.lists(st.lists(keys, max_size=20), max_size=6)
 counts = st.integers(1, 7)
+stream_names = st.sampled_from(["s0", "s1", "s12", "nowhere", "7", "no name", None])
+ids_of_names = {"s0": 0, "s1": 1, "s12": 12, "7": 7}
+runs_of_names = st.lists(st.tuples(stream_names, st.integers(1, 9)), min_size=1, max_size=4)
 
 
 def routed(key_batches, count, routing, partition_id):
@@ -60,3 +64,18 @@ def test_round_robin_is_even_and_begins_where_the_partition_says(key_batches, co
     assert max(sizes) - min(sizes) <= 1
     if number:
         assert found[partition_id % count][0][1] == 0
+
+
+@given(runs_of_names)
+def test_a_column_decides_row_by_row(runs):
+    """Also where all rows of a batch say the same, be it a stream, none, or nothing."""
+    names = [name for name, count in runs for _ in range(count)]
+    batch = pa.record_batch({"stream": pa.array(names, pa.string())})
+    router = Router(sink_options().targets, StreamDirectory(WritingClient(), None, "column stream"))
+    routed = router.route(batch, to_rows(batch))
+    expected = [ids_of_names.get(name, NO_STREAM) for name in names]
+    assert np.full(len(names), routed.stream_ids).tolist() == expected
+    bad = {int(index): each for each in routed.bad for index in each.indexes}
+    assert sorted(bad) == [index for index, each in enumerate(expected) if each == NO_STREAM]
+    for index, each in bad.items():
+        assert each.stream == names[index]
