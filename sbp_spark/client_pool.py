@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import Client, Connecting, RetryPolicy, Wishes
-from sbp_spark.options import Endpoint, Servers
+from sbp_spark.options import Servers
 from sbp_spark.worker_memory import settle
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
@@ -27,7 +26,6 @@ class Patience(IntEnum):
 
 
 _clients: dict[tuple[int, Servers, Patience], Client] = {}
-_reached: set[tuple[int, Endpoint, str]] = set()
 _lock: Final = threading.Lock()
 
 
@@ -52,15 +50,3 @@ def client_for(servers: Servers, patience: Patience) -> Client:
                 reads_locally=servers.reads_locally,
             )
         return _clients[key]
-
-
-def check_once(servers: Servers, purpose: str, check: Callable[[], object]) -> None:
-    """Run `check` unless it has succeeded in this process for this cluster and purpose before.
-
-    So a first use finds mistakes at once, and a later one does not end a running query when the
-    servers are away for a while. Raises what `check` raises.
-    """
-    key = (os.getpid(), servers.endpoint, purpose)
-    if key not in _reached:
-        check()
-        _reached.add(key)

@@ -8,8 +8,9 @@ from pyspark.sql.types import StructType
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import StreamSchema
 from sbp_spark.catalog import SCHEMAS, CatalogReader
-from sbp_spark.client_pool import Patience, check_once, client_for
+from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.column_schema import written_columns
+from sbp_spark.first_use import check_once
 from sbp_spark.options import (
     SinkOptions,
     is_table_given,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Final
 
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 
 _DAEMON: Final = "pyspark.daemon"
 """The program that forks the workers of a session; its argument is the module that they run."""
@@ -21,6 +22,17 @@ def ends_micro_batches() -> bool:
     """Whether it commits and aborts micro-batches of sinks, after their tasks."""
     module = sys.argv[1] if _program() == _DAEMON and len(sys.argv) > 1 else _program()
     return module == _COMMITTER
+
+
+def maybe_session_folder() -> Path | None:
+    """Return the folder on this machine that all workers of the session have for its files.
+
+    None if this is no worker, or has not been told.
+    """
+    if not is_worker():
+        return None
+    maybe_folder: str | None = SparkFiles.getRootDirectory()
+    return None if maybe_folder is None else Path(maybe_folder)
 
 
 def _program() -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from python_workers import COMMITTER, PLANNER, end_python_workers
 from spark_streams import append_values, numbered
+from waiting import until
 
 
 @pytest.fixture
@@ -51,6 +53,33 @@ def test_queries_outlive_the_server(own_sbp, tmp_path):
         assert sbp.values("origin") == numbered(0, 3_000)
         assert set(sbp.values("end")) == set(sbp.values("middle")) == set(numbered(0, 3_000))
         assert without_repeats(sbp.values("middle")) == numbered(0, 3_000)
+
+
+def test_a_process_that_is_new_waits_for_the_server_too(own_sbp, tmp_path):
+    """Spark ends idle workers after a minute: who plans and commits has never met the server."""
+    from sbp_core.client import Client, StreamSpec
+
+    sbp, cluster = own_sbp
+    spark = sbp.spark
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    with Client(cluster.endpoint) as client:
+        client.create_streams([StreamSpec("end")])
+    (texts / "first").write_text("1", encoding="utf-8")
+    rows = spark.readStream.text(str(texts)).selectExpr("cast(value as binary) as value")
+    query = sbp.start_copy(rows, "end", tmp_path / "checkpoint", processingTime="0 seconds")
+    query.processAllAvailable()
+    cluster.kill()
+    assert end_python_workers(PLANNER)
+    assert end_python_workers(COMMITTER)
+    tracker = spark.sparkContext.statusTracker()
+    assert not tracker.getActiveStageIds()
+    (texts / "second").write_text("2", encoding="utf-8")
+    until(lambda: tracker.getActiveStageIds() or query.exception())
+    cluster.start()
+    query.processAllAvailable()
+    query.stop()
+    assert sbp.values("end") == [b"1", b"2"]
 
 
 def without_repeats(values):

@@ -1,8 +1,10 @@
 """What Spark is given by `format("sbp")`."""
 
+import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from sbp_spark import client_pool, datasource
+from sbp_core.errors import ConnectError
+from sbp_spark import datasource, first_use
 from sbp_spark.datasource import SbpDataSource
 
 VALUES = StructType([StructField("value", BinaryType())])
@@ -11,7 +13,7 @@ VALUES = StructType([StructField("value", BinaryType())])
 def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind(monkeypatch):
     checked = []
     monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
-    monkeypatch.setattr(client_pool, "_reached", set())
+    monkeypatch.setattr(first_use, "_checked", set())
     kinds = [
         {},
         {"stream": "other"},
@@ -32,7 +34,7 @@ def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind
 def test_the_streams_of_columns_are_looked_at_once_for_each_schema(monkeypatch):
     checked = []
     monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
-    monkeypatch.setattr(client_pool, "_reached", set())
+    monkeypatch.setattr(first_use, "_checked", set())
     grown = StructType([*VALUES.fields, StructField("more", BinaryType())])
     columns = {"endpoint": "pd:1", "stream": "s", "encoding": "columns"}
     for _ in range(2):
@@ -49,7 +51,7 @@ def test_the_streams_of_columns_are_looked_at_once_for_each_schema(monkeypatch):
 def test_the_end_of_a_micro_batch_looks_at_no_streams(monkeypatch):
     checked = []
     monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
-    monkeypatch.setattr(client_pool, "_reached", set())
+    monkeypatch.setattr(first_use, "_checked", set())
     options = {"endpoint": "pd:1", "stream": "s"}
     monkeypatch.setattr(datasource, "ends_micro_batches", lambda: True)
     SbpDataSource(options).streamWriter(VALUES, overwrite=False)
@@ -57,3 +59,48 @@ def test_the_end_of_a_micro_batch_looks_at_no_streams(monkeypatch):
     monkeypatch.setattr(datasource, "ends_micro_batches", lambda: False)
     SbpDataSource(options).streamWriter(VALUES, overwrite=False)
     assert checked
+
+
+def test_what_a_worker_of_the_session_looked_at_no_other_looks_at(monkeypatch, tmp_path):
+    checked = []
+    monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
+    monkeypatch.setattr(first_use, "maybe_session_folder", lambda: tmp_path)
+
+    def plan_in_a_new_worker(**more):
+        monkeypatch.setattr(first_use, "_checked", set())
+        options = {"endpoint": "pd:1", "stream": "s"} | more
+        SbpDataSource(options).streamWriter(VALUES, overwrite=False)
+        return len(checked)
+
+    assert plan_in_a_new_worker() == 1
+    assert plan_in_a_new_worker() == 1
+    assert plan_in_a_new_worker(stream="other") == 2
+    assert plan_in_a_new_worker(endpoint="pd:2") == 3
+    assert plan_in_a_new_worker(endpoint="pd:2") == 3
+
+
+def test_a_look_that_failed_is_taken_again(monkeypatch, tmp_path):
+    def fail(*given):
+        raise ConnectError("nobody answers")
+
+    checked = []
+    monkeypatch.setattr(datasource, "check_targets", fail)
+    monkeypatch.setattr(first_use, "maybe_session_folder", lambda: tmp_path)
+    monkeypatch.setattr(first_use, "_checked", set())
+    sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"})
+    with pytest.raises(ConnectError):
+        sink.streamWriter(VALUES, overwrite=False)
+    monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
+    sink.streamWriter(VALUES, overwrite=False)
+    assert checked
+
+
+def test_a_session_that_keeps_no_files_is_looked_at_by_each_worker(monkeypatch, tmp_path):
+    checked = []
+    monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
+    monkeypatch.setattr(first_use, "maybe_session_folder", lambda: tmp_path / "removed")
+    sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"})
+    for _ in range(2):
+        monkeypatch.setattr(first_use, "_checked", set())
+        sink.streamWriter(VALUES, overwrite=False)
+    assert len(checked) == 2
