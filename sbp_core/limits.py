@@ -282,6 +282,8 @@ RETRY_BACKOFF_MS: Final = 50
 RETRY_BACKOFF_MS_MAX: Final = 2_000
 RETRY_BUDGET_MS: Final = 60_000
 """How long an operation is tried again while it makes no progress."""
+RETRY_TOLD_MS: Final = 10_000
+"""After so long without progress a client's log tells why, and then as often."""
 PLACEMENT_DRIVERS_MAX: Final = 16
 """Nodes of a placement driver's cluster that a client takes note of."""
 STREAMS_PER_CALL: Final = 2_000
@@ -321,6 +323,7 @@ assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECT
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
+assert RETRY_TOLD_MS < RETRY_BUDGET_MS, "nobody is kept waiting in silence"
 assert 0 < FETCH_POLL_MS <= FETCH_POLL_MS_MAX < FETCH_WAIT_MS_MAX
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX
 assert 6 * STREAMS_PER_REQUEST_MAX < HEADER_TABLES_MAX

@@ -40,4 +40,5 @@ def task_ids() -> dict[str, str]:
 
 
 LOG: Final = _LOG
-LOG.addFilter(TaskIds())
+for _logger in (LOG, logging.getLogger("sbp_core.client")):
+    _logger.addFilter(TaskIds())

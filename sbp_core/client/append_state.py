@@ -266,7 +266,9 @@ class AppendState:
                 self._uncertain.add(index)
             if error.refreshes_placement:
                 self._context.router.forget(stream_id)
-            wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=is_repeatable)
+            wait_ms = attempts.maybe_wait_ms(
+                error, "APPEND", endpoint, now_ms, is_repeatable=is_repeatable
+            )
             is_overtaken = (
                 not self._numbering.is_ordered and self._last_applied.get(stream_id, -1) > index
             )

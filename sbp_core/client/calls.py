@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
 from sbp_core.client.leader import PlacementDrivers, reachable_nodes
 from sbp_core.client.local_log import LocalReads
+from sbp_core.client.patience_log import PatienceLog
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.retry import RetryPolicy
 from sbp_core.client.router import Router
@@ -57,6 +58,7 @@ class Context:
     random: Random
     timeout_ms: int
     maybe_local: LocalReads | None = None
+    patience_log: PatienceLog = field(default_factory=PatienceLog)
 
 
 class Attempts:
@@ -77,31 +79,50 @@ class Attempts:
         self._count += 1
 
     def maybe_wait_ms(
-        self, error: SbpError, now_ms: float, *, is_repeatable: bool = True
+        self,
+        error: SbpError,
+        operation: str,
+        endpoint: str | None,
+        now_ms: float,
+        *,
+        is_repeatable: bool = True,
     ) -> float | None:
-        """Return the wait before another try after `error`, None to give up."""
-        return self._context.policy.maybe_wait_ms(
+        """Return the wait before another try after `error`, None to give up.
+
+        `endpoint` is the one that was asked, None when `error` says so itself or nobody was asked.
+        """
+        policy = self._context.policy
+        wait_ms = policy.maybe_wait_ms(
             error,
             is_repeatable=is_repeatable,
             attempt_count=self._count,
             elapsed_ms=max(0, now_ms - self._since_ms),
             random=self._context.random,
         )
+        if wait_ms is not None:
+            self._context.patience_log.on_wait(
+                _asked(operation, endpoint),
+                error,
+                since_ms=self._since_ms,
+                now_ms=now_ms,
+                budget_ms=policy.budget_ms,
+            )
+        return wait_ms
 
     def explain(self, error: SbpError, operation: str, endpoint: str | None) -> SbpError:
-        """Return `error` with what was tried and what to do in its message.
-
-        `endpoint` is the one that was asked, None when `error` says so itself or nobody was asked.
-        """
+        """Return `error` with what was tried and what to do in its message."""
         tries = f" (given up after {self._count} tries)" if self._count > 1 else ""
-        where = "" if endpoint is None else f" at {endpoint}"
         remedy = ""
         if endpoint is not None and isinstance(error, TransportError | DeadlineExceededError):
             remedy = f"; is `sbp serve` running at {endpoint}, and reachable from here?"
         elif endpoint is not None and isinstance(error, NotLeaderError):
             known = ", ".join(self._context.drivers.known)
             remedy = f"; the placement drivers that are known: {known}"
-        return with_message(error, f"{operation}{where}{tries}: ", remedy)
+        return with_message(error, f"{_asked(operation, endpoint)}{tries}: ", remedy)
+
+
+def _asked(operation: str, endpoint: str | None) -> str:
+    return operation if endpoint is None else f"{operation} at {endpoint}"
 
 
 def with_message(error: SbpError, before: str, after: str = "") -> SbpError:
@@ -207,7 +228,9 @@ def ask(
             now_ms = yield Now()
             attempts.on_failure()
             is_untouched = is_untouched and error.outcome is Outcome.NOT_APPLIED
-            wait_ms = attempts.maybe_wait_ms(error, now_ms, is_repeatable=is_repeatable)
+            wait_ms = attempts.maybe_wait_ms(
+                error, opcode.name, asked, now_ms, is_repeatable=is_repeatable
+            )
             if wait_ms is None:
                 failure = attempts.explain(error, opcode.name, asked)
                 failure.outcome = error.outcome if is_untouched else Outcome.UNKNOWN

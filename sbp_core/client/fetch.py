@@ -286,7 +286,8 @@ class _Fetch:
     ) -> Program[None]:
         """Let a task wait for another try, or answer it with the error."""
         task.attempts.on_failure()
-        wait_ms = task.attempts.maybe_wait_ms(error, now_ms)
+        what = f"FETCH of stream {task.item.stream_id} from offset {task.offset}"
+        wait_ms = task.attempts.maybe_wait_ms(error, what, endpoint, now_ms)
         if isinstance(error, OffsetOutOfRangeError) and not task.was_out_of_range:
             # The placement may be old: look it up once before believing that.
             task.was_out_of_range = True
@@ -295,7 +296,6 @@ class _Fetch:
             self._context.router.forget(task.item.stream_id)
             wait_ms = 0
         if wait_ms is None:
-            what = f"FETCH of stream {task.item.stream_id} from offset {task.offset}"
             if isinstance(error, OffsetOutOfRangeError):
                 error = yield from self._with_bounds(task, error)
             reason = task.attempts.explain(error, what, endpoint)

@@ -114,7 +114,7 @@ def _look_up(
         if timeout_ms is not None and error.retriable:
             pending = [each for each in pending if each not in lookups.failures]
             continue
-        wait_ms = attempts.maybe_wait_ms(error, (yield Now()))
+        wait_ms = attempts.maybe_wait_ms(error, "LOOKUP_OFFSETS", endpoint, (yield Now()))
         if wait_ms is None:
             raise attempts.explain(error, "LOOKUP_OFFSETS", endpoint) from error
         yield from pause(wait_ms)

@@ -122,7 +122,9 @@ def _create(context: Context, specs: Sequence[StreamSpec]) -> Program[list[Strea
             now_ms = yield Now()
             longest_ms = 0.0
             for what, failure in failures:
-                wait_ms = attempts.maybe_wait_ms(failure, now_ms, is_repeatable=False)
+                wait_ms = attempts.maybe_wait_ms(
+                    failure, f"creating {what}", None, now_ms, is_repeatable=False
+                )
                 if wait_ms is None:
                     raise attempts.explain(failure, f"creating {what}", None)
                 longest_ms = max(longest_ms, wait_ms)

@@ -209,7 +209,7 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
             context.router.forget(stream_id)
         endpoint, error = list(bounds.failures.values())[-1]
         attempts.on_failure()
-        wait_ms = attempts.maybe_wait_ms(error, (yield Now()))
+        wait_ms = attempts.maybe_wait_ms(error, "DESCRIBE_RANGE", endpoint, (yield Now()))
         if wait_ms is None:
             raise attempts.explain(error, "DESCRIBE_RANGE", endpoint) from error
         yield from pause(wait_ms)

@@ -7,6 +7,8 @@ import logging
 import pytest
 from pyspark import TaskContext
 
+from sbp_core.client.patience_log import PatienceLog
+from sbp_core.errors import SbpError
 from sbp_spark.reading.data_loss import Loss, log_losses
 from sbp_spark.task_log import LOG
 
@@ -37,6 +39,14 @@ def test_lines_of_a_task_have_its_ids(run_task, caplog, properties, prefix):
     assert record.getMessage().startswith(prefix + "data loss: 3 offsets")
     assert record.context["partition_id"] == "3"
     assert record.context.get("batch_id") == properties.get("streaming.sql.batchId")
+
+
+def test_what_a_client_waits_for_is_told_of_its_task(run_task, caplog):
+    run_task(STREAMING)
+    log = PatienceLog()
+    log.on_wait("APPEND", SbpError("full"), since_ms=0, now_ms=1e5, budget_ms=2e5)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("[query q-1 batch 7 partition 3] APPEND has failed")
 
 
 def test_lines_of_the_driver_are_as_they_were(caplog):

@@ -1,0 +1,92 @@
+"""Who waits while an operation is tried again hears why, but not all the time."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+
+import pytest
+
+from sbp_core import limits
+from sbp_core.client.calls import Attempts, Context
+from sbp_core.client.leader import PlacementDrivers
+from sbp_core.client.retry import RetryPolicy
+from sbp_core.client.router import Router
+from sbp_core.errors import DiskFullError, NotFoundError, SbpError, StatusCode
+
+FULL = DiskFullError(StatusCode.RS_DISK_FULL, "the disk has 12 MiB left, 64 are kept free")
+TOLD_MS = limits.RETRY_TOLD_MS
+
+
+@pytest.fixture
+def context():
+    return Context(PlacementDrivers("pd:1"), Router(), RetryPolicy(), Random(1), 1000)
+
+
+@pytest.fixture
+def told(caplog):
+    """What was told since the last look."""
+    caplog.set_level(logging.WARNING, logger="sbp_core.client")
+
+    def take():
+        messages = caplog.messages[:]
+        caplog.clear()
+        return messages
+
+    return take
+
+
+def fail(attempts: Attempts, now_ms: float, error: SbpError = FULL) -> float | None:
+    attempts.on_failure()
+    return attempts.maybe_wait_ms(error, "APPEND", "rs:1", now_ms)
+
+
+def test_a_short_trouble_is_not_told(context, told):
+    attempts = Attempts(context, 1_000)
+    assert fail(attempts, 1_000) is not None
+    assert fail(attempts, 1_000 + TOLD_MS - 1) is not None
+    assert told() == []
+
+
+def test_a_long_one_is_told_with_its_reason_and_how_long_it_is_tried(context, told):
+    attempts = Attempts(context, 1_000)
+    fail(attempts, 1_000 + TOLD_MS)
+    (line,) = told()
+    assert line == (
+        "APPEND at rs:1 has failed for 10 s and is tried for 50 s more:"
+        " the disk has 12 MiB left, 64 are kept free [RS_DISK_FULL 2504]"
+    )
+
+
+def test_it_is_told_again_after_as_long(context, told):
+    attempts = Attempts(context, 0)
+    fail(attempts, TOLD_MS)
+    assert len(told()) == 1
+    fail(attempts, 2 * TOLD_MS - 1)
+    assert told() == []
+    fail(attempts, 2 * TOLD_MS)
+    assert len(told()) == 1
+
+
+def test_operations_that_fail_together_are_told_once(context, told):
+    each_stream = [Attempts(context, 0) for _ in range(100)]
+    for now_ms in (TOLD_MS, TOLD_MS + 1):
+        for attempts in each_stream:
+            fail(attempts, now_ms)
+    assert len(told()) == 1
+
+
+def test_progress_is_no_trouble(context, told):
+    attempts = Attempts(context, 0)
+    fail(attempts, TOLD_MS - 1)
+    attempts.on_progress(TOLD_MS - 1)
+    fail(attempts, TOLD_MS + 1)
+    assert told() == []
+
+
+def test_what_is_not_tried_again_is_not_told_but_raised(context, told):
+    attempts = Attempts(context, 0)
+    missing = NotFoundError(StatusCode.NOT_FOUND, "no such stream")
+    assert fail(attempts, 2 * TOLD_MS, missing) is None
+    assert fail(attempts, limits.RETRY_BUDGET_MS) is None
+    assert told() == []
