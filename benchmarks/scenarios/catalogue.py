@@ -28,9 +28,10 @@ VALUES: Final = (100, 1024, 10_240)
 STREAMS: Final = (1, 16, 256)
 BACKLOGS: Final = (1, 2, 4, 8)
 PLANNED: Final = (10, 1_000, 10_000)
-READ_BYTES: Final = 400_000_000
-"""Octets of all values that are read: with fewer, what a job costs by itself would be measured."""
-WRITE_BYTES: Final = 100_000_000
+LONG_BYTES: Final = 400_000_000
+"""Octets of all values that are read, and in a full run written as well: with fewer, what a job
+costs by itself is a good part of the time."""
+SHORT_BYTES: Final = 100_000_000
 """Octets of all values that are written, which takes longer, and of the least backlog."""
 MEMORY_BYTES: Final = 1024 * 1024 * 1024
 
@@ -52,7 +53,7 @@ class Scenario:
 
 
 def shape(
-    value_bytes: int, *, streams: int = 2, payload_bytes: int = WRITE_BYTES, rows: int = 0
+    value_bytes: int, *, streams: int = 2, payload_bytes: int = SHORT_BYTES, rows: int = 0
 ) -> Shape:
     """Return rows of so many octets, of which there are `rows` or as many as fill the payload."""
     names = tuple(f"bench-{index}" for index in range(streams))
@@ -90,22 +91,24 @@ _LOGS: Final = (OURS, KAFKA)
 _WRITERS: Final = (OURS, CEILING, KAFKA, KAFKA_SYNCED)
 _STREAM_WRITERS: Final = (OURS, AT_LEAST_ONCE, CEILING, KAFKA, KAFKA_SYNCED)
 
-_READ: Final = tuple(shape(size, payload_bytes=READ_BYTES) for size in VALUES)
-_WRITTEN: Final = tuple(shape(size) for size in VALUES)
+_LONG: Final = tuple(shape(size, payload_bytes=LONG_BYTES) for size in VALUES)
+_SHORT: Final = tuple(shape(size) for size in VALUES)
+_USUAL_WRITES: Final = _SHORT[:2]
+_FULL_WRITES: Final = (*_SHORT[2:], *_LONG)
 _ONE: Final = (shape(100, streams=1, rows=1),)
 _SPREAD: Final = tuple(shape(1024, streams=count) for count in STREAMS)
-_GROWING: Final = tuple(shape(1024, payload_bytes=WRITE_BYTES * times) for times in BACKLOGS)
+_GROWING: Final = tuple(shape(1024, payload_bytes=SHORT_BYTES * times) for times in BACKLOGS)
 
 SCENARIOS: Final = {
     scenario.name: scenario
     for scenario in (
         Scenario("memory", _LOGS, (), memory, (shape(1024, payload_bytes=MEMORY_BYTES),)),
         _rate("empty-read", _READERS, batch_read, [shape(100, rows=2)]),
-        _rate("batch-read", _READERS, batch_read, _READ[:2], _READ[2:]),
-        _rate("available-now-read", _READERS, available_now_read, _READ[:2], _READ[2:]),
-        _rate("values-read", _LOGS, values_read, _READ[:2], _READ[2:]),
-        _rate("batch-write", _WRITERS, batch_write, _WRITTEN[:2], _WRITTEN[2:]),
-        _rate("streaming-write", _STREAM_WRITERS, streaming_write, _WRITTEN[:2], _WRITTEN[2:]),
+        _rate("batch-read", _READERS, batch_read, _LONG[:2], _LONG[2:]),
+        _rate("available-now-read", _READERS, available_now_read, _LONG[:2], _LONG[2:]),
+        _rate("values-read", _LOGS, values_read, _LONG[:2], _LONG[2:]),
+        _rate("batch-write", _WRITERS, batch_write, _USUAL_WRITES, _FULL_WRITES),
+        _rate("streaming-write", _STREAM_WRITERS, streaming_write, _USUAL_WRITES, _FULL_WRITES),
         _rate("chatty-read", _LOGS, chatty_read, [], [shape(100, rows=200_000)]),
         _rate("streams-read", _READERS, available_now_read, [], _SPREAD),
         _rate("streams-write", _WRITERS, batch_write, [], _SPREAD),
