@@ -54,7 +54,7 @@ class Job:
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the settings of a run. Exits with code 2 when they make no sense."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="all shapes: half an hour")
+    parser.add_argument("--full", action="store_true", help="all shapes: 40 minutes")
     parser.add_argument("--rounds", type=_positive, default=5, help="measured rounds (5)")
     parser.add_argument(
         "--only", action="append", choices=SCENARIOS, help="measure this only; may be repeated"

@@ -73,7 +73,7 @@ def test_a_process_that_is_new_waits_for_the_server_too(own_sbp, tmp_path):
     assert end_python_workers(PLANNER)
     assert end_python_workers(COMMITTER)
     tracker = spark.sparkContext.statusTracker()
-    assert not tracker.getActiveStageIds()
+    until(lambda: not tracker.getActiveStageIds())  # Spark takes note of their ends a little later
     (texts / "second").write_text("2", encoding="utf-8")
     until(lambda: tracker.getActiveStageIds() or query.exception())
     cluster.start()
