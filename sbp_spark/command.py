@@ -79,9 +79,9 @@ def _add_checkpoint(add_parser: AddParser) -> None:
     for action in (show, starts):
         action.add_argument(
             "--source",
-            type=_parse_number,
-            metavar="I",
-            help="which source of the query, from 0, where several read streams",
+            metavar="NAME",
+            help="source of the query, where several read streams: the name given with"
+            " readStream.name(), or the place of an unnamed source, from 0",
         )
 
 

@@ -37,7 +37,7 @@ def show(options: Namespace) -> int:
                 "query_id": checkpoint.query_id,
                 "logged": checkpoint.logged,
                 "committed": checkpoint.committed,
-                "source": source.index,
+                "source": int(source.name) if source.name.isdecimal() else source.name,
                 "streams": [asdict(each) for each in found],
                 "lost": [{"batch": batch, **asdict(loss)} for batch, loss in lost],
             }
@@ -73,7 +73,7 @@ def rewind(options: Namespace) -> int:
     ways = [ways_back(source, plan) for source in sources]
     write_line(f"query {checkpoint.query_id} goes on behind batch {plan.target}:")
     for source, streams in zip(sources, ways, strict=True):
-        where = f" of source {source.index}" if len(sources) > 1 else ""
+        where = f" of source {source.name}" if len(sources) > 1 else ""
         for each in streams:
             write_line(
                 f"  stream {each.stream_id}{where} is read again from {each.start_offset},"
@@ -117,7 +117,7 @@ def _target(checkpoint: Checkpoint, options: Namespace) -> int:
 
 def _write_batches(source: SbpSource) -> None:
     checkpoint = source.checkpoint
-    write_line(f"query {checkpoint.query_id}, source {source.index} (of {source.count}, from 0)")
+    write_line(f"query {checkpoint.query_id}, source {source.name} (one of {source.count})")
     committed = checkpoint.maybe_last_committed
     done = "none is committed" if committed is None else f"{committed} is the last committed one"
     kept = f"{checkpoint.logged[0]} to {checkpoint.logged[-1]}"

@@ -1,15 +1,21 @@
 """Spark's checkpoint folder of a streaming query: which file says what.
 
-`offsets/N` is written before micro-batch N is run: a version, metadata, then a line for each
-source, in the order of the query, with the offset at which the batch ends. `commits/N` is written
-when it is done. So a batch without a commit, only ever the last one, is run again. Both folders
-keep about a hundred batches. `state` is there if the query keeps state. Each file may have a
-checksum, `.N.crc`.
+`offsets/N` is written before micro-batch N runs: a version, metadata, then a line per source with
+the offset at which the batch ends. In v1 a source is known by the place of its line, from 0, and a
+source without an offset has a line `-`. In v2, which Spark writes for queries with named sources,
+a line is `NAME:{json}`, in no fixed order, and a source may be missing from some batches: it was
+added later, or removed. An unnamed source has its place as its name, in both.
+
+`commits/N` is written when the batch is done. A batch without a commit, only ever the last one,
+is run again. Both folders keep about a hundred batches. `state` exists if the query keeps state.
+Each file may have a checksum, `.N.crc`.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +24,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_spark.reading.offsets import INITIAL, SourceOffset
 from sbp_spark.reading.stream_position import CheckpointError
 
-_VERSION: Final = "v1"
+_VERSIONS: Final = ("v1", "v2")
 _HEADER_LINES: Final = 2
 _NO_OFFSET: Final = "-"
 
@@ -57,44 +63,52 @@ class Checkpoint:
                 f" are kept: {kept}"
             )
 
-    def source_offsets(self, batch: int) -> list[Any]:
-        """Return the end of a micro-batch in each source, parsed JSON, None where there is none.
+    def source_offsets(self, batch: int) -> dict[str, Any]:
+        """Return the end of a micro-batch by source name, parsed JSON, None for no offset yet.
 
         Raises CheckpointError.
         """
         path = self.folder / "offsets" / str(batch)
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-            if len(lines) < _HEADER_LINES or lines[0] != _VERSION:
+            if len(lines) < _HEADER_LINES or lines[0] not in _VERSIONS:
                 raise CheckpointError(
                     f"{path} begins with {lines[0][:20] if lines else 'nothing'!r}; expected"
-                    f" {_VERSION}, as Spark 4.3 writes it"
+                    f" {' or '.join(_VERSIONS)}, as Spark 4.3 writes it"
                 )
             found = lines[_HEADER_LINES:]
-            return [None if line == _NO_OFFSET else json.loads(line) for line in found]
+            named = _split_names(found) if lines[0] == "v2" else enumerate(found)
+            return {
+                str(name): None if text == _NO_OFFSET else json.loads(text) for name, text in named
+            }
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:  # of JSON, and of UTF-8
+        except ValueError as error:  # of JSON, of UTF-8, and of a line without a name
             raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class SbpSource:
-    """The source at a place, from 0, among `count` of a query; it reads streams."""
+    """A source of a query that reads streams; `count` is how many sources the query has."""
 
     checkpoint: Checkpoint
-    index: int
+    name: str
     count: int
 
     def offset(self, batch: int) -> SourceOffset:
-        """Return where a micro-batch ends. Raises CheckpointError."""
+        """Return where a micro-batch ends; INITIAL if the source had no offset in it.
+
+        Raises CheckpointError.
+        """
         found = self.checkpoint.source_offsets(batch)
-        if len(found) != self.count:
+        has_places_only = all(map(str.isdecimal, (self.name, *found)))
+        if has_places_only and len(found) != self.count:
             raise CheckpointError(
                 f"batch {batch} of {self.checkpoint.folder} has {len(found)} sources, but the last"
                 f" one has {self.count}; was the query changed?"
             )
-        return INITIAL if found[self.index] is None else SourceOffset.from_json(found[self.index])
+        value = found.get(self.name)
+        return INITIAL if value is None else SourceOffset.from_json(value)
 
     def decided_offset(self, batch: int) -> SourceOffset:
         """Return where a micro-batch ends, to read on from there.
@@ -132,15 +146,15 @@ def open_checkpoint(path: str) -> Checkpoint:
     return Checkpoint(folder, query_id, logged, _batches(folder / "commits"))
 
 
-def find_source(checkpoint: Checkpoint, wanted: int | None = None) -> SbpSource:
-    """Return the source that reads streams, or the one at index `wanted` if there are several.
+def find_source(checkpoint: Checkpoint, wanted: str | None = None) -> SbpSource:
+    """Return the source that reads streams, or the one named `wanted` if there are several.
 
     Raises ConfigurationError when that is not one source, CheckpointError for damage.
     """
     sources = find_sources(checkpoint)
-    chosen = [each for each in sources if wanted in {None, each.index}]
+    chosen = [each for each in sources if wanted in {None, each.name}]
     if len(chosen) != 1:
-        found = ", ".join(str(each.index) for each in sources)
+        found = ", ".join(each.name for each in sources)
         raise ConfigurationError(
             f"{checkpoint.folder} has {sources[0].count} sources, of which these read streams:"
             f" {found}; choose one of them with --source"
@@ -149,17 +163,29 @@ def find_source(checkpoint: Checkpoint, wanted: int | None = None) -> SbpSource:
 
 
 def find_sources(checkpoint: Checkpoint) -> list[SbpSource]:
-    """Return the sources that read streams.
+    """Return the sources of the last micro-batch that read streams, by place, then by name.
 
     Raises ConfigurationError when there is none, CheckpointError for damage.
     """
     last = checkpoint.source_offsets(checkpoint.logged[-1])
-    ours = [index for index, value in enumerate(last) if _is_ours(value)]
+    ours = sorted((name for name, value in last.items() if _is_ours(value)), key=_place)
     if not ours:
         raise ConfigurationError(
             f"{checkpoint.folder} has {len(last)} sources, of which these read streams: none"
         )
-    return [SbpSource(checkpoint, index, len(last)) for index in ours]
+    return [SbpSource(checkpoint, name, len(last)) for name in ours]
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdecimal() else (sys.maxsize, name)
+
+
+def _split_names(lines: list[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        name, colon, text = line.partition(":")
+        if not colon or not name or name.startswith("{"):
+            raise ValueError(f"expected NAME:OFFSET, got {line[:40]!r}")
+        yield name, text
 
 
 def _is_ours(value: object) -> bool:

@@ -21,17 +21,21 @@ def sbp_offset(*, stalled: dict[str, int] | None = None, **streams: Any) -> dict
 
 
 def write_checkpoint(folder: Path, *batches: Any, committed: int, first: int = 0) -> Path:
-    """A checkpoint with these micro-batches, each the offset of one source or a list of several.
+    """A checkpoint with these micro-batches, of which `committed` are committed.
 
-    `committed` of them are.
+    Each is the offset of one source, a list of several, or a dict of named ones: offset log v2.
     """
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True)
     (folder / "metadata").write_text(json.dumps({"id": "the-query"}))
     for number, batch in enumerate(batches, first):
-        sources = batch if isinstance(batch, list) else [batch]
-        lines = ["-" if each is None else json.dumps(each) for each in sources]
-        write(folder / "offsets", number, "\n".join(["v1", METADATA, *lines]))
+        if isinstance(batch, dict) and "version" not in batch:
+            lines = ["v2", METADATA, *(f"{name}:{json.dumps(batch[name])}" for name in batch)]
+        else:
+            sources = batch if isinstance(batch, list) else [batch]
+            texts = ["-" if each is None else json.dumps(each) for each in sources]
+            lines = ["v1", METADATA, *texts]
+        write(folder / "offsets", number, "\n".join(lines))
         if number < first + committed:
             write(folder / "commits", number, 'v1\n{"nextBatchWatermarkMs":0}')
     return folder

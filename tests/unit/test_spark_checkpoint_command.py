@@ -116,6 +116,34 @@ def test_one_source_among_several(run, tmp_path):
     assert run("to-starting-offsets", two, "--source", "1")[0] == 2
 
 
+def test_named_sources_are_matched_by_name(run, tmp_path):
+    """Offset log v2: lines in any order, one source added later, another removed."""
+    batches = [
+        {"orders": THREE[0], "gone": FOREIGN},
+        {"late": sbp_offset(s7={"next": 9, "base": 5}), "orders": THREE[1], "gone": FOREIGN},
+        {"orders": THREE[2], "late": sbp_offset(s7=12)},
+    ]
+    folder = write_checkpoint(tmp_path / "named", *batches, committed=3)
+    found = shown(run, folder, "--source", "orders")
+    assert found["source"] == "orders"
+    assert [each["next_offset"] for each in found["streams"]] == [20, 6]
+    assert "read streams: late, orders; choose one" in run("show", folder)[2]
+    starts = run("to-starting-offsets", folder, "--source", "late", "--batch", "1")
+    assert starts == (0, '{"7": 9}\n', "")
+    code, output, error = run("rewind", folder, "--to-batch", "0", "--yes")
+    assert (code, error) == (0, "")
+    assert "stream 1 of source orders is read again from 10, it was at 20" in output
+    assert "stream 7 of source late is read again from 5, it was at 12" in output
+    assert shown(run, folder)["streams"][0]["next_offset"] == 10
+
+
+def test_unnamed_sources_of_the_second_version_are_in_any_order(run, tmp_path):
+    batches = [{"1": THREE[0], "0": FOREIGN}, {"0": FOREIGN, "1": THREE[1]}]
+    folder = write_checkpoint(tmp_path / "unnamed", *batches, committed=2)
+    found = shown(run, folder)
+    assert (found["source"], found["streams"][0]["next_offset"]) == (1, 15)
+
+
 def test_a_rewind_says_what_it_does_and_does_nothing_without_yes(run, folder):
     before = everything(folder)
     code, output, error = run("rewind", folder, "--to-batch", "0")
@@ -252,7 +280,8 @@ def test_what_was_purged_cannot_be_gone_back_to(run, tmp_path):
         (lambda f: shutil.rmtree(f / "offsets"), 2, "holds no micro-batch yet"),
         (lambda f: (f / "offsets" / "2").write_text("v1\n{}\n{"), 1, "offsets/2 is damaged"),
         (lambda f: (f / "offsets" / "2").write_bytes(b"v1\n{}\n\xff"), 1, "is damaged"),
-        (lambda f: (f / "offsets" / "2").write_text("v2\n{}\n"), 1, "begins with 'v2'"),
+        (lambda f: (f / "offsets" / "2").write_text("v3\n{}\n"), 1, "begins with 'v3'"),
+        (lambda f: (f / "offsets" / "2").write_text('v2\n{}\n{"a": 1}'), 1, "NAME:OFFSET"),
         (lambda f: (f / "offsets" / "2").write_text(""), 1, "begins with 'nothing'"),
         (lambda f: (f / "offsets" / "2").write_text('v1\n{}\n{"a": 1}'), 2, "streams: none"),
         (
