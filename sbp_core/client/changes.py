@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sbp_core.client.calls import Context, ask, decode_reply, unanswered, with_message
 from sbp_core.client.metadata import check_named, check_spec, describe_streams, stream_info
-from sbp_core.client.placement import chunks, list_ranges, range_info
+from sbp_core.client.placement import chunks, list_ranges, range_info, sealed_stream_id
 from sbp_core.client.program import Call, Program, gather
 from sbp_core.client.types import RangeInfo, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import (
@@ -21,6 +21,7 @@ from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,
     SealRangesResponse,
+    SealRangesResult,
     Stream,
     TrimmedStream,
     TrimStreamResult,
@@ -69,10 +70,15 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
 
 
 def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
-    """The wire has no "leave it" for `retention_period_ms`: the one that is known is sent again."""
+    """Return the stream as it shall be.
+
+    What is not to change is sent again as it is known: the wire has no "leave it" for
+    `retention_period_ms`, and servers of elasticstream-2023-04 replace the whole stream.
+    """
     retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
     return Stream(
         stream_id=known.stream_id,
+        replica_nums=known.replica_count,
         name=update.name,
         retention_period_ms=known.retention_period_ms if retention_ms is None else retention_ms,
         retention_bytes=-1 if retention_bytes is None else retention_bytes,
@@ -188,7 +194,7 @@ def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[in
         if len(results) != len(chunk):
             raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to seal")
         failures: list[SbpError] = []
-        for asked, result in zip(chunk, results, strict=True):
+        for asked, result in _match_sealed(chunk, results):
             context.router.forget(asked.stream_id)
             error = maybe_error(result.status)
             if error is not None:
@@ -202,3 +208,17 @@ def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[in
         if failures:
             raise failures[0]
     return opened
+
+
+def _match_sealed(
+    asked: Sequence[RangeId], results: Sequence[SealRangesResult]
+) -> list[tuple[RangeId, SealRangesResult]]:
+    """Return each asked range with its result: servers may answer in the order of completion.
+
+    A result that names no stream, which is a failure, goes to a range that no other result names.
+    """
+    named = {sealed_stream_id(each): each for each in results}
+    unnamed = iter([each for each in results if sealed_stream_id(each) < 0])
+    return [
+        (each, named.get(each.stream_id) or next(unnamed, SealRangesResult())) for each in asked
+    ]

@@ -27,6 +27,7 @@ from sbp_core.wire.headers import (
     ListRangesResult,
     RangeCriteria,
     RangeId,
+    SealRangesResult,
     StreamRange,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -39,6 +40,16 @@ def chunks(values: Sequence[T], size: int = limits.STREAMS_PER_CALL) -> Iterator
     """Cut into pieces of at most `size`."""
     for begin in range(0, len(values), size):
         yield values[begin : begin + size]
+
+
+def sealed_stream_id(result: SealRangesResult) -> int:
+    """Return the stream of a SEAL_RANGE result, -1 where it names none.
+
+    Servers of elasticstream-2023-04 name the stream in the range only.
+    """
+    if result.stream_id >= 0 or result.stream_range is None:
+        return result.stream_id
+    return result.stream_range.stream_id
 
 
 def range_info(piece: StreamRange) -> RangeInfo:

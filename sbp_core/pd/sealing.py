@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient
+from sbp_core.client.placement import sealed_stream_id
 from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusError
 from sbp_core.pd import ranges
 from sbp_core.pd.membership import Membership
@@ -113,8 +114,9 @@ async def _seal_at(address: str, hosted: Sequence[StreamRange]) -> _Ends:
                     response = decode_header(SealRangesResponse, frame.header)
                     check_status(response.status)
                     for result in response.seal_responses:
-                        if result.stream_id in known:
-                            ends[result.stream_id] = _end(result, known[result.stream_id], address)
+                        stream_id = sealed_stream_id(result)
+                        if stream_id in known:
+                            ends[stream_id] = _end(result, known[stream_id], address)
     except SbpError as error:
         reason: object = error
     else:

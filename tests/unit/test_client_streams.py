@@ -21,6 +21,7 @@ from sbp_core.client import (
     RetryPolicy,
     StreamBounds,
     StreamSpec,
+    StreamUpdate,
 )
 from sbp_core.errors import (
     AlreadyExistsError,
@@ -52,10 +53,14 @@ from sbp_core.wire.headers import (
     Stream,
     TrimStreamResult,
     TrimStreamsResponse,
+    UpdateStreamResult,
+    UpdateStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 
 pytest_plugins = ["client_fixtures"]
+
+OK = Status(1200, "OK")
 
 
 def test_describe_by_id_and_name_names_all_missing(make, peer) -> None:
@@ -203,6 +208,54 @@ def test_a_seal_that_fails_half_way_may_have_been_applied(make, peer, code, outc
     with pytest.raises(StatusError, match="sealing stream 1: scripted") as caught:
         make(peer.endpoint).do("seal_streams", [1])
     assert caught.value.outcome is outcome
+
+
+def test_seal_results_are_matched_by_stream(make, peer) -> None:
+    """A real placement manager answers in the order of completion, the stream in the range only."""
+    peer.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, "a:1"), placed(2, 0, 0, -1, "a:1"), placed(3, 4, 0, -1, "a:1")),
+    )
+
+    def seal(exchange: Exchange) -> None:
+        opened = [placed(3, 5, 30, -1, "a:1"), placed(1, 1, 10, -1, "a:1")]
+        results = (*(SealRangesResult(each, OK) for each in opened),)
+        results += (SealRangesResult(placed(2, 1, 20, -1, "a:1"), OK, 2),)
+        exchange.answer(SealRangesResponse(seal_responses=results, status=OK))
+
+    peer.script(Opcode.SEAL_RANGE, seal)
+    opened = make(peer.endpoint).do("seal_streams", [1, 2, 3])
+    assert {each: info.start_offset for each, info in opened.items()} == {1: 10, 2: 20, 3: 30}
+
+
+def test_a_seal_result_without_a_stream_is_of_one_that_no_other_names(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, "a:1"), placed(2, 0, 0, -1, "a:1")))
+    failed = SealRangesResult(None, status(StatusCode.SEAL_NO_SERVER_ANSWERED))
+    sealed = SealRangesResult(placed(1, 1, 10, -1, "a:1"), OK)
+    peer.script(
+        Opcode.SEAL_RANGE,
+        lambda each: each.answer(SealRangesResponse(seal_responses=(failed, sealed))),
+    )
+    with pytest.raises(StatusError, match="sealing stream 2: scripted"):
+        make(peer.endpoint).do("seal_streams", [1, 2])
+
+
+def test_an_update_sends_what_it_does_not_change(make, peer) -> None:
+    """Servers that upsert would take an absent replica count for 0."""
+    known = Stream(7, 3, 1_000)
+    peer.script(
+        Opcode.DESCRIBE_STREAMS,
+        lambda each: each.answer(DescribeStreamsResponse(0, (DescribeStreamResult(known),))),
+    )
+    peer.script(
+        Opcode.UPDATE_STREAMS,
+        lambda each: each.answer(
+            UpdateStreamsResponse(update_responses=(UpdateStreamResult(each.header.streams[0]),))
+        ),
+    )
+    update = StreamUpdate(7, retention_period_ms=5_000)
+    (updated,) = make(peer.endpoint).do("update_streams", [update])
+    assert (updated.replica_count, updated.retention_period_ms) == (3, 5_000)
 
 
 @pytest.mark.parametrize(("counted", "told"), [(7, 7), (0, 0), (-1, None)])
