@@ -1,11 +1,11 @@
 """Every header vector: read in all sorts of pieces, written again, and agreed with by flatc."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from flatc_tool import needs_flatc
 from official_flatbuffers import encode_officially
 from vector_json import feedings, from_json, to_json
 
@@ -74,10 +74,10 @@ def test_headers_that_are_cut_off_are_refused_or_read_as_far_as_they_go(vector, 
 
 
 def flatc(folder, *options):
-    assert shutil.which("flatc"), "flatc is missing: install it, e.g. flatbuffers-compiler"
     subprocess.run(["flatc", "-o", folder, *options], check=True, cwd=folder, capture_output=True)
 
 
+@needs_flatc
 @pytest.mark.parametrize("table", sorted({vector["table"] for vector in VALID}))
 def test_flatc_agrees_both_ways(table, tmp_path):
     vectors = [vector for vector in VALID if vector["table"] == table]
