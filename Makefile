@@ -5,11 +5,15 @@ VENV   ?= .venv
 
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCK   := requirements.lock
+LOCKED ?= yes
 SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME && \
           PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve notebooks test conformance faults lint types bench bench-full schemas docs clean
+.PHONY: help install demo serve notebooks check test conformance faults lint types bench bench-full \
+        schemas docs lock clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,8 +29,11 @@ serve: $(READY) ## run a placement driver and a range server here
 notebooks: $(READY) ## execute every notebook
 	@$(SPARK) $(BIN)/jupyter execute notebooks/*.ipynb
 
+check: lint types ## lint, types, and the tests that need no server and no Spark: some two minutes
+	@$(BIN)/python tests/run_parts.py quick $(PYTEST)
+
 test: $(READY) ## run the tests; PYTEST="-k log -x" adds options
-	@$(SPARK) $(BIN)/python -m pytest $(PYTEST)
+	@$(SPARK) $(BIN)/python tests/run_parts.py all $(PYTEST)
 
 conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port, or one started here
 	@SBP_CONFORMANCE_ENDPOINT="$(ENDPOINT)" $(BIN)/python -m pytest tests/conformance $(PYTEST)
@@ -57,11 +64,29 @@ schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 docs: $(READY) ## generate docs/ERRORS.md, STATES.md and OPTIONS.md from the code
 	@$(BIN)/python docs/generate.py
 
+lock: $(READY) ## write requirements.lock; UV=--upgrade for the newest versions that pyproject.toml allows
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet $(UV) \
+	    --generate-hashes --no-annotate --custom-compile-command "make lock" \
+	    --output-file $(LOCK) >/dev/null
+
 clean: ## remove the virtual environment and every cache
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "$(PYTHON) is not Python 3.11 or newer: name one, such as PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+ifeq ($(LOCKED),yes)
+	@# setuptools first: it builds packages that are released as source only, such as PySpark.
+	@sed -n '/^setuptools==/,/[^\\]$$/p' $(LOCK) >$(VENV)/build.lock
+	@{ $(PIP) --require-hashes -r $(VENV)/build.lock && \
+	    $(PIP) --require-hashes --no-build-isolation -r $(LOCK); } || { \
+	    echo "Not every file that $(LOCK) names could be had, see above. Does your package index lack" >&2; \
+	    echo "it, or serve another file under its name? LOCKED=no installs the newest versions that" >&2; \
+	    echo "pyproject.toml allows instead, whatever their hashes: make install LOCKED=no" >&2; exit 1; }
+	@$(PIP) --no-deps --no-build-isolation -e .
+else
+	@$(PIP) -e '.[dev]'
+endif
 	@touch $@

@@ -1,6 +1,7 @@
 """What a reviewer would say again and again about code."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 from tidy_sources import PACKAGES, ROOT, names_used, parse, project_files, python_files
@@ -42,6 +43,13 @@ def test_the_search_finds_imports_and_calls():
 def test_files_are_short():
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in python_files()}
     assert [path for path, text in texts.items() if text.count("\n") > FILE_LINES_MAX] == []
+
+
+def test_modules_of_tests_have_names_of_their_own():
+    """Pytest imports them without their folders: of two with one name it finds only one."""
+    paths = [path for path in python_files("tests") if path.name != "conftest.py"]
+    counts = Counter(path.name for path in paths)
+    assert [path for path in paths if counts[path.name] > 1] == []
 
 
 def test_functions_are_short():

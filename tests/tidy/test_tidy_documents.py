@@ -64,3 +64,11 @@ def test_the_drawn_exception_tree_is_the_real_one():
 def test_the_changelog_has_a_section():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(r"^## \[?(?:Unreleased|\d+\.\d+\.\d+)", text, re.MULTILINE | re.IGNORECASE)
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(
+        r"^<!-- CI runs this block.*-->\n```sh\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL
+    )
+    assert re.findall(r"^make \w+", block, re.MULTILINE) == ["make demo", "make test"]

@@ -19,8 +19,10 @@ def add_produce(add_parser: AddParser, client: Parser) -> None:
         "produce",
         parents=[client],
         help="append the lines of standard input to a stream",
-        description="Append each line of standard input, without its newline, as one record. A"
-        " batch whose acknowledgement is lost is appended again: at least once.",
+        description="Append each line of standard input, without its newline, as one record: each"
+        " line once, also when connections break or the server restarts. Lines may be there twice"
+        " only if the server does not know idempotent appends, which the command says, or if you"
+        " run it again on the same input.",
     )
     produce.add_argument("stream", metavar="NAME_OR_ID")
     produce.add_argument(
