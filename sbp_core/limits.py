@@ -291,6 +291,12 @@ STREAMS_PER_CALL: Final = 2_000
 BOUNDS_WATCHED_MIN: Final = 100
 """Fewer streams are asked about each time: it takes a server less than finding what changed."""
 
+# Files that people or other programs write.
+SMALL_FILE_BYTES_MAX: Final = MIB
+"""A configuration, or a few facts in JSON."""
+CHECKPOINT_FILE_BYTES_MAX: Final = 256 * MIB
+"""What Spark notes of one micro-batch, with the offsets of all sources of the query."""
+
 assert FRAME_BYTES_MIN < RECEIVE_BUFFER_BYTES < FRAME_BYTES_MAX
 assert STRING_BYTES_MAX < HEADER_BYTES_MAX < HEADER_DECODED_BYTES_MAX
 assert SEQUENCE_RECORDS_MAX <= BATCH_RECORDS_MAX

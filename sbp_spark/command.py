@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from sbp_core.cli.main import main as main_of_core
 from sbp_core.cli.parsers.base import AddParser
+from sbp_core.cli.parsers.texts import parse_number, parse_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,9 +59,9 @@ def _add_checkpoint(add_parser: AddParser) -> None:
         " changes nothing without --yes. What is put aside is kept in a folder beside the rest.",
     )
     back = rewind.add_mutually_exclusive_group(required=True)
-    back.add_argument("--to-batch", type=_parse_number, metavar="N", help="the last one to keep")
+    back.add_argument("--to-batch", type=parse_number, metavar="N", help="the last one to keep")
     back.add_argument(
-        "--batches", type=_parse_number, metavar="K", help="undo the last K committed ones"
+        "--batches", type=parse_number, metavar="K", help="undo the last K committed ones"
     )
     rewind.add_argument("--yes", action="store_true", help="no query runs on it: do it")
     rewind.set_defaults(run=_run_rewind)
@@ -70,11 +71,14 @@ def _add_checkpoint(add_parser: AddParser) -> None:
         description="Print, for the option startingOffsets, the position after the last committed"
         " batch. Give it to a query with a new checkpoint.",
     )
-    starts.add_argument("--batch", type=_parse_number, metavar="N", help="another committed batch")
+    starts.add_argument("--batch", type=parse_number, metavar="N", help="another committed batch")
     starts.set_defaults(run=_run_to_starting_offsets)
     for action in (show, rewind, starts):
         action.add_argument(
-            "folder", metavar="DIR", help="the query's checkpointLocation, a local folder"
+            "folder",
+            type=parse_path,
+            metavar="DIR",
+            help="the query's checkpointLocation, a local folder",
         )
     for action in (show, starts):
         action.add_argument(
@@ -83,12 +87,6 @@ def _add_checkpoint(add_parser: AddParser) -> None:
             help="source of the query, where several read streams: the name given with"
             " readStream.name(), or the place of an unnamed source, from 0",
         )
-
-
-def _parse_number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
 
 
 if __name__ == "__main__":

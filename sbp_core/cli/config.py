@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import tomllib
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from sbp_core import limits
+from sbp_core.cli.parsers.texts import parse_path
 from sbp_core.cluster import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.regular_files import read_regular
 
 _NOUNS: Final = {int: "an integer", bool: "true or false", str: "a string"}
 """The types that values may have, as messages name them."""
@@ -99,9 +103,11 @@ def load_config(path: Path) -> dict[str, Any]:
     Raises ConfigurationError naming all unknown sections, unknown keys and wrong types at once.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX).decode("utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{path} is not TOML: it is nested too deeply") from error
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     values: dict[str, Any] = {}
@@ -129,13 +135,16 @@ def _read_section(
             continue
         noun = _NOUNS.get(type(known[key].default), "a string")
         if _NOUNS.get(type(value)) != noun:
-            faults.append(f"{key} in [{section}] is {value!r}, expected {noun}")
+            faults.append(f"{key} in [{section}] is {reprlib.repr(value)}, expected {noun}")
             continue
-        values[known[key].name] = _converted(known[key], value)
+        try:
+            values[known[key].name] = _converted(known[key], value)
+        except ArgumentTypeError as error:
+            faults.append(f"{key} in [{section}]: {error}")
 
 
 def _converted(setting: Field[Any], value: Any) -> Any:
-    return Path(value) if str(setting.type).startswith("Path") else value
+    return Path(parse_path(value)) if str(setting.type).startswith("Path") else value
 
 
 def _quoted(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label
+from sbp_core.cli.output import write_records, write_values
 from sbp_core.cli.typed_rows import BatchDecoder
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, StatusCode, error_for_code
@@ -33,9 +33,7 @@ def consume(options: Namespace) -> int:
         end = None if options.follow else tail
         for found in read_records(client, info.stream_id, start, end):
             wanted = found.first(left)
-            lines = _lines(label(info), wanted, is_json=options.json)
-            sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
-            sys.stdout.buffer.flush()
+            _write(label(info), wanted, is_json=options.json)
             left -= wanted.rows.num_rows
             if left == 0:
                 break
@@ -107,20 +105,20 @@ def describe_rows(
         }
 
 
-def _lines(stream: str, records: Records, *, is_json: bool) -> list[bytes]:
-    """Return what is printed: of typed records their columns, of plain ones their values."""
+def _write(stream: str, records: Records, *, is_json: bool) -> None:
+    """Print records: of typed ones their columns, of plain ones their values."""
     rows, base_offset = records.rows, records.base_offset
-    if records.is_typed:
-        columns = describe_columns(rows)
-        if not is_json:
-            return list(map(_encode_json, columns))
-        return [
-            _encode_json({"stream": stream, "offset": offset, "columns": each})
-            for offset, each in enumerate(columns, base_offset)
-        ]
-    if is_json:
-        return list(map(_encode_json, describe_rows(stream, base_offset, rows)))
-    return [value or b"" for value in rows.column("value").to_pylist()]
+    if not records.is_typed and not is_json:
+        write_values(value or b"" for value in rows.column("value").to_pylist())
+    elif not records.is_typed:
+        write_records(describe_rows(stream, base_offset, rows))
+    elif not is_json:
+        write_records(describe_columns(rows))
+    else:
+        write_records(
+            {"stream": stream, "offset": offset, "columns": each}
+            for offset, each in enumerate(describe_columns(rows), base_offset)
+        )
 
 
 def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tuple[int, int]:
@@ -141,10 +139,6 @@ def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tup
             f" {bounds.next_offset}, exclusive",
         )
     return start, bounds.next_offset
-
-
-def _encode_json(value: dict[str, object]) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _maybe_octets(octets: bytes | None) -> Any:

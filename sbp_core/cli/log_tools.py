@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from sbp_core.log.writer_states import decode_mark
 _DISK: Final = OsDisk()
 _LOG_NAME: Final = "log"
 _SERVER_PREFIX: Final = "range-server-"
+_SERVER_NAME: Final = re.compile(rf"{_SERVER_PREFIX}(0|[1-9][0-9]{{0,5}})", re.ASCII)
 
 
 def check(options: Namespace) -> int:
@@ -73,21 +75,21 @@ def find_logs(folder: Path) -> list[Path]:
     It is a log, the data folder of a range server, or that of `sbp serve`. Raises
     ConfigurationError if it is none of these.
     """
-    servers = [
-        path
-        for path in folder.glob(f"{_SERVER_PREFIX}*")
-        if path.name.removeprefix(_SERVER_PREFIX).isdigit() and (path / _LOG_NAME).is_dir()
-    ]
-    if servers:
-        servers.sort(key=lambda path: int(path.name.removeprefix(_SERVER_PREFIX)))
-        return [path / _LOG_NAME for path in servers]
-    if (folder / _LOG_NAME).is_dir():
-        return [folder / _LOG_NAME]
-    if folder.is_dir() and any(
-        path.name == START_NAME or maybe_segment_base(path.name) is not None
-        for path in folder.iterdir()
-    ):
-        return [folder]
+    try:
+        names = [path.name for path in folder.iterdir()]
+        servers = sorted(
+            int(found[1])
+            for found in map(_SERVER_NAME.fullmatch, names)
+            if found and (folder / found[0] / _LOG_NAME).is_dir()
+        )
+        if servers:
+            return [folder / f"{_SERVER_PREFIX}{index}" / _LOG_NAME for index in servers]
+        if (folder / _LOG_NAME).is_dir():
+            return [folder / _LOG_NAME]
+        if any(name == START_NAME or maybe_segment_base(name) is not None for name in names):
+            return [folder]
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be read: {error.strerror}") from error
     raise ConfigurationError(
         f"{folder} holds no log: name the data folder of a range server, the folder {_LOG_NAME!r}"
         " in it, or the data folder of `sbp serve`"

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from sbp_core.cli import output
+from sbp_core.cli import output, standard_streams
 from sbp_core.cli.parsers.base import EXIT_USAGE, AddParser, Parser, client_options
 from sbp_core.cli.parsers.lag import add_lag
 from sbp_core.cli.parsers.log import add_log
@@ -31,16 +31,27 @@ def main(
     """Run the command; return its exit code. `more` add the subcommands of whoever is above.
 
     0 is success, 1 a failure of a server or the network, 2 a mistake in how the command was called
-    or configured, 130 an interrupt. A failure is one line on standard error.
+    or configured, 130 an interrupt. A failure is one line on standard error. It is no failure that
+    nothing reads standard output any longer, as after `head`; that it is full or closed is one.
     """
-    options = _parser(more).parse_args(joined(sys.argv[1:] if arguments is None else arguments))
+    standard_streams.settle()
+    exit_code = _run(sys.argv[1:] if arguments is None else arguments, more)
     try:
+        standard_streams.flush()
+    except standard_streams.OutputError as error:
+        output.write_error(error)
+        return exit_code or _EXIT_FAILURE
+    except standard_streams.ReaderGoneError:
+        pass
+    return exit_code
+
+
+def _run(arguments: Sequence[str], more: Sequence[Callable[[AddParser], None]]) -> int:
+    try:
+        options = _parse(arguments, more)
         exit_code: int = options.run(options)
-        sys.stdout.flush()
         return exit_code
-    except BrokenPipeError:
-        # Whoever reads our output has enough of it, as `head` does.
-        output.discard_stdout()
+    except standard_streams.ReaderGoneError:
         return _EXIT_OK
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
@@ -50,6 +61,16 @@ def main(
     except SbpError as error:
         output.write_error(error)
         return _EXIT_FAILURE
+
+
+def _parse(
+    arguments: Sequence[str], more: Sequence[Callable[[AddParser], None]]
+) -> argparse.Namespace:
+    try:
+        return _parser(more).parse_args(joined(arguments))
+    except SystemExit:
+        standard_streams.flush()  # the help that it ends with
+        raise
 
 
 def _parser(more: Sequence[Callable[[AddParser], None]] = ()) -> argparse.ArgumentParser:

@@ -1,34 +1,59 @@
-"""What the command writes: text for people, JSON for programs, errors in one line."""
+"""What the command writes: text for people, JSON for programs, errors in one line.
+
+Everything is safe to show on a terminal, see `escaping`. Writing to standard output raises
+OutputError or ReaderGoneError, which the command ends with.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+from sbp_core.cli.escaping import escape, one_line, to_json, value_text
+from sbp_core.cli.standard_streams import write_error_line, writing
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def write_line(text: str) -> None:
     """Write one line to standard output, at once."""
-    print(text, flush=True)
+    write_lines([text])
+
+
+def write_lines(texts: Iterable[str]) -> None:
+    """Write lines to standard output, all at once."""
+    with writing():
+        print("\n".join(map(escape, texts)), flush=True)
 
 
 def write_json(value: Any) -> None:
     """Write one JSON value as a line to standard output."""
-    print(json.dumps(value))
+    with writing():
+        print(to_json(value, is_ascii=True))
 
 
 def write_table(heading: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Write rows in aligned columns, the heading above them."""
-    cells = [[str(cell) for cell in row] for row in (heading, *rows)]
+    cells = [[escape(str(cell)) for cell in row] for row in (heading, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(padded).rstrip())
+    with writing():
+        for row in cells:
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            print("  ".join(padded).rstrip())
+
+
+def write_values(values: Iterable[bytes]) -> None:
+    """Write the values of records, a newline behind each: as they are, safe on a terminal."""
+    if sys.stdout.isatty():
+        values = (value_text(value).encode() for value in values)
+    _write_bytes(values)
+
+
+def write_records(values: Iterable[object]) -> None:
+    """Write records as JSON in UTF-8, one in a line."""
+    _write_bytes(to_json(value).encode() for value in values)
 
 
 def show_time(time_ms: int) -> str:
@@ -42,25 +67,15 @@ def show_time(time_ms: int) -> str:
 def write_error(error: Exception) -> None:
     """Write an error and its notes as one line to standard error."""
     notes: list[str] = getattr(error, "__notes__", [])
-    text = "; ".join([str(error), *notes])
-    print(f"sbp: {_printable(text)}", file=sys.stderr)
+    write_notice("; ".join([str(error), *notes]))
 
 
 def write_notice(text: str) -> None:
     """Write what people should know to standard error."""
-    print(f"sbp: {text}", file=sys.stderr)
+    write_error_line(f"sbp: {one_line(text)}")
 
 
-def discard_stdout() -> None:
-    """Send what is still buffered nowhere, so that the exit of the process stays quiet."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _printable(text: str) -> str:
-    """Return the text in one line; what came from a peer must not control the terminal."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in " ".join(text.split())
-    )
+def _write_bytes(lines: Iterable[bytes]) -> None:
+    with writing():
+        sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
+        sys.stdout.buffer.flush()

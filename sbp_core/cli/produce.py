@@ -26,7 +26,7 @@ _LINGER_SECONDS: Final = 0.05
 
 def produce(options: Namespace) -> int:
     """Append each line of standard input to a stream."""
-    separator = None if options.key_separator is None else options.key_separator.encode()
+    separator = None if options.key_separator is None else os.fsencode(options.key_separator)
     with connect(options, PATIENT) as client:
         info = find_stream(client, options.stream)
         if newest_versions(client, [info.stream_id]):
@@ -59,10 +59,16 @@ def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[
     rest_bytes = line_count = 0
     is_idle = True
     while True:
-        if not is_idle and not select.select([descriptor], [], [], _LINGER_SECONDS)[0]:
+        if not select.select([descriptor], [], [], None if is_idle else _LINGER_SECONDS)[0]:
             is_idle = True
             yield []
-        data = os.read(descriptor, read_bytes)
+            continue
+        try:
+            data = os.read(descriptor, read_bytes)
+        except OSError as error:
+            raise ConfigurationError(
+                f"standard input cannot be read: {error.strerror}; give lines, or </dev/null"
+            ) from error
         first, *others = data.split(b"\n")
         rest.append(first)
         rest_bytes += len(first)

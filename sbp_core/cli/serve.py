@@ -8,16 +8,21 @@ import gc
 import json
 import logging
 import os
+import secrets
 import signal
+import stat
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sbp_core.cli import output
 from sbp_core.cli.config import ServeSettings, load_settings
+from sbp_core.cli.escaping import escape, one_line
+from sbp_core.cli.standard_streams import OutputError, ReaderGoneError
 from sbp_core.cluster import Cluster, Endpoints
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import OsDisk
@@ -25,6 +30,7 @@ from sbp_core.log.recovery import RecoveryReport
 from sbp_core.server import event_loop
 from sbp_core.server.accepting import raise_descriptor_limit
 
+_LOG: Final = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _EXIT_INTERRUPTED: Final = 130
 _GARBAGE_OBJECTS: Final = 10_000
@@ -38,17 +44,41 @@ def serve(options: Namespace) -> int:
     SbpErrors for what ends a server that was good before.
     """
     settings = load_settings(options)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    _start_log(settings.log_level)
+    _watch_hangups()
     raise_descriptor_limit()
     with _owned(settings.cluster.data_dir):
         ready = ReadyFile(settings.ready_file)
         ready.remove()
         event_loop.run(_serve(settings, ready, until_stdin_closes=options.until_stdin_closes))
     return 0
+
+
+class _SafeLines(logging.Formatter):
+    """Each event in one line, whatever the text of a peer in it; behind it the trace, if any."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - overrides
+        return escape(super().formatException(ei), spared="\n")
+
+
+def _start_log(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_SafeLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _watch_hangups() -> None:
+    """Log each SIGHUP. It is blocked in all other threads, so it never ends the server."""
+
+    def watch() -> None:
+        while True:
+            signal.sigwait({signal.SIGHUP})
+            _LOG.warning("SIGHUP received: nothing is reloaded, settings are read at start only")
+
+    threading.Thread(target=watch, name="hang-ups", daemon=True).start()
 
 
 class ReadyFile:
@@ -61,9 +91,11 @@ class ReadyFile:
         """Put the endpoints there in one step. Raises ConfigurationError when that cannot be."""
         if self._path is None:
             return
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        # A name that nobody can have put there before, such as a link to a file of this user.
+        fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            fresh.write_text(json.dumps(asdict(endpoints)) + "\n", encoding="utf-8")
+            with fresh.open("x", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(endpoints)) + "\n")
             fresh.replace(self._path)
         except OSError as error:
             fresh.unlink(missing_ok=True)
@@ -72,11 +104,19 @@ class ReadyFile:
             ) from error
 
     def remove(self) -> None:
-        """Take the file away. Raises ConfigurationError when that cannot be."""
+        """Take the file away, or a link of that name. Raises ConfigurationError if it is neither.
+
+        A device or a FIFO is never meant, and the superuser could remove /dev/null.
+        """
         if self._path is None:
             return
         try:
+            mode = self._path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                raise ConfigurationError(f"ready_file {self._path} is not a regular file")
             self._path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise ConfigurationError(
                 f"ready_file {self._path} cannot be replaced: {error.strerror}"
@@ -100,6 +140,14 @@ def _owned(data_dir: Path) -> Iterator[None]:
             f"data_dir {data_dir} cannot be used: {error.strerror}; choose a folder that this user"
             " can write"
         ) from error
+    mode = stat.S_IMODE(data_dir.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _LOG.warning(
+            "other users can write to data_dir %s (mode %04o) and so replace what is served:"
+            " chmod 700 takes that from them",
+            data_dir,
+            mode,
+        )
     try:
         yield
     finally:
@@ -125,8 +173,10 @@ async def _serve(settings: ServeSettings, ready: ReadyFile, *, until_stdin_close
         _announce(settings, cluster.endpoints, reports)
         await asyncio.wait({stopping, cluster.failed}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        ready.remove()
-        await cluster.stop()
+        try:
+            ready.remove()
+        finally:
+            await cluster.stop()
     if cluster.failed.done():
         raise cluster.failed.result()
 
@@ -202,5 +252,5 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
             for damaged in report.damaged_batches
         ]
     lines.append(f"serving {settings.cluster.data_dir.absolute()}; Ctrl-C or SIGTERM stops")
-    with contextlib.suppress(OSError):  # the server outlives whoever reads this
-        output.write_line("\n".join(lines))
+    with contextlib.suppress(OutputError, ReaderGoneError):  # the server needs no reader of this
+        output.write_lines(lines)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from sbp_core import limits
 from sbp_core.cli.connect import connect, find_stream, label, newest_versions, parse_stream
+from sbp_core.cli.escaping import one_line
 from sbp_core.cli.output import show_time, write_json, write_line, write_table
 from sbp_core.client import (
     Client,
@@ -227,7 +228,7 @@ def _write_stream(
     write_line(f"  retention  {_retention(info)}")
     write_line(f"  created    {show_time(info.created_at_ms)}")
     if isinstance(schema, SchemaError):
-        write_line(f"  schema     {schema}")
+        write_line(f"  schema     {one_line(str(schema))}")
     elif schema is not None:
         columns = ", ".join(map(name_text, schema.schema.arrow.names))
         write_line(f"  schema     version {schema.version}: {columns}")

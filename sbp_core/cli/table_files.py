@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sbp_core.errors import ConfigurationError
+from sbp_core.regular_files import open_regular
 
 _PARQUET_MAGIC: Final = b"PAR1"
 _ARROW_MAGIC: Final = b"ARROW1"
@@ -35,7 +37,7 @@ def read_file_schema(path: Path) -> pa.Schema:
     Raises ConfigurationError for any other file.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             magic = file.read(len(_ARROW_MAGIC))
             file.seek(0)
             leaves: Iterator[str] = repeat("")

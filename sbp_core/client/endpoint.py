@@ -43,6 +43,11 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _wrong(text: str) -> ConfigurationError:
+    if "@" in text:  # may hold a password, so it is not shown
+        return ConfigurationError(
+            "the endpoint has an '@': leave out user and password, there is no option for them;"
+            " write host:port"
+        )
     return ConfigurationError(
         f"endpoint {text!a} is not host:port; write for example 127.0.0.1:12378,"
         " log.example.org:12378 or [::1]:12378"

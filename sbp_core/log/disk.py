@@ -21,10 +21,15 @@ import numpy as np
 from sbp_core.errors import LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import MIB
+from sbp_core.regular_files import open_regular
 from sbp_core.wire.checksum import Octets
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written; after a crash it is of no use."""
+
+FILE_MODE: Final = 0o600
+"""Only its owner reads and writes a file of the data directory, whatever the umask is."""
+_DIRECTORY_MODE: Final = 0o700
 
 _BUFFERS_PER_CALL_MAX: Final = 1024
 """IOV_MAX of Linux: more buffers in one pwritev are refused with EINVAL."""
@@ -225,6 +230,7 @@ class OsDirectoryLock:
     def __init__(self, directory: Path) -> None:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            _check_owner(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -236,6 +242,19 @@ class OsDirectoryLock:
         self._close()
 
 
+def _check_owner(descriptor: int) -> None:
+    """Raise PermissionError for another user's directory: a lock on it would keep its server out.
+
+    Anybody who may list a directory could take its lock. The superuser may do that.
+    """
+    owner = os.fstat(descriptor).st_uid
+    if os.geteuid() not in {0, owner}:
+        raise PermissionError(
+            errno.EPERM,
+            f"it belongs to another user (id {owner}; this is {os.geteuid()})",
+        )
+
+
 class OsDisk:
     """The operating system's file system."""
 
@@ -244,7 +263,9 @@ class OsDisk:
         if directory.is_dir():
             return
         self.make_directory(directory.parent)
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        if directory.stat().st_mode & _DIRECTORY_MODE != _DIRECTORY_MODE:  # an unusual umask
+            directory.chmod(_DIRECTORY_MODE)
         self.fsync_dir(directory.parent)
 
     def lock_directory(self, directory: Path) -> OsDirectoryLock:
@@ -265,14 +286,16 @@ class OsDisk:
 
     def create(self, path: Path) -> OsFile:
         """Create a file that must not exist yet, readable by the owner only."""
-        return OsFile(
-            path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        )
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+        file = OsFile(path, descriptor)
+        if os.fstat(descriptor).st_mode & FILE_MODE != FILE_MODE:  # an unusual umask
+            os.fchmod(descriptor, FILE_MODE)
+        return file
 
     def open(self, path: Path, *, is_writable: bool) -> OsFile:
-        """Open an existing file, never through a symbolic link."""
+        """Open an existing regular file, never through a symbolic link."""
         access = os.O_RDWR if is_writable else os.O_RDONLY
-        return OsFile(path, os.open(path, access | os.O_NOFOLLOW))
+        return OsFile(path, open_regular(path, access | os.O_NOFOLLOW))
 
     def replace(self, source: Path, target: Path) -> None:
         """Give a file another name, in place of whoever has it."""

@@ -39,6 +39,7 @@ _OWN: Final = struct.Struct(">IQ")
 _CRC: Final = struct.Struct(">I")
 _COMMON_END: Final = _COMMON.size + _CRC.size
 _OWN_END: Final = _COMMON_END + _OWN.size
+_POSITION_MAX: Final = 2**64 - 1
 _NAME: Final = re.compile(r"([0-9]{20})\.log", re.ASCII)
 
 SEGMENT_HEADER_BYTES: Final = _OWN_END + _CRC.size
@@ -61,9 +62,12 @@ def segment_path(directory: Path, base: int) -> Path:
 
 
 def maybe_segment_base(name: str) -> int | None:
-    """Return the base position that a file's name stands for, None if it is no segment."""
+    """Return the base position that a file's name stands for, None if it is no segment.
+
+    A position is a u64, so not every number of 20 digits is one.
+    """
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and int(match[1]) <= _POSITION_MAX else None
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:

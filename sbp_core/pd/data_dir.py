@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.log.disk import OsDisk
+from sbp_core.log.disk import FILE_MODE, OsDisk
+from sbp_core.regular_files import open_regular
 
 _LOCK_NAME: Final = "pd.lock"
 DATABASE_NAME: Final = "metadata.sqlite"
@@ -70,4 +71,4 @@ class DataDir:
 
 
 def _open_private(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import Disk, write_file
+from sbp_core.regular_files import read_regular
 
 _FILE_NAME: Final = "identity.json"
 
@@ -28,11 +30,11 @@ def load_identity(data_dir: Path) -> Identity | None:
     """Return the stored identity, None in a new folder. Raises ConfigurationError if unreadable."""
     path = data_dir / _FILE_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX))
         return Identity(int(content["server_id"]), str(content["cluster_id"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be read ({error}). It names the server that owns this folder: restore"
             " it from a copy, or, if the folder holds nothing you need, start with an empty one"

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sbp_core import limits
 from sbp_core.errors import ConfigurationError
+from sbp_core.regular_files import read_regular
 from sbp_spark.reading.offsets import INITIAL, SourceOffset
 from sbp_spark.reading.stream_position import CheckpointError
 
@@ -70,7 +72,8 @@ class Checkpoint:
         """
         path = self.folder / "offsets" / str(batch)
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            data = read_regular(path, limits.CHECKPOINT_FILE_BYTES_MAX)
+            lines = data.decode("utf-8").splitlines()
             if len(lines) < _HEADER_LINES or lines[0] not in _VERSIONS:
                 raise CheckpointError(
                     f"{path} begins with {lines[0][:20] if lines else 'nothing'!r}; expected"
@@ -83,7 +86,7 @@ class Checkpoint:
             }
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:  # of JSON, of UTF-8, and of a line without a name
+        except (ValueError, RecursionError) as error:  # JSON, UTF-8, a line without a name
             raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
@@ -134,8 +137,9 @@ def open_checkpoint(path: str) -> Checkpoint:
         )
     folder = Path(path)
     try:
-        query_id = str(json.loads((folder / "metadata").read_text(encoding="utf-8"))["id"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        metadata = read_regular(folder / "metadata", limits.SMALL_FILE_BYTES_MAX)
+        query_id = str(json.loads(metadata)["id"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
             f"{folder} is no checkpoint of a streaming query: it has no file `metadata` with the"
             " query's id; name the folder that was the query's checkpointLocation"
@@ -196,5 +200,8 @@ def _is_ours(value: object) -> bool:
 def _batches(folder: Path) -> tuple[int, ...]:
     if not folder.is_dir():
         return ()
-    names = (path.name for path in folder.iterdir())
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
     return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))

@@ -7,6 +7,9 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
+from sbp_core.cli.escaping import one_line
+from sbp_core.cli.standard_streams import write_error_line
+
 EXIT_USAGE = 2
 
 AddParser = Callable[..., argparse.ArgumentParser]
@@ -18,17 +21,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit."""
-        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+        write_error_line(one_line(f"{self.prog}: {message} (see `{self.prog} --help`)"))
+        self.exit(EXIT_USAGE)
 
 
 def client_options() -> Parser:
     """Return the options of every subcommand that asks a placement driver, as a parent."""
     client = Parser(add_help=False)
+    endpoint = os.environ.get("SBP_ENDPOINT") or "127.0.0.1:12378"
+    shown = "not shown" if "@" in endpoint else "%(default)s"  # it may hold a password
     client.add_argument(
         "--endpoint",
-        default=os.environ.get("SBP_ENDPOINT") or "127.0.0.1:12378",
+        default=endpoint,
         metavar="HOST:PORT",
-        help="placement driver (default: $SBP_ENDPOINT, now %(default)s)",
+        help=f"placement driver (default: $SBP_ENDPOINT, now {shown})",
     )
     client.add_argument("--json", action="store_true", help="print JSON, one object per line")
     return client

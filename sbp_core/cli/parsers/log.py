@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from sbp_core.cli.parsers.base import AddParser, Parser
-from sbp_core.cli.parsers.texts import parse_offset, parse_positive
+from sbp_core.cli.parsers.texts import parse_offset, parse_path, parse_positive
 
 
 def add_log(add_parser: AddParser) -> None:
@@ -42,6 +42,7 @@ def add_log(add_parser: AddParser) -> None:
     for action in (check, dump, repair):
         action.add_argument(
             "folder",
+            type=parse_path,
             metavar="DIR",
             help="data folder of a range server, its log, or the data folder of `sbp serve`",
         )

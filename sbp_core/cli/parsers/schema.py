@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from sbp_core.cli.parsers.base import AddParser, Parser
+from sbp_core.cli.parsers.texts import parse_path
 
 
 def add_schema(add_parser: AddParser, client: Parser) -> None:
@@ -32,7 +33,10 @@ def add_schema(add_parser: AddParser, client: Parser) -> None:
     for action in (show, history, check):
         action.add_argument("stream", metavar="NAME_OR_ID")
     check.add_argument(
-        "file", metavar="FILE", help="Parquet, or an Arrow IPC file or stream, on this machine"
+        "file",
+        type=parse_path,
+        metavar="FILE",
+        help="Parquet, or an Arrow IPC file or stream, on this machine",
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 
 from sbp_core.cli.parsers.base import AddParser
+from sbp_core.cli.parsers.texts import parse_integer, parse_path
 
 
 def add_serve(add_parser: AddParser) -> None:
@@ -16,7 +18,7 @@ def add_serve(add_parser: AddParser) -> None:
         " SIGTERM or Ctrl-C. Options win over the configuration file, and that over the defaults.",
     )
     add = serve.add_argument
-    add("--data-dir", metavar="DIR", help="folder of all data (default: sbp-data)")
+    add("--data-dir", type=parse_path, metavar="DIR", help="folder of all data (default: sbp-data)")
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--advertise-host", metavar="HOST", help="host that clients are told (default: --host)")
     add(
@@ -24,21 +26,29 @@ def add_serve(add_parser: AddParser) -> None:
         metavar="NAME",
         help="specification or elasticstream-2023-04 (default: specification)",
     )
-    add("--pd-port", type=int, metavar="PORT", help="0 picks a free one (default: 12378)")
+    add("--pd-port", type=parse_integer, metavar="PORT", help="0 picks a free one (default: 12378)")
     add(
         "--range-server-port",
-        type=int,
+        type=parse_integer,
         metavar="PORT",
         help="first of consecutive ports; 0 picks free ones (default: 10911)",
     )
-    add("--range-servers", type=int, metavar="N", help="range servers to run (default: 1)")
+    add(
+        "--range-servers", type=parse_integer, metavar="N", help="range servers to run (default: 1)"
+    )
     add(
         "--ready-file",
+        type=parse_path,
         metavar="PATH",
         help="JSON file with the endpoints; there while the server serves",
     )
     add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
-    add("--config", metavar="PATH", help="settings in TOML; conf/server.toml names all of them")
+    add(
+        "--config",
+        type=parse_path,
+        metavar="PATH",
+        help="settings in TOML; conf/server.toml names all of them",
+    )
     add(
         "--until-stdin-closes",
         action="store_true",
@@ -48,6 +58,8 @@ def add_serve(add_parser: AddParser) -> None:
 
 
 def _run_serve(options: argparse.Namespace) -> int:
+    # Blocked before the imports start threads, which inherit that: a hang-up never ends a server.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from sbp_core.cli.serve import serve
 
     return serve(options)

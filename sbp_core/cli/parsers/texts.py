@@ -6,6 +6,7 @@ import argparse
 from datetime import UTC, datetime
 from typing import Final
 
+_SHOWN_MAX: Final = 60
 _DIGITS_MAX: Final = 100
 """More digits than this are no number: Python refuses to read thousands of them."""
 
@@ -13,7 +14,7 @@ _DIGITS_MAX: Final = 100
 def parse_positive(text: str) -> int:
     """Return a number, 1 or more."""
     if not _is_offset(text) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a positive number")
     return int(text)
 
 
@@ -22,7 +23,7 @@ def parse_start(text: str) -> str | int:
     if text in {"earliest", "latest"}:
         return text
     if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not earliest, latest or an offset")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not earliest, latest or an offset")
     return int(text)
 
 
@@ -36,7 +37,7 @@ def parse_timestamp(text: str) -> datetime:
         moment = moment.replace(tzinfo=UTC)
     if moment is None or moment.timestamp() < 0:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time since 1970 such as 2025-01-31T09:30:00"
+            f"{_shown(text)} is not a time since 1970 such as 2025-01-31T09:30:00"
         )
     return moment
 
@@ -44,20 +45,51 @@ def parse_timestamp(text: str) -> datetime:
 def parse_offset(text: str) -> int:
     """Return an offset."""
     if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an offset")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not an offset")
+    return int(text)
+
+
+def parse_path(text: str) -> str:
+    """Return the path of a file or folder: text that is not empty, and that a path can be."""
+    if not text:  # it would be the working directory
+        raise argparse.ArgumentTypeError("the path is empty; write . for the working directory")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is no path: it has a character NUL")
+    return text
+
+
+def parse_integer(text: str) -> int:
+    """Return an integer of at most 64 bits; what it sets says which ones are possible."""
+    digits = text.removeprefix("-")
+    if not _is_offset(digits):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not an integer")
+    return int(text)
+
+
+def parse_number(text: str) -> int:
+    """Return a number, 0 or more."""
+    if not _is_offset(text):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a number from 0 on")
     return int(text)
 
 
 def parse_batch_number(text: str) -> int:
     """Return the number of a producer's batch."""
     if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not the number of a batch")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not the number of a batch")
     return int(text)
 
 
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
+
+
+def _is_number(text: str) -> bool:
+    return len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit()
+
+
 def _is_offset(text: str) -> bool:
-    is_short = len(text) <= _DIGITS_MAX
-    return is_short and text.isascii() and text.isdigit() and int(text) < 2**63
+    return _is_number(text) and int(text) < 2**63
 
 
 def parse_separator(text: str) -> str:
@@ -71,11 +103,15 @@ def parse_duration_ms(text: str) -> int:
     """Return how many milliseconds a time such as 90s, 30m, 12h or 7d has."""
     unit_ms = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
     number, unit = (text[:-1], text[-1:]) if text != "0" else ("0", "s")
-    if unit not in unit_ms or not (number.isascii() and number.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not 0 or a time such as 90s, 30m, 12h or 7d")
+    if unit not in unit_ms or not _is_number(number):
+        raise argparse.ArgumentTypeError(
+            f"{_shown(text)} is not 0 or a time such as 90s, 30m, 12h or 7d"
+        )
     duration_ms = int(number) * unit_ms[unit]
     if duration_ms >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is longer than a 64-bit number of ms holds")
+        raise argparse.ArgumentTypeError(
+            f"{_shown(text)} is longer than a 64-bit number of ms holds"
+        )
     return duration_ms
 
 
@@ -83,9 +119,13 @@ def parse_size(text: str) -> int:
     """Return how many octets a size such as 500MiB or 10GiB has."""
     unit_bytes = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
     number, unit = (text[:-3], text[-3:]) if text != "0" else ("0", "KiB")
-    if unit not in unit_bytes or not (number.isascii() and number.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not 0 or a size such as 500MiB or 10GiB")
+    if unit not in unit_bytes or not _is_number(number):
+        raise argparse.ArgumentTypeError(
+            f"{_shown(text)} is not 0 or a size such as 500MiB or 10GiB"
+        )
     size_bytes = int(number) * unit_bytes[unit]
     if size_bytes >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than a 64-bit number of octets holds")
+        raise argparse.ArgumentTypeError(
+            f"{_shown(text)} is more than a 64-bit number of octets holds"
+        )
     return size_bytes
