@@ -1,22 +1,46 @@
 """The `sbp` command as it is installed: that of the core, and what knows of Spark.
 
-What a subcommand needs is imported when it runs.
+What a subcommand needs is imported when it runs, and the command itself by `script`, which has to
+see to Ctrl-C before that.
 """
 
 from __future__ import annotations
 
-import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from sbp_core.cli.main import main as main_of_core
-from sbp_core.cli.parsers.base import AddParser
-from sbp_core.cli.parsers.texts import parse_number, parse_path
+if TYPE_CHECKING:
+    import argparse
+
+    from sbp_core.cli.parsers.base import AddParser
+
+
+def script() -> int:
+    """Run the command as a process of its own, which Ctrl-C ends without a trace at any time."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return main()  # started in the background by a shell, which has SIGINT ignored
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    run = _command()
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return run(None)
+    except KeyboardInterrupt:  # just before or after what `main` makes of it
+        return 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code, as that of the core does."""
-    return main_of_core(arguments, more=[_add_checkpoint])
+    return _command()(arguments)
+
+
+def _command() -> Callable[[Sequence[str] | None], int]:
+    from sbp_core.cli.main import main as main_of_core
+
+    return lambda arguments: main_of_core(arguments, more=[_add_checkpoint])
 
 
 def _run_show(options: argparse.Namespace) -> int:
@@ -38,6 +62,8 @@ def _run_to_starting_offsets(options: argparse.Namespace) -> int:
 
 
 def _add_checkpoint(add_parser: AddParser) -> None:
+    from sbp_core.cli.parsers.texts import parse_number, parse_path
+
     checkpoint = add_parser(
         "checkpoint", help="look at the checkpoint of a Spark query, and take the query back"
     )
@@ -90,4 +116,4 @@ def _add_checkpoint(add_parser: AddParser) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script())

@@ -48,7 +48,7 @@ def main(
 
 def _run(arguments: Sequence[str], more: Sequence[Callable[[AddParser], None]]) -> int:
     try:
-        options = _parse(arguments, more)
+        options = _parser(more).parse_args(joined(arguments))
         exit_code: int = options.run(options)
         return exit_code
     except standard_streams.ReaderGoneError:
@@ -61,16 +61,6 @@ def _run(arguments: Sequence[str], more: Sequence[Callable[[AddParser], None]]) 
     except SbpError as error:
         output.write_error(error)
         return _EXIT_FAILURE
-
-
-def _parse(
-    arguments: Sequence[str], more: Sequence[Callable[[AddParser], None]]
-) -> argparse.Namespace:
-    try:
-        return _parser(more).parse_args(joined(arguments))
-    except SystemExit:
-        standard_streams.flush()  # the help that it ends with
-        raise
 
 
 def _parser(more: Sequence[Callable[[AddParser], None]] = ()) -> argparse.ArgumentParser:

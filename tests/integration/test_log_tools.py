@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 
 import pytest
@@ -242,3 +243,40 @@ def test_a_folder_stands_for_its_logs(tmp_path):
     assert find_logs(servers[0]) == [servers[0] / "log"]
     (servers[0] / "log" / f"{0:020d}.log").touch()
     assert find_logs(servers[0] / "log") == [servers[0] / "log"]
+
+
+def test_a_fifo_in_place_of_a_segment_is_named_and_not_waited_for(folder, capsys):
+    first = segments(folder)[0]
+    first.unlink()
+    os.mkfifo(first)
+    assert main(["log", "check", str(folder)]) == 1
+    printed = capsys.readouterr()
+    assert f"{first.name}" in printed.out + printed.err
+    assert "it is not a regular file" in printed.out + printed.err
+    assert main(["log", "dump", str(folder)]) == 1
+    assert "it is not a regular file" in capsys.readouterr().err
+
+
+def test_names_that_stand_for_no_position_are_no_segments(folder, tmp_path, capsys):
+    beyond = folder / "log" / f"{2**64:020d}.log"
+    beyond.write_bytes(b"")
+    for command in ("check", "dump"):
+        assert main(["log", command, str(folder)]) == 0
+    capsys.readouterr()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / f"{10**20 - 1}.log").write_bytes(b"")
+    assert main(["log", "check", str(tmp_path / "other")]) == 2
+    assert "holds no log" in capsys.readouterr().err
+
+
+def test_only_numbers_name_range_servers(tmp_path):
+    for name in ("range-server-\u00b2", "range-server-\u0663", "range-server-x"):
+        (tmp_path / name / "log").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="holds no log"):
+        find_logs(tmp_path)
+    for name in ("range-server-10", "range-server-9"):
+        (tmp_path / name / "log").mkdir(parents=True)
+    assert [path.parent.name for path in find_logs(tmp_path)] == [
+        "range-server-9",
+        "range-server-10",
+    ]

@@ -1,6 +1,7 @@
 """Settings of `sbp serve`: command line over file over defaults, and every fault named."""
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,36 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="is not TOML"):
         load_config(path)
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(config):
+    with pytest.raises(ConfigurationError, match="nested too deeply"):
+        load_config(config("a = " + 50_000 * "["))
+
+
+def test_a_file_that_is_too_large_is_refused(config):
+    with pytest.raises(ConfigurationError, match="more than 1048576 bytes"):
+        load_config(config("#" * (limits.SMALL_FILE_BYTES_MAX + 1)))
+
+
+def test_a_fifo_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "server.toml")
+    with pytest.raises(ConfigurationError, match="it is not a regular file"):
+        load_config(tmp_path / "server.toml")
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('data_dir = ""', "data_dir in [serve]: the path is empty"),
+        ('ready_file = ""', "ready_file in [serve]: the path is empty"),
+        ('data_dir = "a\\u0000b"', "data_dir in [serve]: 'a\\x00b' is no path"),
+    ],
+)
+def test_paths_that_are_none_are_refused(config, line, fault):
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(config(f"[serve]\n{line}\n"))
+    assert fault in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["absent.toml", "."])

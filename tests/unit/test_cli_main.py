@@ -64,6 +64,16 @@ def test_every_command_has_help(capsys, words):
         (["consume", "a", "--from-timestamp", "0001-01-01T00:00+14:00"], "0001"),
         (["consume", "a", "--from", "1", "--from-timestamp", "2025-01-31"], "not allowed with"),
         (["serve", "--pd-port", "x"], "--pd-port"),
+        (["serve", "--pd-port", "9" * 5_000], "999...' is not an integer"),
+        (["serve", "--range-server-port", "\u0661"], "is not an integer"),
+        (["serve", "--data-dir", ""], "the path is empty"),
+        (["serve", "--ready-file", ""], "the path is empty"),
+        (["serve", "--config", ""], "the path is empty"),
+        (["log", "check", ""], "the path is empty"),
+        (["schema", "check", "a", ""], "the path is empty"),
+        (["streams", "create", "a", "--retention", "9" * 5_000 + "d"], "--retention"),
+        (["streams", "create", "a", "--retention-size", "9" * 5_000 + "TiB"], "--retention-size"),
+        (["ping", "\x1b[2J\u202e"], "\\x1b[2J\\u202e"),
         (["ping", "--unknown"], "--unknown"),
     ],
 )
@@ -74,6 +84,7 @@ def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named)
     printed = capsys.readouterr()
     assert named in printed.err
     assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert len(printed.err) < 300
 
 
 @pytest.mark.parametrize(
@@ -177,6 +188,19 @@ def test_the_endpoint_comes_from_the_option_the_environment_or_the_default(monke
 def test_an_endpoint_that_is_none_is_a_usage_error(capsys):
     assert command.main(["ping", "--endpoint", "nowhere"]) == 2
     assert "host:port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["me:secret@host:1", "sbp://me:secret@host:1", "secret@", "@:1"])
+def test_a_password_is_not_repeated(capsys, monkeypatch, text):
+    assert command.main(["ping", "--endpoint", text]) == 2
+    told = capsys.readouterr().err
+    assert "leave out user and password" in told
+    monkeypatch.setenv("SBP_ENDPOINT", text)
+    with pytest.raises(SystemExit):
+        command.main(["ping", "--help"])
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "now not shown" in help_text
+    assert "secret" not in told + help_text
 
 
 def test_help_imports_neither_arrow_nor_servers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,46 @@ def test_the_lock_excludes_until_released(tmp_path: Path) -> None:
     lock.release()
     lock.release()
     disk.lock_directory(tmp_path).release()
+
+
+def test_a_lock_on_the_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    descriptors = len(open_descriptors())
+    with pytest.raises(PermissionError, match=f"belongs to another user .id {owner}"):
+        OsDisk().lock_directory(tmp_path)
+    assert len(open_descriptors()) == descriptors
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    OsDisk().lock_directory(tmp_path).release()
+
+
+@pytest.mark.parametrize("mask", [0, 0o777])
+def test_what_is_created_is_the_owners_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        OsDisk().make_directory(tmp_path / "a" / "b")
+        OsDisk().create(tmp_path / "a" / "b" / "f").close()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b", "a/b/f")]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("is_writable", [False, True])
+def test_what_is_no_file_is_not_opened_and_not_waited_for(
+    tmp_path: Path, is_writable: bool
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    descriptors = len(open_descriptors())
+    for name in ("fifo", "folder"):
+        with pytest.raises(
+            OSError, match=r"it is not a regular file|Is a directory|No such device"
+        ):
+            OsDisk().open(tmp_path / name, is_writable=is_writable)
+    assert len(open_descriptors()) == descriptors
 
 
 def test_a_dropped_file_closes_its_descriptor(tmp_path: Path) -> None:

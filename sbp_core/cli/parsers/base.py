@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sbp_core.cli.escaping import one_line
-from sbp_core.cli.standard_streams import write_error_line
+from sbp_core.cli.standard_streams import write_error_line, writing
 
 EXIT_USAGE = 2
 
@@ -23,6 +24,14 @@ class Parser(argparse.ArgumentParser):
         """Print the message and exit."""
         write_error_line(one_line(f"{self.prog}: {message} (see `{self.prog} --help`)"))
         self.exit(EXIT_USAGE)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help; argparse would be silent about what it cannot write."""
+        if file is not sys.stdout:
+            super()._print_message(message, file)
+            return
+        with writing():
+            print(message, end="", flush=True)
 
 
 def client_options() -> Parser:

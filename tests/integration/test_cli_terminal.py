@@ -1,0 +1,134 @@
+"""The client commands on a real terminal, at the end of a pipe, and interrupted."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+SBP = [sys.executable, "-m", "sbp_spark.command"]
+TIMEOUT_SECONDS = 60
+VALUES = b"\x1b[2Jred\n\xc2\x9b31m\n\xe2\x80\xaeexe.txt\n\xff\ttab\rback\n"
+
+
+@pytest.fixture
+def stream(cluster, new_streams) -> str:
+    """A stream with values that are bad for terminals."""
+    (name,) = new_streams(1)
+    subprocess.run(
+        [*SBP, "produce", name, "--endpoint", cluster.endpoint],
+        input=VALUES,
+        stdout=subprocess.DEVNULL,
+        timeout=TIMEOUT_SECONDS,
+        check=True,
+    )
+    return name
+
+
+def on_a_terminal(words: list[str]) -> bytes:
+    """What a command writes to a terminal, which makes \\r\\n of each \\n."""
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*SBP, *words], stdin=theirs, stdout=theirs, stderr=theirs
+        ) as process:
+            os.close(theirs)
+            written = b""
+            try:
+                while data := os.read(ours, 65_536):
+                    written += data
+            except OSError:  # the end of a terminal
+                pass
+            assert process.wait(TIMEOUT_SECONDS) == 0
+    finally:
+        os.close(ours)
+    return written.replace(b"\r\n", b"\n")
+
+
+def test_values_do_nothing_to_a_terminal(cluster, stream):
+    written = on_a_terminal(["consume", stream, "--endpoint", cluster.endpoint])
+    assert written.decode() == "\\x1b[2Jred\n\\x9b31m\n\\u202eexe.txt\n\\xff\ttab\\rback\n"
+
+
+def test_values_go_through_a_pipe_as_they_are(cluster, stream):
+    done = subprocess.run(
+        [*SBP, "consume", stream, "--endpoint", cluster.endpoint],
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == (VALUES, b"")
+
+
+@pytest.mark.parametrize("words", [[], ["--from", "1"]])
+def test_json_is_safe_on_a_terminal_and_the_same_in_a_pipe(cluster, stream, words):
+    words = ["consume", stream, "--json", *words, "--endpoint", cluster.endpoint]
+    written = on_a_terminal(words)
+    assert not {b"\x1b", b"\xc2\x9b", b"\xe2\x80\xae"} & {
+        written[at : at + n] for at in range(len(written)) for n in (1, 2, 3)
+    }
+    piped = subprocess.run([*SBP, *words], capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
+    assert piped.stdout == written
+
+
+@pytest.mark.parametrize("words", [["consume", "--follow"], ["produce"]])
+def test_an_interrupt_ends_a_command_without_a_trace(cluster, stream, words):
+    name, *options = words
+    with subprocess.Popen(
+        [*SBP, name, stream, *options, "--endpoint", cluster.endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        if name == "consume":
+            assert process.stdout.readline()  # it has begun
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_SECONDS) in {130, -signal.SIGINT}
+        assert b"KeyboardInterrupt" not in process.stderr.read()
+
+
+def test_standard_input_that_is_closed(cluster, stream):
+    done = subprocess.run(
+        f"{' '.join(SBP)} produce {stream} --endpoint {cluster.endpoint} <&-",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("sbp: standard input cannot be read: Bad file descriptor")
+
+
+@pytest.mark.parametrize("words", ["consume {}", "consume {} --json", "streams list", "lag"])
+@pytest.mark.parametrize("to", ["> /dev/full", ">&-"])
+def test_output_that_cannot_be_written(cluster, stream, words, to):
+    done = subprocess.run(
+        f"{' '.join(SBP)} {words.format(stream)} --endpoint {cluster.endpoint} {to}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("sbp: standard output cannot be written: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_separators_are_bytes(cluster, new_streams):
+    (name,) = new_streams(1)
+    client = ["--endpoint", cluster.endpoint]
+    subprocess.run(
+        [*SBP, "produce", name, "--key-separator", b"\xff", *client],
+        input=b"k\xffv\n",
+        stdout=subprocess.DEVNULL,
+        timeout=TIMEOUT_SECONDS,
+        check=True,
+    )
+    done = subprocess.run(
+        [*SBP, "consume", name, *client], capture_output=True, timeout=TIMEOUT_SECONDS, check=True
+    )
+    assert done.stdout == b"v\n"

@@ -1,0 +1,179 @@
+"""`sbp serve` among what its machine does to it: hang-ups, other users' files, broken streams."""
+
+import json
+import logging
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from sbp_core.cli.serve import _SafeLines
+from sbp_core.client import Client
+
+SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
+PORTS = ["--pd-port", "0", "--range-server-port", "0"]
+TIMEOUT_SECONDS = 60
+
+
+def serve(folder, *words: str, prefix=(), **streams) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*prefix, *SERVE, "--data-dir", str(folder / "data"), *PORTS, *words],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    )
+
+
+def stopped(process: subprocess.Popen[bytes]) -> str:
+    """What a server logged that is told to stop."""
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0
+    return errors.decode()
+
+
+def refused(process: subprocess.Popen[bytes]) -> str:
+    """The one line of a server that does not start."""
+    output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (process.returncode, output, errors.count(b"\n")) == (2, b"", 1), errors
+    return errors.decode()
+
+
+@pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["plain", "nohup"])
+def test_a_hang_up_is_logged_and_ends_nothing(tmp_path, prefix):
+    with serve(tmp_path, prefix=prefix, stdin=subprocess.DEVNULL) as process:
+        endpoint = process.stdout.readline().split()[-1].decode()
+        logged = b""
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+            while b"SIGHUP" not in (line := process.stderr.readline()):
+                assert line
+            logged += line
+        with Client(endpoint) as client:
+            assert client.ping() > 0
+        assert "SIGHUP" not in stopped(process)
+    assert logged.count(b"SIGHUP received: nothing is reloaded") == 2
+    assert b"WARNING" in logged
+
+
+def test_a_server_lives_without_standard_streams(tmp_path):
+    ready = tmp_path / "ready.json"
+    words = [*SERVE, "--data-dir", str(tmp_path / "data"), *PORTS, "--ready-file", str(ready)]
+    command = f"exec {' '.join(words)} <&- >&- 2>&-"
+    with subprocess.Popen(["bash", "-c", command]) as process:
+        while not ready.exists():
+            assert process.poll() is None
+        with Client(json.loads(ready.read_text())["pd"]) as client:
+            assert client.ping() > 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_the_ready_file_takes_the_place_of_a_link_and_not_of_what_it_leads_to(tmp_path):
+    target, ready = tmp_path / "precious", tmp_path / "ready.json"
+    target.write_text("precious")
+    ready.symlink_to(target)
+    with serve(tmp_path, "--ready-file", str(ready)) as process:
+        while b"serving" not in process.stdout.readline():
+            assert process.poll() is None
+        assert not ready.is_symlink()
+        assert list(json.loads(ready.read_text())) == ["pd", "range_servers"]
+        stopped(process)
+    assert target.read_text() == "precious"
+    assert not ready.exists()
+
+
+def test_a_link_that_was_put_where_the_ready_file_is_prepared_is_not_followed(tmp_path):
+    """The name was `.ready.json.PID`, which can be guessed."""
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    program = (
+        "import os, sys\n"
+        f"os.symlink({str(target)!r}, f'{tmp_path}/.ready.json.{{os.getpid()}}')\n"
+        "from sbp_core.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    words = ["--data-dir", str(tmp_path / "data"), *PORTS]
+    ready = ["--ready-file", str(tmp_path / "ready.json")]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "serve", *words, *ready],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        while b"serving" not in process.stdout.readline():
+            assert process.poll() is None
+        stopped(process)
+    assert target.read_text() == "precious"
+
+
+def test_what_is_no_file_stays_where_the_ready_file_should_be(tmp_path):
+    """The superuser could remove /dev/null so."""
+    ready = tmp_path / "ready.json"
+    os.mkfifo(ready)
+    assert "is not a regular file" in refused(serve(tmp_path, "--ready-file", str(ready)))
+    assert ready.is_fifo()
+
+
+def test_an_empty_path_is_not_the_working_directory(tmp_path):
+    config = tmp_path / "server.toml"
+    config.write_text('[serve]\ndata_dir = ""\n')
+    refusal = subprocess.run(
+        [*SERVE, "--config", str(config)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert (refusal.returncode, refusal.stdout) == (2, "")
+    assert "data_dir in [serve]: the path is empty" in refusal.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["server.toml"]
+
+
+@pytest.mark.parametrize("name", ["metadata.sqlite", "pd.lock"])
+def test_a_fifo_in_the_data_directory_is_named_and_not_waited_for(tmp_path, name):
+    folder = tmp_path / "data" / "placement-driver"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / name)
+    assert "it is not a regular file" in refused(serve(tmp_path))
+
+
+def test_everything_that_is_stored_is_the_owners(tmp_path):
+    before = os.umask(0)
+    try:
+        process = serve(tmp_path)
+    finally:
+        os.umask(before)
+    with process:
+        while b"serving" not in process.stdout.readline():
+            assert process.poll() is None
+        paths = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in paths}
+        assert "other users" not in stopped(process)
+    assert modes == {0o700, 0o600}
+
+
+def test_a_data_directory_that_others_may_write_to_is_warned_about(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o770)
+    with serve(tmp_path) as process:
+        while b"serving" not in process.stdout.readline():
+            assert process.poll() is None
+        assert re.search(r"WARNING .*other users can write .* \(mode 0770\)", stopped(process))
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o770
+
+
+def test_an_event_is_one_line_whatever_peers_put_into_it():
+    lines = _SafeLines("%(levelname)s %(message)s")
+    text = "refused: a\n2026-01-01 ERROR forged\x1b[2J\u202e"
+    event = logging.makeLogRecord({"levelname": "WARNING", "msg": "%s", "args": (text,)})
+    assert lines.format(event) == r"WARNING refused: a 2026-01-01 ERROR forged\x1b[2J\u202e"
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        event = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
+    first, *trace = lines.format(event).splitlines()
+    assert first.endswith("failed")
+    assert trace[-1] == r"ValueError: \x1b[2J"
