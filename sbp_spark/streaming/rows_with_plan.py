@@ -31,3 +31,28 @@ class RowsWithPlan:
     def __class__(self) -> type:
         """What `isinstance` sees: Spark's own reader as long as there are rows to be had."""
         return type(self) if self._maybe_rows is None else _SimpleStreamReaderWrapper
+
+
+def can_be_copied(rows: pa.RecordBatch) -> bool:
+    """Whether Spark can keep these rows as a block, for which it copies them.
+
+    Spark copies the elements of an array of numbers, booleans or times before it looks for nulls
+    among them, and so the values of a map. Arrow refuses to read such a null, unless options of the
+    JVM forbid it to check. A task never copies arrays as a whole.
+    """
+    return not any(map(_has_null_element, rows.columns))
+
+
+def _has_null_element(array: pa.Array) -> bool:
+    """Whether a list or a map in a column may have a null of a type of fixed width inside."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return any(_has_null_element(array.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return any(map(_is_or_has_null, (array.keys, array.items)))
+    return pa.types.is_list(kind) and _is_or_has_null(array.values)
+
+
+def _is_or_has_null(elements: pa.Array) -> bool:
+    is_null = elements.null_count > 0 and pa.types.is_primitive(elements.type)
+    return is_null or _has_null_element(elements)

@@ -16,6 +16,7 @@ from sbp_spark.reading.fetch_task import SpanPartition, decode_chunks, layout_fo
 from sbp_spark.reading.layout import ROWS_PER_BATCH
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
+from sbp_spark.streaming.rows_with_plan import can_be_copied
 
 RECORDS_MAX: Final = ROWS_PER_BATCH
 """A task reads more of them in less time than it takes to hand them over with the plan."""
@@ -81,10 +82,12 @@ class SmallBatches:
         return chunks if is_whole else None
 
     def _decoded(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
-        """Return all rows, unless they take far more octets than they did when compressed."""
+        """Return all rows, unless Spark cannot copy them or they grew far beyond their batches."""
         found: list[pa.RecordBatch] = []
         count, octets = 0, 0
         for batch in batches:
+            if not can_be_copied(batch):
+                return None
             found.append(batch)
             count += batch.num_rows
             octets += batch.nbytes
