@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
@@ -14,6 +16,7 @@ from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.reading.source_streams import plain_errors
 from sbp_spark.task_log import LOG, task_ids
 from sbp_spark.writing.committing import (
+    IncompleteWriteError,
     abort_staged,
     all_staged,
     check_plain_parts,
@@ -21,6 +24,10 @@ from sbp_spark.writing.committing import (
     log_lost,
 )
 from sbp_spark.writing.task import StagedFor, write_rows
+
+UNREPORTED_HOLD_S: Final = 150
+"""How long a commit without any message is held back: longer than Spark's calls wait by default,
+which is spark.network.timeout, 120 s."""
 
 
 class SbpStreamWriter(DataSourceStreamArrowWriter):
@@ -43,7 +50,11 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
             return write_rows(iterator, self._options, staged_for, self._maybe_schema)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Let the rows be read. May be called again for the same micro-batch."""
+        """Let the rows be read. May be called again for the same micro-batch.
+
+        Raises IncompleteWriteError unless each task reported what it wrote.
+        """
+        _check_reported(messages, batchId)
         if not self._is_exactly_once:
             log_lost(messages, f"batch {batchId}")
             return
@@ -79,3 +90,24 @@ def running_batch() -> BatchKey:
             " Spark has set none for this task; set delivery=at-least-once to write without them"
         )
     return BatchKey(ids["query_id"], int(ids["batch_id"]))
+
+
+def _check_reported(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+    """Raise IncompleteWriteError if a task did not report what it wrote.
+
+    With a continuous trigger Spark gives no row to a sink in Python, and commits epochs in which no
+    task did. It only logs what their commit raises, and would let the query run on. The query fails
+    if the commit takes longer than Spark waits for it.
+    """
+    missing_count = messages.count(None)
+    if not missing_count:
+        return
+    error = IncompleteWriteError(
+        f"batch {batch_id}: {missing_count} of {len(messages)} tasks did not report what they"
+        " wrote, so nothing is committed; write again. With a continuous trigger Spark gives no"
+        " rows to sinks in Python: use trigger(processingTime=...) or trigger(availableNow=True)"
+    )
+    if missing_count == len(messages):
+        LOG.error("%s", error)
+        time.sleep(UNREPORTED_HOLD_S)
+    raise error

@@ -41,6 +41,8 @@ from sbp_spark.writing.task import StagedFor, stage_rows
 QUERY = {"query_id": "query", "batch_id": "7"}
 KEY = BatchKey("query", 7)
 AT_LEAST_ONCE = DeliveryOptions(Delivery.AT_LEAST_ONCE)
+SPARK_CALL_S = 120
+"""What spark.network.timeout is by default."""
 
 
 @pytest.fixture
@@ -170,11 +172,17 @@ def test_plain_rows_are_not_committed_to_a_stream_that_got_a_schema(client, monk
 
 
 def test_nothing_is_committed_without_the_message_of_a_task(client, monkeypatch):
-    sink = stream_sink()
-    messages = written(sink, monkeypatch, [b"a"], [b"b"])
-    for given in ([messages[0], None], [None]):
-        with pytest.raises(IncompleteWriteError, match="so nothing is committed"):
-            sink.commit(given, 7)
+    held = []
+    monkeypatch.setattr(stream_writer.time, "sleep", held.append)
+    for sink in (stream_sink(), stream_sink(delivery=AT_LEAST_ONCE)):
+        messages = written(sink, monkeypatch, [b"a"], [b"b"])
+        with pytest.raises(IncompleteWriteError, match="1 of 2 tasks did not report"):
+            sink.commit([messages[0], None], 7)
+        assert held == []
+        # So it is with a continuous trigger; Spark has to notice that the commit does not end.
+        with pytest.raises(IncompleteWriteError, match=r"nothing is committed.*processingTime"):
+            sink.commit([None, None], 7)
+        assert held.pop() > SPARK_CALL_S
     once = batch_sink("s1")
     with pytest.raises(IncompleteWriteError, match="1 of 2 tasks"):
         once.commit([*written(once, monkeypatch, [b"a"]), None])
