@@ -72,24 +72,26 @@ class StreamDirectory:
                 raise self._faults[text]
         return [self._ids[text] for text in texts]
 
-    def look_up(self, texts: Iterable[str]) -> None:
+    def look_up(self, texts: Iterable[str], where: str | None = None) -> None:
         """Find out about names and ids that were not looked up before, in as few calls as can be.
 
-        Raises SbpError when nobody answers, or a stream cannot be created.
+        `where` they are, unless that is where all are. Raises SbpError when nobody answers, or a
+        stream cannot be created.
         """
+        where = where or self._where
         refs = []
         for text in texts:
             if text not in self._ids and text not in self._faults:
                 try:
                     refs.append(parse_stream_ref(text))
                 except ConfigurationError as error:
-                    self._faults[text] = ConfigurationError(f"{self._where}: {error}")
+                    self._faults[text] = ConfigurationError(f"{where}: {error}")
         if refs:
-            self._describe(refs)
+            self._describe(refs, where)
             if not self._is_for_columns:
-                self._refuse_typed([ref.text for ref in refs])
+                self._refuse_typed([ref.text for ref in refs], where)
 
-    def _describe(self, refs: list[StreamRef]) -> None:
+    def _describe(self, refs: list[StreamRef], where: str) -> None:
         try:
             infos = self._client.describe_streams(wanted(refs))
         except NotFoundError:
@@ -105,7 +107,7 @@ class StreamDirectory:
             named = listed([f"stream {text!r}" for text in missing])
             error = NotFoundError(
                 StatusCode.NOT_FOUND,
-                f"{self._where}: not found: {named}; on the command line:"
+                f"{where}: not found: {named}; on the command line:"
                 " `sbp streams create NAME`, or set createStreams=true",
             )
             self._faults |= dict.fromkeys(missing, error)
@@ -113,14 +115,14 @@ class StreamDirectory:
             found = {ref.text: info.stream_id for ref, info in zip(refs, infos, strict=True)}
             self._ids |= found
 
-    def _refuse_typed(self, texts: Iterable[str]) -> None:
+    def _refuse_typed(self, texts: Iterable[str], where: str) -> None:
         """Take streams with a schema for faults."""
         found = {text: self._ids[text] for text in texts if text in self._ids}
         typed = set(typed_among(self._client, sorted(set(found.values()))))
         for text, stream_id in found.items():
             if stream_id in typed:
                 del self._ids[text]
-                self._faults[text] = typed_error([text], self._where)
+                self._faults[text] = typed_error([text], where)
 
 
 def create_missing(client: DirectoryClient, refs: Iterable[StreamRef], creation: Creation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options import Routing, Targets
+from sbp_spark.options.reading import INT64_MAX
 from sbp_spark.writing.bad_records import BadRows
 from sbp_spark.writing.directory import StreamDirectory
 
@@ -23,6 +25,7 @@ StreamIds = int | npt.NDArray[np.int64]
 
 NO_STREAM: Final = -1
 _COLUMNS: Final = ("stream", "stream_id")
+_NEGATIVE: Final = re.compile(r"-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +111,15 @@ class Router:
 
     def _by_column(self, batch: pa.RecordBatch) -> Routed:
         column = _stream_column(batch)
+        where = f"column {' or '.join(_present(batch))}"
         is_one = not column.null_count and _are_alike(column)
         encoded = (column.slice(0, 1) if is_one else column).dictionary_encode()
         octets = encoded.dictionary.cast(pa.string()).cast(pa.binary()).to_pylist()
         # What is no UTF-8 gets backslashes, which no name has.
         texts = [each.decode(errors="backslashreplace") for each in octets]
-        self._directory.look_up(texts)
-        found = [self._directory.maybe_id(text) for text in texts]
+        no_ids = set(filter(_NEGATIVE.fullmatch, texts)) if _has_numbers(batch) else set()
+        self._directory.look_up([text for text in texts if text not in no_ids], where)
+        found = [None if text in no_ids else self._directory.maybe_id(text) for text in texts]
         ids = np.array([NO_STREAM if each is None else each for each in found], dtype=np.int64)
         if is_one and found[0] is not None:
             return Routed(int(ids[0]))
@@ -123,13 +128,15 @@ class Router:
         bad = []
         if column.null_count:
             error = ConfigurationError(
-                f"column {' or '.join(_present(batch))} is null; expected the name or id of a"
+                f"{where} is null; expected the name or id of a"
                 " stream: fill it, filter these rows out, or use the option stream"
             )
             bad.append(BadRows(np.flatnonzero(places == len(ids)), error))
         for place in np.flatnonzero(ids == NO_STREAM):
             rows = np.flatnonzero(places == place)
-            bad.append(BadRows(rows, self._directory.fault(texts[place]), texts[place]))
+            text = texts[place]
+            fault = _no_id(text, where) if text in no_ids else self._directory.fault(text)
+            bad.append(BadRows(rows, fault, text))
         return Routed(stream_ids, tuple(bad))
 
 
@@ -164,6 +171,18 @@ def split_rows(rows: pa.RecordBatch, stream_ids: StreamIds) -> Iterator[tuple[in
 
 def _present(batch: pa.RecordBatch) -> list[str]:
     return [name for name in _COLUMNS if name in batch.schema.names]
+
+
+def _has_numbers(batch: pa.RecordBatch) -> bool:
+    """Whether streams are named by numbers, which are ids; a text like -1 is a possible name."""
+    return any(pa.types.is_integer(batch.column(name).type) for name in _present(batch))
+
+
+def _no_id(text: str, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where} is {text}, which is no stream id (0 to {INT64_MAX}); correct it, or filter these"
+        " rows out"
+    )
 
 
 def _are_alike(column: pa.Array) -> bool:

@@ -1,6 +1,7 @@
 """Writing the rows of a task: converted, routed, batched, and acknowledged or staged."""
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -276,6 +277,35 @@ def test_rows_that_name_no_stream_are_refused(stream, told):
     headers = dict(letter["headers"])
     assert b"stream" in headers[ERROR_HEADER]
     assert headers.get(STREAM_HEADER) == (None if stream is None else stream.encode())
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"stream_id": [1, -1, 2]}, "column stream_id is -1, which is no stream id"),
+        ({"stream_id": [-1, -1, -1]}, "column stream_id is -1, which is no stream id"),
+        ({"stream": [1, -7, 2]}, "column stream is -7, which is no stream id"),
+        ({"stream": ["s1", None, "s2"], "stream_id": [0, -1, 0]}, "stream or stream_id is -1,"),
+        ({"stream_id": [1, 1000, 2]}, "column stream_id: not found: stream '1000'"),
+    ],
+)
+def test_a_number_is_an_id_and_never_a_name(columns, told):
+    client = WritingClient()
+    batch = pa.record_batch({**columns, "value": [b"a", b"b", b"c"]})
+    creating = sink_options(maybe_creation=Creation())
+    with pytest.raises(BadRecordError, match=told):
+        append_rows([batch], client, creating)
+    letters = replace(creating, bad_records=DEAD_LETTERS)
+    assert append_rows([batch], client, letters).dead_letter_count in {1, 3}
+    named = {dict(letter["headers"])[STREAM_HEADER] for letter in client.published[99]}
+    assert named <= {b"-1", b"-7", b"1000"}
+    assert client.created == []
+
+
+def test_a_text_may_be_a_name_that_looks_like_a_negative_number():
+    client = WritingClient()
+    append_rows([routed(("-1", b"a"))], client, sink_options(maybe_creation=Creation()))
+    assert client.values() == {client.names["-1"]: [b"a"]}
 
 
 def test_an_option_that_names_no_stream_fails_whatever_is_done_with_bad_rows():
