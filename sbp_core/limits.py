@@ -195,8 +195,8 @@ RECENT_BODIES_BYTES_MAX: Final = 48 * MIB
 """What a range server keeps in memory of the batches that were appended last."""
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
-INDEX_FILES_OPEN_MAX: Final = 128
-"""Indexes of full segments held open (mapped)."""
+INDEX_CACHE_BYTES_MAX: Final = 128 * MIB
+"""Memory for the indexes of full segments: 33 bytes for each batch. One that is larger is held alone."""
 SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
 """Ranges in one SNAPSHOT entry, 29 octets each."""
 SNAPSHOT_WRITERS_PER_ENTRY: Final = 4_096
@@ -205,12 +205,12 @@ LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
 RETENTION_CHECK_INTERVAL_MS: Final = 60_000
 RETENTION_CHECK_INTERVAL_MS_MAX: Final = 86_400_000
-CLOCK_EVEN_LOOKS: Final = 10
-"""Looks at a wall clock that find it going evenly, before it is believed."""
 CLOCK_EVEN_MS: Final = 600_000
-"""Or so long, if the looks are rare."""
+"""Time, by the monotonic clock, that a wall clock has to go evenly before it is believed."""
 CLOCK_LEAP_MS: Final = 10_000
-"""What a wall clock may gain or lose between two looks: clocks that are being adjusted do."""
+"""What a wall clock may gain or lose within CLOCK_EVEN_MS: clocks that are being adjusted do."""
+CLOCK_SUSPICIOUS_MS: Final = 86_400_000
+"""A wall clock further ahead of the newest entry of a log is logged when the server starts."""
 CLEAN_LIVE_SHARE_MAX: Final = 0.3
 """A segment of whose batches less is live, by octets, is rewritten without the others."""
 
@@ -324,7 +324,7 @@ assert FRAME_BYTES_MAX < PENDING_APPEND_BYTES_MAX <= SERVER_IN_FLIGHT_BYTES_MAX 
 assert RESPONSES_RESERVED_MAX >= READS_AT_WORK_MAX, "where one connection reads, it has all places"
 assert 0 < READ_CHARGE_BYTES_MIN <= READ_QUANTUM_BYTES <= TAIL_WINDOW_BYTES
 assert CONNECTIONS_RESERVED_PER_ADDRESS < CONNECTIONS_PER_ADDRESS_MAX <= CONNECTIONS_MAX
-assert SEGMENT_FILES_OPEN_MAX + INDEX_FILES_OPEN_MAX < DESCRIPTORS_RESERVED
+assert SEGMENT_FILES_OPEN_MAX < DESCRIPTORS_RESERVED
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS

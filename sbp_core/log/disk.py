@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -69,12 +68,6 @@ class DiskFile(Protocol):
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` octets."""
-
-    def map(self) -> Octets:
-        """Return the whole file as octets that are read when they are looked at.
-
-        For files that nobody changes; not for empty ones.
-        """
 
     def drop_cache(self) -> None:
         """Forget clean cached pages: the next read shows what is on the disk.
@@ -194,10 +187,6 @@ class OsFile:
     def truncate(self, size: int) -> None:
         """Cut the file to `size` octets."""
         os.ftruncate(self._descriptor, size)
-
-    def map(self) -> Octets:
-        """Return the whole file as octets that are read when they are looked at."""
-        return memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
 
     def drop_cache(self) -> None:
         """Forget clean cached pages."""

@@ -1,4 +1,4 @@
-r"""The index of a full segment: `<base of the segment, 20 digits>.idx`, made to be mapped.
+r"""The index of a full segment: `<base of the segment, 20 digits>.idx`.
 
 Header (big-endian):
 
@@ -32,7 +32,8 @@ was rewritten: where they were written first, and where they are now, by the fir
     rows    prefix_bytes u8
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
-opened. It is written when the segment behind its own is durable, never before: an index that fits
+read. It is read whole and never mapped: a mapped file that is cut short kills the process that looks
+at it (SIGBUS), and the checksum would say nothing about bytes that change after the check. It is written when the segment behind its own is durable, never before: an index that fits
 its segment says that there is one behind it.
 """
 
@@ -40,6 +41,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +51,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
 from sbp_core.log.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
@@ -144,10 +145,9 @@ def _joined(columns: Sequence[Any], dtype: np.dtype[Any]) -> bytes:
 
 
 def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
-    """Return the index of `segment`, mapped. Raises LogCorruptionError if it is not, or OSError."""
-    file = disk.open(index_path(directory, segment.base), is_writable=False)
-    check_index(file, segment)
-    return SegmentIndex(file.map())
+    """Read the index of `segment`. Raises LogCorruptionError if it is damaged, or OSError."""
+    with closing(disk.open(index_path(directory, segment.base), is_writable=False)) as file:
+        return read_index(file, segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,22 +219,24 @@ def _maybe_older_version(head: bytes) -> int | None:
     return version if magic == INDEX_MAGIC and version < INDEX_VERSION else None
 
 
-def check_index(file: DiskFile, segment: Segment) -> None:
-    """Check that `file` is the whole, intact index of `segment`.
+def read_index(file: DiskFile, segment: Segment) -> SegmentIndex:
+    """Read `file` whole, as the index of `segment`.
 
-    Raises LogCorruptionError with the reason, or OSError.
+    Raises LogCorruptionError with the reason if it is not that, or damaged, or OSError.
     """
     header = read_index_header(file, segment)
     length = INDEX_HEADER_BYTES + sum(
         header.counts[owner] * dtype.itemsize for _, dtype, owner in _COLUMNS
     )
     if file.size() != length:
-        raise LogCorruptionError(f"it has {file.size()} octets, expected {length}")
-    crc = 0
-    for start in range(INDEX_HEADER_BYTES, length, LOG_SCAN_BYTES):
-        crc = crc32c((file.pread(LOG_SCAN_BYTES, start),), crc)
+        raise LogCorruptionError(f"it has {file.size()} bytes, expected {length}")
+    data = memoryview(file.pread(length, 0))
+    if len(data) != length:
+        raise LogCorruptionError(f"it was cut to {len(data)} bytes while it was read")
+    crc = crc32c((data[INDEX_HEADER_BYTES:],))
     if crc != header.body_crc:
         raise LogCorruptionError(f"it has the checksum {crc:08x}, expected {header.body_crc:08x}")
+    return SegmentIndex(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,7 @@ class SegmentIndex:
 
     def __init__(self, data: Octets, *, is_whole: bool = True) -> None:
         self.is_whole = is_whole
+        self.size_bytes = len(data)
         header = IndexHeader(*_FIELDS.unpack_from(data)[_IDENTITY_FIELDS:])
         self.latest_ms = header.latest_ms
         self.staged_bytes = header.staged_bytes

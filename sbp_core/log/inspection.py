@@ -29,10 +29,10 @@ from sbp_core.log.files import (
 )
 from sbp_core.log.index_file import (
     SegmentIndex,
-    check_index,
     has_old_index,
     index_path,
     is_old_index,
+    read_index,
 )
 from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates
 from sbp_core.log.replay import TornTail
@@ -263,10 +263,9 @@ class _Inspector:
         path = index_path(self._directory, segment.base)
         try:
             with translate_os_error(LogError, "reading", path):
-                file = self._disk.open(path, is_writable=False)
-                file.drop_cache()
-                check_index(file, segment)
-                return SegmentIndex(file.map())
+                with closing(self._disk.open(path, is_writable=False)) as file:
+                    file.drop_cache()
+                    return read_index(file, segment)
         except LogCorruptionError as error:
             if is_checked and not is_old_index(path, self._disk):
                 reason = f"{error}; nothing is lost, it can be made again from its segment"

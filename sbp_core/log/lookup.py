@@ -28,7 +28,7 @@ import numpy as np
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
-from sbp_core.limits import INDEX_FILES_OPEN_MAX
+from sbp_core.limits import INDEX_CACHE_BYTES_MAX
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, write_file
 from sbp_core.log.entry import EntryKind, Location
@@ -47,6 +47,9 @@ from sbp_core.log.segment import Segment, SegmentView, SegmentViews
 
 _LOG: Final = logging.getLogger(__name__)
 
+_PLACE_BYTES: Final = 4096
+"""What an index takes besides its columns, roughly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -59,10 +62,16 @@ class Extent:
 
 @dataclass(slots=True)
 class _OpenIndex:
-    """The place of an index among the open ones; who holds the lock fills it."""
+    """The place of an index in the cache; the thread that holds the lock fills it."""
 
     index: SegmentIndex | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, also while it is being read."""
+        index = self.index
+        return _PLACE_BYTES + (0 if index is None else index.size_bytes)
 
 
 class _LatestTimes:
@@ -79,7 +88,7 @@ class _LatestTimes:
 
 
 class BatchLookup:
-    """Finds batches. At most INDEX_FILES_OPEN_MAX indexes are open."""
+    """Finds batches. Keeps the indexes that were used last, INDEX_CACHE_BYTES_MAX at most."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
@@ -218,12 +227,19 @@ class BatchLookup:
         with self._lock:
             place = self._indexes.setdefault(segment, _OpenIndex())
             self._indexes.move_to_end(segment)
-            if len(self._indexes) > INDEX_FILES_OPEN_MAX:
-                self._indexes.popitem(last=False)
         with place.lock:
-            if place.index is None:
-                place.index = self._maybe_load(segment) or self._rebuild(extent, at)
-            return place.index
+            if place.index is not None:
+                return place.index
+            place.index = index = self._maybe_load(segment) or self._rebuild(extent, at)
+        self._evict()
+        return index
+
+    def _evict(self) -> None:
+        """Let the least recently used indexes go that are too many; the latest one stays."""
+        with self._lock:
+            held_bytes = sum(each.size_bytes for each in self._indexes.values())
+            while held_bytes > INDEX_CACHE_BYTES_MAX and len(self._indexes) > 1:
+                held_bytes -= self._indexes.popitem(last=False)[1].size_bytes
 
     def _latest_times(self, extent: Extent) -> _LatestTimes:
         """Return when the full segments were last written to; only the new ones are looked at."""

@@ -154,10 +154,6 @@ class FaultyFile:
         self._enter("truncate", writes=True)
         self._inode.truncate(size)
 
-    def map(self) -> bytes:
-        self._enter("map")
-        return bytes(self._inode.cached)
-
     def drop_cache(self) -> None:
         self._enter("drop_cache")
         self._inode.drop_clean()

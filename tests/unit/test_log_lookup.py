@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 from bisect import bisect_right
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from faulty_disk import FaultyDisk, Inode
-from log_files import DIRECTORY, batch, created, open_log, segment_bases
+from log_files import DIRECTORY, batch, contents, created, open_log, segment_bases
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
@@ -319,9 +320,9 @@ def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
     assert len(filled.index_paths()) == len(segment_bases(filled.disk)) - 1
 
 
-def test_few_files_stay_open_however_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_held_is_bounded_however_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbp_core.log.segment.SEGMENT_FILES_OPEN_MAX", 4)
-    monkeypatch.setattr("sbp_core.log.lookup.INDEX_FILES_OPEN_MAX", 3)
+    monkeypatch.setattr("sbp_core.log.lookup.INDEX_CACHE_BYTES_MAX", 4 * 4096 - 1)
     filled = Filled()
     assert len(segment_bases(filled.disk)) > 8
     filled.check()
@@ -329,6 +330,28 @@ def test_few_files_stay_open_however_many_segments(monkeypatch: pytest.MonkeyPat
     assert len(lookup.views._views) == 4
     assert len(lookup._indexes) == 3
     assert limits.SEGMENT_FILES_OPEN_MAX > 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "removed"])
+def test_damage_to_an_index_that_is_in_use_changes_nothing(tmp_path: Path, damage: str) -> None:
+    """A mapped file that is cut short would end the process here."""
+    filled = Filled()
+    for path, data in contents(filled.disk).items():
+        (tmp_path / path.name).write_bytes(data)
+    log = open_log(OsDisk(), tmp_path, segment_bytes=filled.segment_bytes)
+    filled.check(log)
+    for path in tmp_path.glob("*.idx"):
+        data = path.read_bytes()
+        if damage == "removed":
+            path.unlink()
+        elif damage == "flipped":
+            path.write_bytes(data[:-9] + bytes([data[-9] ^ 255]) + data[-8:])
+        else:
+            os.truncate(path, 0 if damage == "emptied" else len(data) // 2)
+    filled.check(log)
+    log.lookup.clear()
+    filled.check(log)  # they are made again
+    log.close()
 
 
 def test_a_closed_log_finds_nothing() -> None:
