@@ -56,13 +56,15 @@ class RecoveryReport:
     """What was found: segments by base position, entries of the last one, the log's end.
 
     `entry_count` leaves out what the log writes for itself. `durable_upto` is the highest position
-    that a group commit proves to have been synced.
+    that a group commit proves to have been synced, `newest_ms` when the last group was written, 0 if
+    that is not known.
     """
 
     segment_bases: tuple[int, ...]
     entry_count: int
     end_position: int
     durable_upto: int
+    newest_ms: int
     torn_tail: TornTail | None
     damaged_batches: tuple[DamagedBatch, ...] = ()
     maybe_damaged_snapshot: DamagedSnapshot | None = None
@@ -145,6 +147,7 @@ def _recover_last_segment(
         entry_count=last.replay.entry_count,
         end_position=last.end,
         durable_upto=last.durable_upto,
+        newest_ms=last.newest_ms,
         torn_tail=last.torn_tail,
         damaged_batches=tuple(last.damaged_batches),
         maybe_damaged_snapshot=last.maybe_damaged_snapshot,

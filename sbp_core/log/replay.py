@@ -142,6 +142,7 @@ class LastSegment:
         self.replay = Replay(file.path, SegmentRows(base))
         self.states_at_base = states_at_base
         self.durable_upto = base
+        self.newest_ms = 0
         self.torn_tail: TornTail | None = None
         self.damaged_batches: list[DamagedBatch] = []
         self.maybe_damaged_snapshot: DamagedSnapshot | None = None
@@ -171,6 +172,7 @@ class LastSegment:
         scanner = SegmentScanner(self._file, self._base, self._size)
         torn = self._read_entries(scanner)
         self.durable_upto = max(self.durable_upto, scanner.durable_upto)
+        self.newest_ms = scanner.time_ms
         if self.has_snapshot:
             self.end = torn.position if torn else scanner.position
         if self.end < self._base + self._size:

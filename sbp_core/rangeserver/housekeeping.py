@@ -62,7 +62,7 @@ class Housekeeping:
         self._source = source
         self._cleaner = cleaner
         self._sweep = sweep
-        self._time = SteadyTime(clock)
+        self._time = SteadyTime(clock, log.recovery.newest_ms)
         self._interval_ms = interval_ms
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
         self._task = asyncio.create_task(self._run())

@@ -24,7 +24,7 @@ KEY = BatchKey("query-1", 7)
 def hasty(monkeypatch):
     """What was staged a moment ago is asked about, and every batch is an append of its own."""
     monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
-    monkeypatch.setattr(limits, "CLOCK_EVEN_LOOKS", 1)
+    monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
     monkeypatch.setattr(batching, "APPEND_BYTES", 1)
     monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
 

@@ -20,7 +20,7 @@ DIGEST = bytes(8)
 def hasty(monkeypatch):
     """What was staged a moment ago is asked about, and the clock is believed soon."""
     monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
-    monkeypatch.setattr(limits, "CLOCK_EVEN_LOOKS", 1)
+    monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
 
 
 def run(folder, body, **options):

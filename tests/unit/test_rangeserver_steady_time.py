@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.rangeserver.steady_time import SteadyTime
 
-LOOK_MS = limits.CLOCK_EVEN_MS // limits.CLOCK_EVEN_LOOKS // 2
+LOOK_MS = 2_000
+LOOKS = limits.CLOCK_EVEN_MS // LOOK_MS
 DAY_MS = 86_400_000
 
 
@@ -30,7 +33,7 @@ def steady(clock: LeapingClock) -> SteadyTime:
 
 
 def looks_until_believed(steady: SteadyTime, clock: LeapingClock) -> int:
-    for count in range(1, 100):
+    for count in range(1, 2 * LOOKS):
         clock.advance(LOOK_MS)
         now_ms = steady.maybe_now_ms()
         if now_ms is not None:
@@ -39,28 +42,38 @@ def looks_until_believed(steady: SteadyTime, clock: LeapingClock) -> int:
     pytest.fail("it is never believed")
 
 
-def test_it_is_believed_after_a_while(clock: LeapingClock, steady: SteadyTime) -> None:
-    assert looks_until_believed(steady, clock) == 1 + limits.CLOCK_EVEN_LOOKS
+def test_it_is_believed_after_ten_minutes(clock: LeapingClock, steady: SteadyTime) -> None:
+    assert looks_until_believed(steady, clock) == 1 + LOOKS
     assert looks_until_believed(steady, clock) == 1
 
 
-@pytest.mark.parametrize("leap_ms", [-3650 * DAY_MS, -DAY_MS, DAY_MS, 3650 * DAY_MS])
-def test_after_a_leap_it_is_not_believed(
+@pytest.mark.parametrize("leap_ms", [-3650 * DAY_MS, -DAY_MS, DAY_MS, 10 * DAY_MS, 3650 * DAY_MS])
+def test_after_a_leap_it_is_not_believed_for_ten_minutes(
     clock: LeapingClock, steady: SteadyTime, leap_ms: int
 ) -> None:
     looks_until_believed(steady, clock)
     clock.leap_ms = leap_ms
-    assert looks_until_believed(steady, clock) == 1 + limits.CLOCK_EVEN_LOOKS
+    assert looks_until_believed(steady, clock) == 1 + LOOKS
 
 
 def test_a_leap_for_a_moment_is_two_of_them(clock: LeapingClock, steady: SteadyTime) -> None:
     looks_until_believed(steady, clock)
     clock.leap_ms = DAY_MS
-    for _ in range(limits.CLOCK_EVEN_LOOKS):
+    for _ in range(LOOKS):
         clock.advance(LOOK_MS)
         assert steady.maybe_now_ms() is None
     clock.leap_ms = 0
-    assert looks_until_believed(steady, clock) == 1 + limits.CLOCK_EVEN_LOOKS
+    assert looks_until_believed(steady, clock) == 1 + LOOKS
+
+
+def test_a_restart_begins_the_ten_minutes_again(clock: LeapingClock, steady: SteadyTime) -> None:
+    looks_until_believed(steady, clock)
+    clock.leap_ms = 10 * DAY_MS
+    for _ in range(3):
+        restarted = SteadyTime(clock)
+        for _ in range(LOOKS):
+            clock.advance(LOOK_MS)
+            assert restarted.maybe_now_ms() is None
 
 
 def test_rare_looks_need_not_be_many(clock: LeapingClock, steady: SteadyTime) -> None:
@@ -73,10 +86,38 @@ def test_rare_looks_need_not_be_many(clock: LeapingClock, steady: SteadyTime) ->
         clock.leap_ms += DAY_MS
 
 
+def test_a_clock_that_creeps_ahead_is_not_believed(clock: LeapingClock, steady: SteadyTime) -> None:
+    """Each step is small, but together they are no adjustment."""
+    for _ in range(2 * LOOKS):
+        clock.advance(LOOK_MS)
+        clock.leap_ms += limits.CLOCK_LEAP_MS // 2
+        assert steady.maybe_now_ms() is None
+
+
 def test_a_clock_that_is_being_adjusted_is_believed(
     clock: LeapingClock, steady: SteadyTime
 ) -> None:
     looks_until_believed(steady, clock)
     for _ in range(100):
+        clock.advance(limits.CLOCK_EVEN_MS - LOOK_MS)
         clock.leap_ms += limits.CLOCK_LEAP_MS
         assert looks_until_believed(steady, clock) == 1
+
+
+@pytest.mark.parametrize(
+    ("off_ms", "said"),
+    [
+        (10 * DAY_MS, "864000 s after the newest entry of the log"),
+        (-60_000, "60 s before the newest entry of the log"),
+        (60_000, ""),
+    ],
+)
+def test_a_clock_far_from_the_newest_entry_is_logged(
+    clock: LeapingClock, caplog: pytest.LogCaptureFixture, off_ms: int, said: str
+) -> None:
+    newest_ms = clock.wall_ms()
+    clock.leap_ms = off_ms
+    with caplog.at_level(logging.WARNING):
+        assert SteadyTime(clock, newest_ms).maybe_now_ms() is None
+    assert said in caplog.text
+    assert bool(caplog.text) == bool(said)
