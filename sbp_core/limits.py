@@ -196,7 +196,7 @@ RECENT_BODIES_BYTES_MAX: Final = 48 * MIB
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
 INDEX_CACHE_BYTES_MAX: Final = 128 * MIB
-"""Memory for the indexes of full segments: 33 bytes for each batch. One that is larger is held alone."""
+"""Memory for indexes of full segments, 33 bytes a batch. One that is larger is held alone."""
 SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
 """Ranges in one SNAPSHOT entry, 29 octets each."""
 SNAPSHOT_WRITERS_PER_ENTRY: Final = 4_096
@@ -213,6 +213,14 @@ CLOCK_SUSPICIOUS_MS: Final = 86_400_000
 """A wall clock further ahead of the newest entry of a log is logged when the server starts."""
 CLEAN_LIVE_SHARE_MAX: Final = 0.3
 """A segment of whose batches less is live, by octets, is rewritten without the others."""
+CLEAN_LIVE_SHARE_SHORT_MAX: Final = 0.9
+"""The same where the disk has no room for appends."""
+LOG_RESERVE_BYTES: Final = 4 * MIB
+"""Disk space that a log keeps to free more: on a full disk it goes on in a new segment with it."""
+LOG_LEFT_BYTES_MIN: Final = 256 * KIB
+"""Disk space that has to be left when space is freed: a log that fills its disk dies of it."""
+DISK_SHORT_CHECK_INTERVAL_MS: Final = 5_000
+"""Pause between looks for disk space to free while there is none for appends."""
 
 # Writers: what is known of those that number their batches, so that repeats are noticed.
 WRITER_ID_LENGTH_MAX: Final = 128

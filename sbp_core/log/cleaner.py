@@ -14,6 +14,7 @@ when a durable `start` lies behind them, and a rewritten one is durable before i
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import deque
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
-from sbp_core.limits import CLEAN_LIVE_SHARE_MAX
+from sbp_core.limits import CLEAN_LIVE_SHARE_MAX, LOG_LEFT_BYTES_MIN
 from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
 from sbp_core.log.files import segment_path
 from sbp_core.log.index_file import Held, index_path
@@ -66,10 +67,17 @@ class Cleaner:
         """Let `clean` end before the next segment, now and later."""
         self._is_stopping.set()
 
-    def clean(self) -> Cleaned:
+    def weigh_active(self) -> Held:
+        """Return what the segment holds that groups are appended to. Raises LogError."""
+        return self._liveness.find().weigh_active()
+
+    def clean(
+        self, live_share_max: float = CLEAN_LIVE_SHARE_MAX, room_bytes: int = sys.maxsize
+    ) -> Cleaned:
         """Free what can be freed. Raises LogError when the disk fails; try again then.
 
-        A segment that is damaged stays as it is, and is logged once.
+        A segment is rewritten if less of it is live than `live_share_max`, and if what is live
+        takes no more than `room_bytes`. One that is damaged stays as it is, and is logged once.
         """
         found = self._liveness.find()
         cleaned = self._remove_front(found)
@@ -84,7 +92,10 @@ class Cleaner:
             if weighed is None:
                 is_all_known = False
                 continue
-            if weighed.live_bytes >= CLEAN_LIVE_SHARE_MAX * weighed.held_bytes:
+            is_dead_enough = weighed.live_bytes < live_share_max * weighed.held_bytes
+            left_bytes = room_bytes + cleaned.freed_bytes - LOG_LEFT_BYTES_MIN
+            has_room = not weighed.live_bytes or weighed.live_bytes <= left_bytes
+            if not is_dead_enough or not has_room:
                 held |= weighed.stream_ids
                 continue
             try:

@@ -330,6 +330,10 @@ def write_file(
         file.pwritev(buffers, 0)
         if is_durable:
             file.fsync()
+    except OSError:  # on a full disk it must not keep the space
+        with suppress(OSError):
+            disk.remove(fresh)
+        raise
     finally:
         file.close()
     failpoint("file.before_replace")

@@ -32,9 +32,10 @@ was rewritten: where they were written first, and where they are now, by the fir
     rows    prefix_bytes u8
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
-read. It is read whole and never mapped: a mapped file that is cut short kills the process that looks
-at it (SIGBUS), and the checksum would say nothing about bytes that change after the check. It is written when the segment behind its own is durable, never before: an index that fits
-its segment says that there is one behind it.
+read. It is read whole and never mapped: a mapped file that is cut short kills the process that
+looks at it (SIGBUS), and the checksum would say nothing about bytes that change after the check. It
+is written when the segment behind its own is durable, never before: an index that fits its segment
+says that there is one behind it.
 """
 
 from __future__ import annotations

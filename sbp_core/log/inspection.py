@@ -262,10 +262,12 @@ class _Inspector:
         """Return the index of a segment; with `is_checked`, one that does not fit is a fault."""
         path = index_path(self._directory, segment.base)
         try:
-            with translate_os_error(LogError, "reading", path):
-                with closing(self._disk.open(path, is_writable=False)) as file:
-                    file.drop_cache()
-                    return read_index(file, segment)
+            with (
+                translate_os_error(LogError, "reading", path),
+                closing(self._disk.open(path, is_writable=False)) as file,
+            ):
+                file.drop_cache()
+                return read_index(file, segment)
         except LogCorruptionError as error:
             if is_checked and not is_old_index(path, self._disk):
                 reason = f"{error}; nothing is lost, it can be made again from its segment"

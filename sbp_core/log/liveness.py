@@ -65,6 +65,14 @@ class Liveness:
             live_bytes = self.staged.bytes_between(segment.base, segment.end)
         return index.held(lambda key: live_from(self.log, key), live_bytes)
 
+    def weigh_active(self) -> Held:
+        """Return what the segment holds that groups are appended to."""
+        segment, index = self.log.active_index()
+        live_bytes = index.staged_bytes
+        if self.is_known:
+            live_bytes = self.staged.bytes_between(segment.base, segment.end)
+        return index.held(lambda key: live_from(self.log, key), live_bytes)
+
 
 class LivenessSeeker:
     """Finds out what is live in one log, again and again. It belongs to one thread."""

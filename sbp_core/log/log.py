@@ -23,8 +23,9 @@ from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import SEGMENT_BYTES
 from sbp_core.log.active_segment import ActiveSegment, check_group
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
-from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind, Location
-from sbp_core.log.files import segment_path
+from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, EntryKind, Location
+from sbp_core.log.files import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.index_file import SegmentIndex, encode_index
 from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey
 from sbp_core.log.recent import RecentBodies
@@ -308,6 +309,31 @@ class Log:
         with self._writing:
             if extent.active is self._extent.active:  # else there is one more full segment by now
                 self._maybe_streams_held = set(stream_ids)
+
+    def end_segment(self) -> None:
+        """Go on in a new segment, so that this one is full and can be cleaned.
+
+        Nothing happens to an empty one. Raises LogWriteError: then the log is dead, so there must
+        be room for `snapshot_bytes` on the disk.
+        """
+        with self._writing:
+            self._check_open()
+            if not self._is_active_empty:
+                self._roll()
+
+    def snapshot_bytes(self) -> int:
+        """Return how many bytes a new segment would begin with."""
+        with self._writing:
+            entries = encode_snapshot(self._states)
+        return SEGMENT_HEADER_BYTES + COMMIT_BYTES + sum(entry.length for entry in entries)
+
+    def active_index(self) -> tuple[Segment, SegmentIndex]:
+        """Return the active segment as if it were full, and its index, as they are now."""
+        self._check_readable()
+        with self._writing, self._syncing:
+            segment = self._active.to_full()
+            buffers = encode_index(segment, list(self._states), self._extent.rows)
+        return segment, SegmentIndex(b"".join(buffers))
 
     def close(self) -> None:
         """Close the log and give the directory back. Idempotent.

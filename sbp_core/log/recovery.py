@@ -56,8 +56,8 @@ class RecoveryReport:
     """What was found: segments by base position, entries of the last one, the log's end.
 
     `entry_count` leaves out what the log writes for itself. `durable_upto` is the highest position
-    that a group commit proves to have been synced, `newest_ms` when the last group was written, 0 if
-    that is not known.
+    that a group commit proves to have been synced, `newest_ms` when the last group was written, 0
+    if that is not known.
     """
 
     segment_bases: tuple[int, ...]

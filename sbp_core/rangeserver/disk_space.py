@@ -37,7 +37,9 @@ class DiskSpace:
         pending_bytes: Callable[[], int],
     ) -> None:
         self._folder = folder
-        self._floor_bytes = floor_bytes
+        self.floor_bytes = floor_bytes
+        self.lent_bytes = 0
+        """Of what is free, what was given back to free more with it: it is not for appends."""
         self._probe = probe
         self._clock = clock
         self._threads = threads
@@ -50,6 +52,19 @@ class DiskSpace:
         self._looked_at = clock.monotonic()
         self._look: asyncio.Task[None] | None = None
 
+    @property
+    def is_short(self) -> bool:
+        """Whether an append may be refused that is as long as one may be."""
+        left = self._maybe_left_bytes
+        return left is not None and left < self.floor_bytes + limits.FRAME_BYTES_MAX
+
+    @property
+    def _maybe_left_bytes(self) -> int | None:
+        """What was free at the last look, without what was admitted since."""
+        if self._free_bytes is None:
+            return None
+        return self._free_bytes - (self._let_in_bytes - self._written_bytes)
+
     async def measure(self) -> int:
         """Return the free space in octets. Raises OSError when the machine does not tell."""
         self._looked_at = self._clock.monotonic()
@@ -57,7 +72,7 @@ class DiskSpace:
         loop = asyncio.get_running_loop()
         free = await loop.run_in_executor(self._threads, self._probe.disk_free_bytes, self._folder)
         self._free_bytes, self._written_bytes = free, written
-        if self._refusing and free >= self._floor_bytes + limits.FRAME_BYTES_MAX:
+        if self._refusing and not self.is_short:
             self._refusing = False
             _LOG.warning(
                 "appends to the log in %s are taken again: its disk has room", self._folder
@@ -76,16 +91,17 @@ class DiskSpace:
         age_ms = 1000 * (self._clock.monotonic() - self._looked_at)
         if age_ms >= limits.DISK_LOOK_INTERVAL_MS and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self.refresh())
-        if self._free_bytes is not None:
-            left = self._free_bytes - (self._let_in_bytes - self._written_bytes)
-            if left - length < self._floor_bytes:
-                raise self._refusal(max(left, 0))
+        left = self._maybe_left_bytes
+        if left is not None:
+            floor = self.floor_bytes + self.lent_bytes
+            if left - length < floor:
+                raise self._refusal(max(left, 0), floor)
         self._let_in_bytes += length
 
-    def _refusal(self, left_bytes: int) -> DiskFullError:
+    def _refusal(self, left_bytes: int, floor_bytes: int) -> DiskFullError:
         error = DiskFullError(
             StatusCode.RS_DISK_FULL,
-            f"the server's disk has {left_bytes} octets left, of which {self._floor_bytes} are kept"
+            f"the server's disk has {left_bytes} bytes left, of which {floor_bytes} are kept"
             " free: make room on it, or trim and delete streams",
         )
         if not self._refusing:

@@ -15,11 +15,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
+from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
-from sbp_core.log.cleaner import Cleaned, Cleaner
+from sbp_core.log.cleaner import Cleaned
 from sbp_core.log.log import Log
+from sbp_core.rangeserver.disk_space import DiskSpace
+from sbp_core.rangeserver.freeing import SpaceFreer
 from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
 from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.rangeserver.retention import Held, Retention, expired_below
@@ -51,16 +55,18 @@ class Housekeeping:
         host: RangeHost,
         log: Log,
         source: RetentionSource,
-        cleaner: Cleaner,
+        freer: SpaceFreer,
         sweep: StagedSweep,
         *,
+        disk_space: DiskSpace,
         clock: Clock,
         interval_ms: int,
     ) -> None:
         self._host = host
         self._log = log
         self._source = source
-        self._cleaner = cleaner
+        self._freer = freer
+        self._disk_space = disk_space
         self._sweep = sweep
         self._time = SteadyTime(clock, log.recovery.newest_ms)
         self._interval_ms = interval_ms
@@ -70,13 +76,17 @@ class Housekeeping:
     async def stop(self) -> None:
         """End after the segment that is being cleaned."""
         self._task.cancel()
-        self._cleaner.stop()
+        self._freer.stop()
         await asyncio.wait([self._task])
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
+        if not self._disk_space.is_short:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._freer.keep_reserve)
+            await self._disk_space.refresh()
         while True:
-            await asyncio.sleep(self._interval_ms / 1000)
+            await self._pause()
             maybe_now_ms = self._time.maybe_now_ms()
             try:
                 await self._retain(maybe_now_ms)
@@ -91,6 +101,14 @@ class Housekeeping:
                 await self._clean()
             except LogError as error:
                 _LOG.error("disk space cannot be freed now: %s", error)
+
+    async def _pause(self) -> None:
+        """Wait for the next round: not long where appends wait for room, or may soon."""
+        left_ms = self._interval_ms
+        while left_ms > 0:
+            step_ms = min(left_ms, limits.DISK_SHORT_CHECK_INTERVAL_MS)
+            await asyncio.sleep(step_ms / 1000)
+            left_ms = 0 if self._disk_space.is_short else left_ms - step_ms
 
     async def _retain(self, maybe_now_ms: int | None) -> None:
         table = self._host.table
@@ -162,10 +180,13 @@ class Housekeeping:
 
     async def _clean(self) -> None:
         loop = asyncio.get_running_loop()
-        cleaned = await loop.run_in_executor(self._thread, self._cleaner.clean)
+        await self._disk_space.refresh()
+        free = partial(self._freer.free, is_short=self._disk_space.is_short)
+        cleaned = await loop.run_in_executor(self._thread, free)
+        await self._disk_space.refresh()
         if cleaned != Cleaned():
             _LOG.info(
-                "%d octets freed: %d segments removed, %d rewritten",
+                "%d bytes freed: %d segments removed, %d rewritten",
                 cleaned.freed_bytes,
                 cleaned.removed_count,
                 cleaned.rewritten_count,

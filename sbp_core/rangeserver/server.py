@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import SbpError
-from sbp_core.log.cleaner import Cleaner
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.log import Log
 from sbp_core.log.recovery import RecoveryReport
@@ -19,6 +19,7 @@ from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.end_txn import EndTxnHandler
 from sbp_core.rangeserver.fetch import FetchHandler
+from sbp_core.rangeserver.freeing import SpaceFreer
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
@@ -153,8 +154,11 @@ class RangeServer:
             host,
             log,
             membership,
-            Cleaner(log),
+            SpaceFreer(
+                log, partial(self._probe.disk_free_bytes, settings.data_dir), self._disk_space
+            ),
             StagedSweep(log.staged, membership, end_txn.drop, settings.staged_timeout_ms),
+            disk_space=self._disk_space,
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
         )

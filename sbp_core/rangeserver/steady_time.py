@@ -35,7 +35,7 @@ class SteadyTime:
         self._is_believed = False
 
     def maybe_now_ms(self) -> int | None:
-        """Return the time of the wall clock in ms since the epoch, None while it is not believed."""
+        """Return the wall clock, in ms since the epoch, None while it is not believed."""
         now_ms = self._clock.wall_ms()
         monotonic_ms = round(1000 * self._clock.monotonic())
         ahead_ms = now_ms - monotonic_ms
@@ -65,8 +65,8 @@ class SteadyTime:
         if not self._newest_ms or -limits.CLOCK_LEAP_MS <= off_ms <= limits.CLOCK_SUSPICIOUS_MS:
             return
         _LOG.warning(
-            "the wall clock is %d s %s the newest entry of the log: no record is removed for its age"
-            " until the clock has gone evenly for %d s; if it is wrong, set it right",
+            "the wall clock is %d s %s the newest entry of the log: no record is removed for its"
+            " age until the clock has gone evenly for %d s; if it is wrong, set it right",
             abs(off_ms) // 1000,
             "after" if off_ms > 0 else "before",
             limits.CLOCK_EVEN_MS // 1000,

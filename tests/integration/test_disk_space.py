@@ -59,7 +59,7 @@ def test_without_room_appends_are_refused_and_come_back_with_the_room(tmp_path):
         assert answer.throttle_time_ms == limits.THROTTLE_MS
         for result in answer.append_responses:
             assert result.status.code == StatusCode.RS_DISK_FULL
-            assert f"{FLOOR - 1} octets left" in result.status.message
+            assert f"{FLOOR - 1} bytes left" in result.status.message
             assert result.base_offset == -1
         hasty = RetryPolicy(budget_ms=0)
         async with AsyncClient(cluster.pd.endpoint, retry=hasty) as client:

@@ -48,7 +48,7 @@ def test_what_was_let_in_since_the_last_look_is_subtracted():
     async def body(machine):
         assert await machine.space.measure() == FLOOR + 100
         machine.space.let_in(60)
-        with pytest.raises(DiskFullError, match=f"{FLOOR + 40} octets left, of which {FLOOR}"):
+        with pytest.raises(DiskFullError, match=f"{FLOOR + 40} bytes left, of which {FLOOR}"):
             machine.space.let_in(41)
         machine.space.let_in(40)
         with pytest.raises(DiskFullError):
@@ -123,7 +123,7 @@ def test_the_operator_is_told_once_that_appends_are_refused_and_that_they_are_no
             with pytest.raises(DiskFullError):
                 machine.space.let_in(101)
         (message,) = told()
-        assert f"{FLOOR + 100} octets left" in message
+        assert f"{FLOOR + 100} bytes left" in message
         assert "/data" in message
         machine.space.let_in(100)
         await machine.space.measure()
