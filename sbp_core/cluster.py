@@ -84,6 +84,7 @@ class ClusterSettings:
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
     pd_advertise_port: int = _setting_of(PlacementDriverSettings, "advertise_port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
+    batch_number_leap_max: int = _setting_of(PlacementDriverSettings, "batch_number_leap_max")
     range_server_port: int = _setting_of(RangeServerSettings, "port")
     range_server_advertise_port: int = _setting_of(RangeServerSettings, "advertise_port")
     segment_bytes: int = _setting_of(RangeServerSettings, "segment_bytes")

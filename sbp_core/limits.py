@@ -242,6 +242,8 @@ TXN_ID_LENGTH_MAX: Final = 160
 TXN_DIGEST_BYTES_MIN: Final = 8
 TXN_DIGEST_BYTES_MAX: Final = 32
 """What a producer says of the contents of a batch, so that it knows them again."""
+BATCH_NUMBER_LEAP_MAX: Final = 100_000
+"""By how much a producer's batch number may exceed its last one: micro-batches count by one."""
 TXNS_KEPT_PER_PRODUCER: Final = 16
 """The last published batches of a producer of which more is known than that they are."""
 ONE_SHOT_KEPT_MS: Final = 86_400_000

@@ -70,6 +70,8 @@ class PlacementDriverHandlers:
         membership: Membership,
         clock: Clock,
         endpoint: Callable[[], str],
+        *,
+        batch_number_leap_max: int,
     ) -> None:
         self._store = store
         self._membership = membership
@@ -81,7 +83,9 @@ class PlacementDriverHandlers:
         self._schemas = SchemaHandlers(store, clock)
         self._range_servers = RangeServers(store)
         self._publisher = Publisher(store, self._range_servers, self._sealer, clock)
-        self._txns = TxnHandlers(store, self._publisher, self._range_servers, clock)
+        self._txns = TxnHandlers(
+            store, self._publisher, self._range_servers, clock, batch_number_leap_max
+        )
         self._endpoint = endpoint
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:

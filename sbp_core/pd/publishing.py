@@ -89,15 +89,15 @@ class Publisher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._recorder.stop()
 
-    async def commit(self, manifest: Manifest, decided_at_ms: int) -> Decision:
+    async def commit(self, manifest: Manifest, decided_at_ms: int, leap_max: int) -> Decision:
         """Decide a batch; what is decided will be published, whatever becomes of the caller.
 
-        Raises what `check_parts` raises.
+        Raises what `check_leap` and `check_parts` raise.
         """
         loop = asyncio.get_running_loop()
 
         def decide(store: MetadataStore) -> Decision:
-            decision = store.transactions.commit(manifest, decided_at_ms)
+            decision = store.transactions.commit(manifest, decided_at_ms, leap_max)
             if not decision.is_replay and decision.maybe_txn is not None:
                 loop.call_soon_threadsafe(self.add, decision.maybe_txn)
             return decision

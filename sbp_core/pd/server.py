@@ -41,7 +41,11 @@ class PlacementDriver:
         store = await StoreThread.open(lambda: SqliteStore(settings.data_dir))
         store.failed.add_done_callback(self._on_failure)
         handlers = PlacementDriverHandlers(
-            store, self._membership, self._clock, lambda: self.endpoint
+            store,
+            self._membership,
+            self._clock,
+            lambda: self.endpoint,
+            batch_number_leap_max=settings.batch_number_leap_max,
         )
         speech = Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect))
         listener = Listener(

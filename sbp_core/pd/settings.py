@@ -25,6 +25,16 @@ class PlacementDriverSettings(ListenerSettings):
             "limit": f"{limits.HEARTBEAT_TIMEOUT_MS_MIN}..{limits.HEARTBEAT_TIMEOUT_MS_MAX}",
         },
     )
+    batch_number_leap_max: int = field(
+        default=limits.BATCH_NUMBER_LEAP_MAX,
+        metadata={
+            "doc": "How far the number of a producer's batch may lie above its last one. A larger"
+            " number is refused: all numbers below it would then come too late. Raise it for"
+            " writes whose txnVersion grows faster, such as a time in milliseconds.",
+            "unit": "",
+            "limit": f"1..{2**63 - 1}",
+        },
+    )
 
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
@@ -34,3 +44,4 @@ class PlacementDriverSettings(ListenerSettings):
             limits.HEARTBEAT_TIMEOUT_MS_MIN,
             limits.HEARTBEAT_TIMEOUT_MS_MAX,
         )
+        check_integer("batch_number_leap_max", self.batch_number_leap_max, 1, 2**63 - 1)

@@ -14,6 +14,7 @@ from sbp_core.pd.transactions import (
     Part,
     TxnRecord,
     Verdict,
+    check_leap,
     check_parts,
     is_replay,
     judge,
@@ -66,11 +67,17 @@ class SqliteTransactions:
 
     # TransactionStore
 
-    def commit(self, manifest: Manifest, decided_at_ms: int) -> Decision:
-        """Decide a batch, or tell what was decided; raises what `check_parts` raises."""
+    def commit(
+        self, manifest: Manifest, decided_at_ms: int, leap_max: int = limits.BATCH_NUMBER_LEAP_MAX
+    ) -> Decision:
+        """Decide a batch, or return what was decided.
+
+        Raises what `check_leap` and `check_parts` raise.
+        """
         if is_replay(self, manifest):
             found = self._maybe_txn(manifest.producer, manifest.batch_number)
             return Decision(is_replay=True, maybe_txn=found)
+        check_leap(self, manifest, leap_max)
         with self._transaction():
             check_parts(self, manifest.parts)
             ((txn_number,),) = self._query(

@@ -24,8 +24,11 @@ from sbp_core.pd.transactions import AbortedTxn, Decision, Manifest, Part, TxnRe
 class TransactionStore(Protocol):
     """What was decided of transactions, as durable and as atomic as the rest."""
 
-    def commit(self, manifest: Manifest, decided_at_ms: int) -> Decision:
-        """Decide a batch, or tell what was decided; raises what `check_parts` raises."""
+    def commit(self, manifest: Manifest, decided_at_ms: int, leap_max: int) -> Decision:
+        """Decide a batch, or return what was decided.
+
+        Raises what `check_leap` and `check_parts` raise.
+        """
 
     def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
         """Give up what may be given up; return what becomes of each part."""

@@ -176,6 +176,23 @@ def is_replay(ledger: Ledger, manifest: Manifest) -> bool:
     return last is not None and manifest.batch_number <= last
 
 
+def check_leap(ledger: Ledger, manifest: Manifest, leap_max: int) -> None:
+    """Raise InvalidRequestError for a batch number far above the last one of its producer.
+
+    Once it were decided, all numbers below it would come too late. The first number is free: a
+    query may begin to write here after many batches.
+    """
+    last = ledger.maybe_last_batch(manifest.producer)
+    if last is not None and manifest.batch_number - last > leap_max:
+        raise _invalid(
+            f"batch {manifest.batch_number} of {manifest.producer} was not committed: the last"
+            f" batch is {last}, and the next one may be {leap_max} above it at most, as all"
+            " batches between the two could not be committed any more. If the number is meant,"
+            " raise batch_number_leap_max of the placement driver, or write as a new producer:"
+            " with a new checkpoint, or another txnAppId"
+        )
+
+
 def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     """Raise what keeps these parts from being committed.
 

@@ -58,12 +58,18 @@ class TxnHandlers:
     """Serves COMMIT_TXN and DESCRIBE_TXNS."""
 
     def __init__(
-        self, store: StoreThread, publisher: Publisher, servers: RangeServers, clock: Clock
+        self,
+        store: StoreThread,
+        publisher: Publisher,
+        servers: RangeServers,
+        clock: Clock,
+        batch_number_leap_max: int,
     ) -> None:
         self._store = store
         self._publisher = publisher
         self._servers = servers
         self._clock = clock
+        self._leap_max = batch_number_leap_max
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
         """Return the handler of each opcode served here."""
@@ -102,7 +108,7 @@ class TxnHandlers:
             request.digest,
         )
         check_manifest(manifest)
-        decision = await self._publisher.commit(manifest, self._clock.wall_ms())
+        decision = await self._publisher.commit(manifest, self._clock.wall_ms(), self._leap_max)
         txn = decision.maybe_txn
         progress = _FORGOTTEN
         if txn is not None:

@@ -344,11 +344,11 @@ SINK_OPTIONS: Final = (
         "What happens when a micro-batch that was committed before comes again with other rows:"
         " what was committed first stays in any case. `warn` writes that to the log (`sbp_spark`),"
         " `fail` fails the query. Either the query does not give the same rows each time, or two"
-        " queries run on copies of one checkpoint. The same happens to a batch that comes so late"
-        " that nobody knows any more which rows it had, or whether there was one of its number, as"
-        " after a checkpoint was put back; and to one that was committed by another version of this"
-        " package, or another producer, in a way that cannot be compared. For a batch write beside"
-        " txnAppId.",
+        " queries run on copies of one checkpoint. The same happens to a batch that was committed"
+        " by another version of this package, or another producer, in a way that cannot be"
+        " compared. A batch with rows whose number is below that of a committed one, and of which"
+        " no decision is known, fails the query in any case: its rows may never have been written."
+        " For a batch write beside txnAppId.",
     ),
     OptionSpec(
         "txnAppId",

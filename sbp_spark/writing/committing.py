@@ -52,6 +52,10 @@ class ReplayMismatchError(SbpError):
     """A batch was committed before, with other rows."""
 
 
+class LateCommitError(SbpError):
+    """A batch was not committed, as one with a larger number was before it."""
+
+
 def commit_staged(
     client: CommittingClient,
     messages: Sequence[WriterCommitMessage | None],
@@ -64,8 +68,9 @@ def commit_staged(
     tries of the tasks staged is in no message, and is never to be seen. May be repeated.
 
     Raises SbpError, and nothing is decided or the same call may find out; ReplayMismatchError where
-    another content was decided before, if that is to fail; IncompleteWriteError where a message is
-    missing.
+    another content was decided before, if that is to fail; LateCommitError where a later batch was
+    committed, and this one has rows and no decision that is known; IncompleteWriteError where a
+    message is missing.
     """
     staged = all_staged(messages)
     staged.sort(key=lambda message: message.partition_id)
@@ -145,19 +150,26 @@ def check_replay(
 ) -> None:
     """Compare the rows of a replay with those of the decision that counts.
 
-    Raises ReplayMismatchError if they differ, or nobody knows whether they do, and that is to fail.
+    Raises LateCommitError if no decision of the batch is known: whether its rows were ever written
+    is not known then, so they must not be left out silently. A batch without rows may come late.
+    Raises ReplayMismatchError if the rows differ, or nobody knows whether they do, and that is to
+    fail.
     """
     if decision.digest == digest:
         return
-    if decision.record_count is None or decision.record_count < 0:
-        told = (
-            f"{key} comes too late: batches of {key.producer} with this number or larger ones are"
-            " committed, and which rows this one had, if any, is not known any more. It came with"
-            f" {record_count} records, which were left out. Either a checkpoint was put back, or"
-            " batches did not come in the order of their numbers"
-        )
-        remedy = "start with a new checkpoint, or give a number above the last one"
-    elif decision.record_count == record_count and not are_comparable(decision.digest, digest):
+    if not decision.digest:
+        if record_count:
+            raise LateCommitError(
+                f"{key} comes too late: a batch of {key.producer} with a larger number is"
+                " committed, and no decision of this one is known. Its"
+                f" {record_count} records were not written. Either a checkpoint was put back, or"
+                " batches did not come in the order of their numbers, or something else commits"
+                f" as {key.producer}: `sbp txns {key.producer}` lists its last batches. Start with"
+                " a new checkpoint, or give a number above the last one"
+            )
+        LOG.info("%s comes too late, without rows: there was nothing to write", key)
+        return
+    if decision.record_count == record_count and not are_comparable(decision.digest, digest):
         told = (
             f"{key} was committed before, by a writer that made digests in another way; it came"
             f" again with {record_count} records, as many as then, which were left out. Whether"

@@ -119,6 +119,20 @@ def test_the_first_decision_counts(staging):
     staging(body)
 
 
+def test_a_batch_number_that_leaps_is_refused(staging):
+    """Rule: commit-txn-leap."""
+
+    async def body(txns):
+        await txns.commit(7, await txns.stage(7, "a"))
+        leaping = await txns.stage(2**63 - 1, "z")
+        with pytest.raises(InvalidRequestError):
+            await txns.commit(2**63 - 1, leaping)
+        assert not (await txns.commit(8, await txns.stage(8, "b"))).is_replay
+        assert await txns.bodies() == [b"a", b"b"]
+
+    staging(body)
+
+
 def test_decisions_become_visible_in_their_order(staging):
     """Rule: commit-txn-order."""
 

@@ -51,6 +51,8 @@ def test_each_setting_is_documented():
         ("heartbeat_timeout_ms", limits.HEARTBEAT_TIMEOUT_MS_MIN - 1),
         ("heartbeat_timeout_ms", limits.HEARTBEAT_TIMEOUT_MS_MAX + 1),
         ("heartbeat_timeout_ms", None),
+        ("batch_number_leap_max", 0),
+        ("batch_number_leap_max", 2**63),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(name, value):

@@ -56,8 +56,8 @@ def manifest(batch_number: int, *parts: Part, producer: str = "p", digest=DIGEST
     return Manifest(producer, batch_number, parts, sum(each.record_count for each in parts), digest)
 
 
-def commit(txns, batch_number: int, *parts: Part, producer: str = "p") -> int:
-    decision = txns.commit(manifest(batch_number, *parts, producer=producer), 9)
+def commit(txns, batch_number: int, *parts: Part, producer: str = "p", **bounds: int) -> int:
+    decision = txns.commit(manifest(batch_number, *parts, producer=producer), 9, **bounds)
     assert not decision.is_replay
     return decision.maybe_txn.txn_number
 
@@ -82,6 +82,19 @@ def test_the_first_decision_of_a_batch_counts(txns):
     earlier = txns.commit(manifest(6), 10)
     assert (earlier.is_replay, earlier.maybe_txn) == (True, None)
     assert commit(txns, 6, producer="q") > txn.txn_number
+
+
+def test_a_number_that_leaps_is_refused_and_changes_nothing(txns):
+    assert commit(txns, 2**62) == 1  # the first one is free
+    leap = limits.BATCH_NUMBER_LEAP_MAX
+    commit(txns, 5, producer="q")
+    for number in (5 + leap + 1, 2**63 - 1):
+        with pytest.raises(InvalidRequestError, match="last batch is 5.*batch_number_leap_max"):
+            txns.commit(manifest(number, part("t"), producer="q"), 9)
+    assert txns.maybe_last_batch("q") == 5
+    commit(txns, 5 + leap, part("t"), producer="q")
+    commit(txns, 5 + 3 * leap, producer="q", leap_max=2 * leap)
+    assert txns.commit(manifest(6, producer="q"), 9) == Decision(is_replay=True, maybe_txn=None)
 
 
 def test_parts_are_there_until_they_are_published(txns):

@@ -9,6 +9,7 @@ import pytest
 from writing_client import SERVERS, WritingClient, sink_options
 
 from sbp_core import limits
+from sbp_core.client import TxnDecision
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
@@ -33,7 +34,12 @@ from sbp_spark.options import (
 )
 from sbp_spark.writing import batch_writer, overwriting, stream_writer, task
 from sbp_spark.writing.batch_writer import SbpBatchWriter
-from sbp_spark.writing.committing import IncompleteWriteError, ReplayMismatchError, commit_staged
+from sbp_spark.writing.committing import (
+    IncompleteWriteError,
+    LateCommitError,
+    ReplayMismatchError,
+    commit_staged,
+)
 from sbp_spark.writing.overwriting import NotTrimmedError
 from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.task import StagedFor, stage_rows
@@ -136,19 +142,18 @@ def test_rows_whose_digests_cannot_be_compared_are_told(client, monkeypatch, cap
 
 
 @pytest.mark.parametrize("count", [None, -1])
-def test_rows_that_are_left_out_uncompared_are_told(client, monkeypatch, caplog, count):
-    sink = stream_sink()
+@pytest.mark.parametrize("on_mismatch", OnReplayMismatch)
+def test_rows_that_come_too_late_fail_the_query(client, monkeypatch, caplog, count, on_mismatch):
+    sink = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=on_mismatch))
     messages = written(sink, monkeypatch, [b"a"])
-    sink.commit(messages, 7)
-    known = client.decisions["query"]
-    known[7] = replace(known[7], record_count=count, digest=b"")
-    sink.commit(messages, 7)
-    (told,) = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
-    assert "batch 7 of query comes too late" in told
-    assert "1 records, which were left out" in told
-    failing = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
-    with pytest.raises(ReplayMismatchError, match="a number above the last one"):
-        failing.commit(messages, 7)
+    empty = written(sink, monkeypatch, [], [])
+    client.decisions["query"] = {7: TxnDecision(True, True, count, b"")}
+    told = "batch 7 of query comes too late.*1 records were not written.*a number above the last"
+    with pytest.raises(LateCommitError, match=told):
+        sink.commit(messages, 7)
+    sink.commit(empty, 7)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+    assert client.values() == {}
 
 
 def test_an_empty_batch_is_a_decision_and_one_without_tasks_is_none(client, monkeypatch):
