@@ -130,39 +130,54 @@ class RangeOperations:
         return SealRangesResult(self._table_of(hosted), SUCCESS, wanted.stream_id, writers)
 
     async def sync(self, call: ServerCall) -> None:
-        """SPEC "SYNC_RANGES": host the open ranges that are placed on this server."""
+        """SPEC "SYNC_RANGES": host the open ranges that are placed on this server.
+
+        Whether they are, and where they start, the placement driver is asked.
+        """
         request = call.decode(SyncRangesRequest)
+        await self._host.learn(
+            (item.stream_id, placed.range_index)
+            for item in request.stream_ranges
+            for placed in item.ranges
+            if self._maybe_misplaced(item.stream_id, placed) is None
+        )
         await respond_all(
             call,
-            await asyncio.gather(*map(self._sync_one, request.stream_ranges)),
+            list(map(self._sync_one, request.stream_ranges)),
             lambda part: SyncRangesResponse(sync_responses=part, status=SUCCESS),
         )
 
-    async def _sync_one(self, item: StreamRanges) -> SyncRangesResult:
-        """Take all ranges of a stream, or none."""
+    def _sync_one(self, item: StreamRanges) -> SyncRangesResult:
+        """Return the ranges of a stream, if all of them are hosted here by now."""
         try:
             for placed in item.ranges:
-                self._check_placed(item.stream_id, placed)
-            await asyncio.gather(*map(self._host.adopt, item.ranges))
+                misplaced = self._maybe_misplaced(item.stream_id, placed)
+                if misplaced is not None:
+                    raise misplaced
+            hosted = [
+                self._host.table.range_at(item.stream_id, placed.range_index)
+                for placed in item.ranges
+            ]
+            for each in hosted:
+                each.receive(RangeInput.FETCH)
         except SbpError as error:
             return SyncRangesResult(stream_id=item.stream_id, status=status_for(error))
-        hosted = [
-            self._host.table.range_at(item.stream_id, placed.range_index) for placed in item.ranges
-        ]
         return SyncRangesResult(item.stream_id, tuple(map(self._table_of, hosted)), SUCCESS)
 
-    def _check_placed(self, stream_id: int, placed: StreamRange) -> None:
+    def _maybe_misplaced(self, stream_id: int, placed: StreamRange) -> InvalidRequestError | None:
+        """Return why a range cannot be one of this server's, by what is announced of it."""
         my_id = self._membership.server_id
         named = f"range {placed.range_index} of stream {placed.stream_id}"
         if placed.stream_id != stream_id or stream_id < 0 or placed.range_index < 0:
-            raise _invalid(f"{named} stands among the ranges of stream {stream_id}")
+            return _invalid(f"{named} stands among the ranges of stream {stream_id}")
         if not any(each.server and each.server.server_id == my_id for each in placed.servers):
-            raise _invalid(f"{named} is not placed on this server, whose id is {my_id}")
+            return _invalid(f"{named} is not placed on this server, whose id is {my_id}")
         if placed.start_offset < 0 or placed.end_offset >= 0:
-            raise _invalid(
+            return _invalid(
                 f"{named} has the bounds [{placed.start_offset}, {placed.end_offset}); only an"
-                " open range from offset 0 or more, with end_offset -1, can be taken"
+                " open range from offset 0 or more, with end_offset -1, can be hosted"
             )
+        return None
 
     async def trim(self, call: ServerCall) -> None:
         """SPEC "TRIM_STREAMS" at a range server: no longer serve what lies below the offsets."""

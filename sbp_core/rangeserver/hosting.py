@@ -2,15 +2,15 @@
 
 A range that a request names and the table does not know is looked up at the placement driver
 (LIST_RANGES for this server) and written to the log before it is used. All requests that wait for
-the same stream share one look-up. A range that the placement driver announces (SYNC_RANGES) needs
-none.
+the same stream share one look-up. An announcement (SYNC_RANGES) is such a request, ahead of the
+others: anybody can send one, so nothing of it is believed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -87,8 +87,8 @@ class RangeHost:
     async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
         """Look up those that are `lacking`.
 
-        An announcement ends the wait as well, so requests go on in the order they came. Never
-        raises for a single stream: what stays unknown is refused later, by whoever needs it.
+        Never raises for a single stream: what stays unknown is refused later, by the request that
+        needs it.
         """
         lacking = self.lacking(wanted, is_append=is_append)
         if not lacking:
@@ -180,19 +180,6 @@ class RangeHost:
             await self._write(Entry(EntryKind.TRIM, stream_id, -1, offset, 0))
         return next((each for each in ranges if each.start_offset < each.next_offset), last)
 
-    async def adopt(self, placed: StreamRange) -> None:
-        """Host an open range that the placement driver announces; a known one stays as it is.
-
-        Durable when this returns. Raises NotFoundError for a stream that was deleted here,
-        StatusError when the log cannot be written.
-        """
-        if self.table.has_stream(placed.stream_id):
-            self.table.range_at(placed.stream_id, -1).receive(RangeInput.FETCH)
-        if not self.table.has_range(placed.stream_id, placed.range_index):
-            await self._write(*self._news_of(PlacedRange(placed)))
-            if not self.knows_writers(placed.stream_id, placed.range_index):
-                self.look_up_soon(placed.stream_id)
-
     async def _write(self, *entries: Entry) -> None:
         try:
             await self._committer.submit(entries)
@@ -206,7 +193,16 @@ class RangeHost:
     async def _look_up(self, stream_ids: Sequence[int]) -> None:
         try:
             found = await self._placement.list_hosted_ranges(stream_ids)
-            entries = [entry for each in found for entry in self._news_of(each)]
+            ends = {
+                (each.stream_id, each.range_index): each.end_offset
+                for each in (placed.stream_range for placed in found)
+            }
+            entries = [
+                entry
+                for each in found
+                if self._continues(each.stream_range, ends)
+                for entry in self._news_of(each)
+            ]
             if entries:
                 await self._write(*entries)
         except SbpError as error:
@@ -214,6 +210,28 @@ class RangeHost:
         finally:
             for stream_id in stream_ids:
                 self._lookups.pop(stream_id, None)
+
+    def _continues(self, where: StreamRange, ends: Mapping[tuple[int, int], int]) -> bool:
+        """Whether a new range starts where the one before ends, as far as that one is known.
+
+        What the log here says of the one before goes before its end among `ends`, those listed. A
+        range that starts elsewhere is not hosted: records would be lost, or offsets given twice.
+        """
+        if where.end_offset >= 0 or self.table.has_range(where.stream_id, where.range_index):
+            return True
+        before = (where.stream_id, where.range_index - 1)
+        end_offset = ends.get(before, -1)
+        if self.table.has_range(*before):
+            known = self.table.range_at(*before).maybe_end_offset
+            end_offset = end_offset if known is None else known
+        if end_offset in {-1, where.start_offset}:
+            return True
+        _LOG.error(
+            "range not hosted: stream=%d range=%d start=%d, but range %d ends at %d; the metadata"
+            " of the placement driver and this server's log contradict each other",
+            *(where.stream_id, where.range_index, where.start_offset, before[1], end_offset),
+        )
+        return False
 
     def _news_of(self, placed: PlacedRange) -> Iterator[Entry]:
         """Yield what the log lacks of an open range: that it is here, and the writers before it."""

@@ -1,6 +1,7 @@
 """Update, trim, seal, announce and report between a client and real servers."""
 
 import asyncio
+import time
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
@@ -22,14 +23,11 @@ from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
-    ConnectError,
     NotFoundError,
     OffsetOutOfRangeError,
     StatusCode,
 )
 from sbp_core.wire.headers import (
-    AppendInfo,
-    AppendRequest,
     CreateStreamsRequest,
     DeleteStreamsRequest,
     DescribeRangesRequest,
@@ -298,23 +296,31 @@ def test_streams_of_many_ranges_are_listed_and_read_in_full(tmp_path, monkeypatc
 
 def test_new_ranges_are_announced_to_their_server(tmp_path):
     async def body(cluster):
-        async def refuse(stream_ids):
-            raise ConnectError("the range server is to do without")
+        hosted = cluster.server._housekeeping._host.table
 
-        cluster.server._membership.list_hosted_ranges = refuse
+        async def announced(stream_id, range_index):
+            give_up_at = time.monotonic() + 30
+            while not hosted.has_range(stream_id, range_index):
+                assert time.monotonic() < give_up_at, "the range was not announced in time"
+                await asyncio.sleep(0.01)
+
         (stream,) = await cluster.client.create_streams([StreamSpec("s")])
-        assert await append(cluster.client, stream.stream_id, b"x") == 0
+        await announced(stream.stream_id, 0)
         await cluster.client.seal_streams([stream.stream_id])
-        assert await append(cluster.client, stream.stream_id, b"y") == 1
-        assert await cluster.read(stream.stream_id) == [(0, b"x"), (1, b"y")]
+        await announced(stream.stream_id, 1)
+        assert await append(cluster.client, stream.stream_id, b"y") == 0
 
     run(tmp_path, body)
 
 
 def test_a_server_takes_only_what_is_placed_on_it(tmp_path):
     async def body(cluster):
-        (stream,) = await cluster.client.create_streams([StreamSpec("known")])
+        known, untold, gone = await cluster.client.create_streams(
+            [StreamSpec(name) for name in ("known", "untold", "gone")]
+        )
+        stream = known
         await append(cluster.client, stream.stream_id, b"x")
+        await append(cluster.client, gone.stream_id, b"x")
         me = cluster.server._membership.server_id
 
         def placed(stream_id, server_id=me, *, index=0, start=0, end=-1):
@@ -328,6 +334,8 @@ def test_a_server_takes_only_what_is_placed_on_it(tmp_path):
 
         items = [
             StreamRanges(50, (placed(50, start=7),)),
+            StreamRanges(untold.stream_id, (placed(untold.stream_id, start=10**15),)),
+            StreamRanges(stream.stream_id, (placed(stream.stream_id, index=1, start=10**15),)),
             StreamRanges(51, (placed(51, me + 1),)),
             StreamRanges(52, (placed(53),)),
             StreamRanges(54, (placed(54, index=-1),)),
@@ -335,7 +343,6 @@ def test_a_server_takes_only_what_is_placed_on_it(tmp_path):
             StreamRanges(56, (placed(56), placed(56, me + 1, index=1))),
             StreamRanges(57, (StreamRange(stream_id=57, range_index=0, end_offset=-1),)),
             StreamRanges(stream.stream_id, (placed(stream.stream_id),)),
-            StreamRanges(50, (placed(50, start=7), placed(50, start=7))),
         ]
         async with RawClient.at(cluster.server.endpoint) as raw:
             (answer,) = await raw.ask(
@@ -343,22 +350,25 @@ def test_a_server_takes_only_what_is_placed_on_it(tmp_path):
             )
             results = answer.sync_responses
             assert [result.stream_id for result in results] == [each.stream_id for each in items]
-            ok, bad = StatusCode.NONE, StatusCode.INVALID_REQUEST
-            assert [each.status.code for each in results] == [ok, *[bad] * 6, ok, ok]
-            assert (results[0].ranges[0].start_offset, results[0].ranges[0].next_offset) == (7, 7)
-            assert results[7].ranges[0].next_offset == 1
-            batch = rows_batch([b"y"])
-            info = AppendInfo(request_index=0, batch_length=len(batch), stream_id=50)
-            request = AppendRequest(timeout_ms=1000, append_requests=(info,))
-            (appended,) = await raw.ask(Opcode.APPEND, request, [batch])
-            assert appended.append_responses[0].base_offset == 7
-            gone = DeleteStreamsRequest(streams=(Stream(stream_id=50),))
-            await raw.ask(Opcode.DELETE_STREAMS, gone)
-            (answer,) = await raw.ask(
-                Opcode.SYNC_RANGES, SyncRangesRequest(stream_ranges=tuple(items[:1]))
+            ok, bad, unknown = (
+                StatusCode.NONE,
+                StatusCode.INVALID_REQUEST,
+                StatusCode.RANGE_NOT_FOUND,
             )
+            codes = [each.status.code for each in results]
+            assert codes == [unknown, ok, unknown, *[bad] * 6, ok]
+            assert (results[1].ranges[0].start_offset, results[1].ranges[0].next_offset) == (0, 0)
+            assert results[9].ranges[0].next_offset == 1
+            await raw.ask(
+                Opcode.DELETE_STREAMS,
+                DeleteStreamsRequest(streams=(Stream(stream_id=gone.stream_id),)),
+            )
+            deleted = StreamRanges(gone.stream_id, (placed(gone.stream_id),))
+            (answer,) = await raw.ask(Opcode.SYNC_RANGES, SyncRangesRequest(0, (deleted,)))
             assert answer.sync_responses[0].status.code == StatusCode.NOT_FOUND
-        assert await cluster.read(stream.stream_id) == [(0, b"x")]
+        assert await append(cluster.client, untold.stream_id, b"y") == 0
+        assert await append(cluster.client, stream.stream_id, b"y") == 1
+        assert await cluster.read(stream.stream_id) == [(0, b"x"), (1, b"y")]
 
     run(tmp_path, body)
 

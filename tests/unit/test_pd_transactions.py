@@ -89,7 +89,7 @@ def test_a_number_that_leaps_is_refused_and_changes_nothing(txns):
     leap = limits.BATCH_NUMBER_LEAP_MAX
     commit(txns, 5, producer="q")
     for number in (5 + leap + 1, 2**63 - 1):
-        with pytest.raises(InvalidRequestError, match="last batch is 5.*batch_number_leap_max"):
+        with pytest.raises(InvalidRequestError, match=r"last batch is 5.*batch_number_leap_max"):
             txns.commit(manifest(number, part("t"), producer="q"), 9)
     assert txns.maybe_last_batch("q") == 5
     commit(txns, 5 + leap, part("t"), producer="q")

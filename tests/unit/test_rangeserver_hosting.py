@@ -1,11 +1,18 @@
 """What a range server knows of its ranges."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
-from sbp_core.log.range_states import LoggedRange
+import pytest
+
+from sbp_core.log.entry import Entry
+from sbp_core.log.range_states import LoggedRange, RangeState
 from sbp_core.log.writer_states import WriterStates
-from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
 from sbp_core.rangeserver.ranges import RangeTable
+from sbp_core.rangeserver.waiters import StreamWaiters
+from sbp_core.wire.headers import StreamRange
 
 RANGE_COUNT = 500
 
@@ -34,6 +41,39 @@ def test_the_ranges_before_one_are_looked_for_once() -> None:
     assert host.knows_writers(1, RANGE_COUNT)
     assert table.looked_for == RANGE_COUNT
     assert host.knows_writers(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("start_offset", "listed_end", "is_hosted"),
+    [(9, 9, True), (9, None, True), (8, 9, False), (10**15, 9, False), (10**15, 10**15, False)],
+)
+def test_a_range_starts_where_the_one_before_ends(
+    start_offset: int, listed_end: int | None, is_hosted: bool
+) -> None:
+    table = RangeTable([LoggedRange(1, 0, 3, 9, RangeState.SEALED)])
+    written: list[Entry] = []
+
+    class Committer:
+        async def submit(self, entries: Sequence[Entry]) -> None:
+            written.extend(entries)
+
+    class Placement:
+        async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
+            ends = {1: listed_end, 2: 5}
+            return [
+                PlacedRange(StreamRange(stream_id, index, start, end))
+                for stream_id in stream_ids
+                for index, start, end in ((0, 3, ends[stream_id]), (1, start_offset, -1))
+                if end is not None
+            ]
+
+    async def main() -> None:
+        fakes: Any = (Committer(), StreamWaiters(), Placement())
+        await RangeHost(table, *fakes, WriterStates()).learn([(1, 1), (2, 1)])
+
+    asyncio.run(main())
+    created = [(entry.stream_id, entry.base_offset) for entry in written]
+    assert created == ([(1, start_offset)] if is_hosted else [])
 
 
 def test_a_missing_range_is_looked_for_until_it_is_there() -> None:
