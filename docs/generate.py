@@ -40,11 +40,16 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.NO_NEW_RECORD: f"range {IN_THE_DIALECT}: FETCH finds nothing, or no room in its one"
     " frame",
     StatusCode.BAD_REQUEST: f"{IN_THE_DIALECT}. Means INVALID_REQUEST",
+    StatusCode.PERMISSION_DENIED: "a range server: END_TXN, SEAL_RANGE and APPEND of a copy of a"
+    " transaction by a peer that did not prove to be the placement driver; HEARTBEAT of one that"
+    " does not prove it (`detail` is the challenge); the placement driver: HEARTBEAT or"
+    " REPORT_METRICS of a range server with another secret than its own",
     StatusCode.NOT_FOUND: "the placement driver: no such stream; a range server: the stream was"
     " deleted",
     StatusCode.REQUEST_TIMEOUT: "both servers, where deadlines were agreed on: the time that the"
     " request came with is over",
-    StatusCode.CONFLICT: "the placement driver: the stream's name is taken",
+    StatusCode.CONFLICT: "the placement driver: the stream's name is taken; HEARTBEAT under the id,"
+    " or at the address, of a range server that was heard lately",
     StatusCode.TOO_MANY_REQUESTS: "a range server whose unsynced appends fill their room (with"
     " `throttle_time_ms`); both servers over the limit of connections or of open calls",
     StatusCode.RANGE_ALREADY_SEALED: "a range server: append to a range that is sealed",

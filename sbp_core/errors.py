@@ -14,6 +14,7 @@ SbpError
 +-- StatusError                 the peer answered with an error status
 |   +-- InvalidRequestError
 |   +-- UnsupportedError
+|   +-- PermissionDeniedError
 |   +-- NotFoundError
 |   +-- AlreadyExistsError
 |   +-- RangeNotFoundError
@@ -58,6 +59,7 @@ class StatusCode(enum.IntEnum):
     OK = 1200
     NO_NEW_RECORD = 1204
     BAD_REQUEST = 1400
+    PERMISSION_DENIED = 1403
     NOT_FOUND = 1404
     REQUEST_TIMEOUT = 1408
     CONFLICT = 1409
@@ -208,6 +210,13 @@ class UnsupportedError(StatusError):
     outcome = Outcome.NOT_APPLIED
 
 
+class PermissionDeniedError(StatusError):
+    """The request is for the placement driver, or a certain server, which the peer is not."""
+
+    codes = (StatusCode.PERMISSION_DENIED,)
+    outcome = Outcome.NOT_APPLIED
+
+
 class NotFoundError(StatusError):
     """The stream does not exist (or was deleted)."""
 
@@ -216,7 +225,7 @@ class NotFoundError(StatusError):
 
 
 class AlreadyExistsError(StatusError):
-    """The name is taken."""
+    """The name is taken, or a server's place."""
 
     codes = (StatusCode.CONFLICT,)
     outcome = Outcome.NOT_APPLIED

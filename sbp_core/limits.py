@@ -68,6 +68,12 @@ FETCH_POLL_MS_MAX: Final = 500
 HEARTBEAT_INTERVAL_MS: Final = 3_000
 HEARTBEAT_TIMEOUT_MS: Final = 15_000
 """Silence after which a range server is not given new ranges."""
+SERVER_SECRET_BYTES: Final = 32
+"""Random bytes of a range server's secret."""
+CHALLENGE_BYTES: Final = 32
+"""Random bytes that a connection's peer has to know a secret for."""
+PROOF_TIMEOUT_MS: Final = 1_000
+"""How long the placement driver waits for a range server to look at a proof."""
 HEARTBEAT_TIMEOUT_MS_MIN: Final = 100
 HEARTBEAT_TIMEOUT_MS_MAX: Final = 3_600_000
 IDLE_CONNECTION_MS: Final = 60_000

@@ -95,6 +95,9 @@ REFLECTION = Schema(
     }
 )
 
+SECRET_FIELDS = {"auth_token", "server_secret"}
+"""Fields that are never shown."""
+
 _SCALAR_CODES = {2: "?", 3: "b", 4: "B", 5: "h", 6: "H", 7: "i", 8: "I", 9: "q"}
 _UBYTE, _STRING, _VECTOR, _OBJECT = 4, 13, 14, 15
 
@@ -131,6 +134,7 @@ def render(source: Path) -> str:
         "from msgspec import Struct",
         "",
         "from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector",
+        "from sbp_core.wire.flat.redaction import repr_without",
         "",
     ]
     for enum_ in schema.enums:
@@ -172,6 +176,14 @@ def _render_table(schema: ReflectedSchema, obj: ReflectedObject) -> list[str]:
     lines += [f'    """{documentation}"""', ""]
     for field in sorted(obj.fields, key=lambda item: item.id):
         lines += [f"    {field.name}: {_render_annotation(schema, field)}"]
+    secret = [field.name for field in obj.fields if field.name in SECRET_FIELDS]
+    if secret:
+        lines += [
+            "",
+            "    def __repr__(self) -> str:",
+            '        """Return the fields, but for secrets."""',
+            f"        return repr_without(self, {sorted(secret)})",
+        ]
     return [*lines, ""]
 
 

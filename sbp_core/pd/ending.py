@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sbp_core import limits
@@ -13,6 +14,7 @@ from sbp_core.client import AsyncClient, TxnPart
 from sbp_core.client.transactions_at_servers import Ended, TxnEnd, copy_staged, end_txns
 from sbp_core.errors import NoRangeServerError, SbpError, StatusCode
 from sbp_core.pd.combining import Combiner
+from sbp_core.pd.proving import Prover
 from sbp_core.pd.publications import Publication
 from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.store_thread import StoreThread
@@ -61,8 +63,9 @@ class RangeServers:
     SbpError for a server that does not answer; nothing is tried again.
     """
 
-    def __init__(self, store: StoreThread) -> None:
+    def __init__(self, store: StoreThread, prover: Prover) -> None:
         self._client = AsyncClient(_NOBODY)
+        self._prover = prover
         self._routes: Combiner[RangeKey, Route | None] = Combiner(
             lambda keys: store.run(find_routes, keys), limits.STREAMS_PER_REQUEST_MAX
         )
@@ -97,7 +100,8 @@ class RangeServers:
         async with self._copying:
             for part in publication.earlier:
                 route = await self.maybe_route(part.stream_id, part.range_index)
-                await copy_staged(
+                copy = partial(
+                    copy_staged,
                     self._client,
                     _known(route.address if route else "", part.stream_id),
                     TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count),
@@ -105,6 +109,7 @@ class RangeServers:
                     publication.range_index,
                     timeout_ms=limits.END_TXN_TIMEOUT_MS,
                 )
+                await self._prover.ask(self._client, address, copy)
 
     def drop(self, parts: Iterable[Part]) -> None:
         """Let servers drop what is staged, in the background, unless too much is under way.
@@ -137,7 +142,8 @@ class RangeServers:
         return self._ends[address]
 
     async def _end(self, address: str, ends: Sequence[TxnEnd]) -> list[Ended | SbpError]:
-        return await end_txns(self._client, address, ends, timeout_ms=limits.END_TXN_TIMEOUT_MS)
+        end = partial(end_txns, self._client, address, ends, timeout_ms=limits.END_TXN_TIMEOUT_MS)
+        return await self._prover.ask(self._client, address, end)
 
     async def _drop(self, ids: dict[RangeKey, list[str]]) -> None:
         keys = list(ids)

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
-from sbp_core.client import parse_endpoint
-from sbp_core.errors import ConfigurationError, InvalidRequestError, StatusCode, StatusError
+from sbp_core.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    StatusCode,
+    StatusError,
+)
 from sbp_core.pd import changes, operations, ranges
 from sbp_core.pd.cursor_handlers import CursorHandlers
 from sbp_core.pd.ending import RangeServers
+from sbp_core.pd.joining import Joining
 from sbp_core.pd.membership import Membership
-from sbp_core.pd.model import RangeServerRecord, ServerLoad
+from sbp_core.pd.model import ServerLoad
 from sbp_core.pd.operations import check_item_count
+from sbp_core.pd.proving import Prover
 from sbp_core.pd.publishing import Publisher
 from sbp_core.pd.schema_handlers import SchemaHandlers
 from sbp_core.pd.sealing import Sealer
+from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
 from sbp_core.pd.trimming import Trimmer
@@ -24,6 +33,7 @@ from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.clock import Clock
 from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.trust import SECRETS_FEATURE, new_secret
 from sbp_core.wire.headers import (
     ClientRole,
     CreateRangeRequest,
@@ -45,7 +55,6 @@ from sbp_core.wire.headers import (
     ListRangesResult,
     PlacementDriverCluster,
     PlacementDriverNode,
-    RangeServer,
     ReportMetricsRequest,
     ReportMetricsResponse,
     SealRangesRequest,
@@ -59,6 +68,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
 
 _NODE_NAME: Final = "placement-driver"
+_REFUSALS: Final = (InvalidRequestError, ConfigurationError, PermissionDeniedError)
 
 
 class PlacementDriverHandlers:
@@ -77,11 +87,13 @@ class PlacementDriverHandlers:
         self._membership = membership
         self._clock = clock
         self._announcer = RangeAnnouncer()
-        self._sealer = Sealer(store, membership, self._announcer)
+        self._joining = Joining(store, membership)
+        prover = Prover(store)
+        self._sealer = Sealer(store, membership, self._announcer, prover)
         self._trimmer = Trimmer(store)
         self._cursors = CursorHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
-        self._range_servers = RangeServers(store)
+        self._range_servers = RangeServers(store, prover)
         self._publisher = Publisher(store, self._range_servers, self._sealer, clock)
         self._txns = TxnHandlers(
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
@@ -121,10 +133,17 @@ class PlacementDriverHandlers:
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
         try:
-            check_cluster(request.cluster_id, self._store.cluster_id)
+            is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
+            check_cluster(
+                request.cluster_id,
+                self._store.cluster_id,
+                is_required=is_server and not call.is_one_frame,
+            )
             if request.client_role == ClientRole.RANGE_SERVER:
-                await self._refresh(request.range_server)
-        except (InvalidRequestError, ConfigurationError) as error:
+                await self._joining.heard(
+                    request.range_server, request.server_secret, call.standing
+                )
+        except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
         await call.greet(
             request,
@@ -133,24 +152,10 @@ class PlacementDriverHandlers:
                 client_role=request.client_role,
                 range_server=request.range_server,
                 status=status,
+                features=tuple(each for each in request.features if each.name == SECRETS_FEATURE),
                 cluster_id=self._store.cluster_id,
             ),
         )
-
-    async def _refresh(self, announced: RangeServer | None) -> None:
-        if announced is None:
-            raise _invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
-        parse_endpoint(announced.advertise_addr or "")
-        server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
-        if not self._membership.is_live(server) and not await self._store.run(
-            lambda store: store.register_server(server)
-        ):
-            raise _invalid(
-                f"server id {server.server_id} was never allocated by this placement driver"
-                f" (cluster {self._store.cluster_id}); connect to the one that did, or bring its"
-                " data directory back. Your data was not touched"
-            )
-        self._membership.refresh(server)
 
     async def stop(self) -> None:
         """Give up what goes on in the background."""
@@ -163,7 +168,7 @@ class PlacementDriverHandlers:
         request = call.decode(ReportMetricsRequest)
         status = SUCCESS
         try:
-            await self._refresh(request.range_server)
+            await self._joining.reported(request.range_server, call.standing)
             assert request.range_server is not None
             self._membership.report(
                 ServerLoad(
@@ -172,15 +177,19 @@ class PlacementDriverHandlers:
                     request.network_append_rate,
                 )
             )
-        except (InvalidRequestError, ConfigurationError) as error:
+        except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
         await call.respond(ReportMetricsResponse(range_server=request.range_server, status=status))
 
     async def allocate_id(self, call: ServerCall) -> None:
-        """SPEC "ALLOCATE_ID": an id for a range server, never issued before."""
+        """SPEC "ALLOCATE_ID": an id for a range server, never issued before, and its secret.
+
+        Servers of the other dialect would never send a secret, so none is kept for them.
+        """
         call.decode(IdAllocationRequest)
-        server_id = await self._store.run(lambda store: store.allocate_server_id())
-        await call.respond(IdAllocationResponse(id=server_id, status=SUCCESS))
+        secret = None if call.is_one_frame else new_secret()
+        server_id = await self._store.run(_allocate, secret)
+        await call.respond(IdAllocationResponse(server_id, SUCCESS, secret))
 
     async def create_streams(self, call: ServerCall) -> None:
         """SPEC "CREATE_STREAMS": results in the order of the request."""
@@ -318,6 +327,13 @@ class PlacementDriverHandlers:
                 status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))
             )
         )
+
+
+def _allocate(store: MetadataStore, secret: str | None) -> int:
+    server_id = store.allocate_server_id()
+    if secret is not None:
+        store.secrets.claim(server_id, secret)
+    return server_id
 
 
 def _invalid(message: str) -> InvalidRequestError:

@@ -14,20 +14,20 @@ _LOG: Final = logging.getLogger(__name__)
 class Membership:
     """The range servers that were heard within the last `timeout_ms`.
 
-    An address belongs to the server that announced it last, so that a server which lost its data
-    and came back under a new id takes the place of its former self at once.
+    An id and an address belong to one process at a time. Which one may take the place of others is
+    for the caller to find out (joining.py), which asks for those that are `conflicting`.
     """
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self._clock = clock
-        self._timeout_ms = timeout_ms
+        self.timeout_ms: Final = timeout_ms
         self._heard: dict[RangeServerRecord, float] = {}
         self._loads: dict[int, ServerLoad] = {}
 
     def refresh(self, server: RangeServerRecord) -> None:
-        """Take note of a heartbeat."""
+        """Take note of a heartbeat; the server takes the place of those in conflict with it."""
         if server not in self._heard:
-            for other in self._conflicting(server):
+            for other in self._heard_instead(server):
                 _LOG.warning("%s takes the place of %s", server, other)
                 del self._heard[other]
         self._heard[server] = self._clock.monotonic()
@@ -53,13 +53,17 @@ class Membership:
         self._loads = {each: load for each, load in self._loads.items() if each in live}
         return tuple(self._loads.get(each) or ServerLoad(each) for each in live)
 
-    def _conflicting(self, server: RangeServerRecord) -> list[RangeServerRecord]:
+    def conflicting(self, server: RangeServerRecord) -> list[RangeServerRecord]:
+        """Return the live servers that have the id or the address of `server`, but not both."""
+        return [each for each in self._heard_instead(server) if not self._is_silent(each)]
+
+    def _heard_instead(self, server: RangeServerRecord) -> list[RangeServerRecord]:
         return [
             other
             for other in self._heard
-            if other.server_id == server.server_id or other.address == server.address
+            if (other.server_id == server.server_id) is not (other.address == server.address)
         ]
 
     def _is_silent(self, server: RangeServerRecord) -> bool:
         silence_seconds = self._clock.monotonic() - self._heard[server]
-        return round(1000 * silence_seconds) >= self._timeout_ms
+        return round(1000 * silence_seconds) >= self.timeout_ms

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient
@@ -17,6 +18,7 @@ from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusErr
 from sbp_core.pd import ranges
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import SealedRange
+from sbp_core.pd.proving import Prover
 from sbp_core.pd.ranges import SealPlan
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
@@ -40,9 +42,14 @@ class Sealer:
     """Seals ranges at the servers that host them."""
 
     def __init__(
-        self, store: StoreThread, membership: Membership, announcer: RangeAnnouncer
+        self,
+        store: StoreThread,
+        membership: Membership,
+        announcer: RangeAnnouncer,
+        prover: Prover,
     ) -> None:
         self._store = store
+        self._prover = prover
         self._membership = membership
         self._announcer = announcer
 
@@ -53,7 +60,7 @@ class Sealer:
         """
         plans = await self._store.run(ranges.plan_seals, items)
         ends = await _seal_at_servers(
-            plan.maybe_open for plan in plans if plan.maybe_open is not None
+            self._prover, (plan.maybe_open for plan in plans if plan.maybe_open is not None)
         )
         sealed = [end for end in ends.values() if isinstance(end, SealedRange)]
         opened = await self._store.run(
@@ -83,32 +90,37 @@ def _result(
     return SealRangesResult(answer, SUCCESS, stream_id)
 
 
-async def _seal_at_servers(open_ranges: Iterable[StreamRange]) -> _Ends:
+async def _seal_at_servers(prover: Prover, open_ranges: Iterable[StreamRange]) -> _Ends:
     """Seal ranges where they are hosted: one connection and few frames for each server."""
     by_address: dict[str, dict[int, StreamRange]] = {}
     for each in open_ranges:
         by_address.setdefault(primary_address(each), {})[each.stream_id] = each
     ends: _Ends = {}
     for part in await asyncio.gather(
-        *(_seal_at(address, list(hosted.values())) for address, hosted in by_address.items())
+        *(
+            _seal_at(prover, address, list(hosted.values()))
+            for address, hosted in by_address.items()
+        )
     ):
         ends |= part
     return ends
 
 
-async def _seal_at(address: str, hosted: Sequence[StreamRange]) -> _Ends:
+async def _seal_at(prover: Prover, address: str, hosted: Sequence[StreamRange]) -> _Ends:
     ends: _Ends = {}
     try:
         async with AsyncClient(address) as client:
             for start in range(0, len(hosted), limits.STREAMS_PER_CALL):
                 chunk = hosted[start : start + limits.STREAMS_PER_CALL]
                 asked = tuple(RangeId(each.stream_id, each.range_index) for each in chunk)
-                frames = await client.call(
+                seal = partial(
+                    client.call,
                     address,
                     Opcode.SEAL_RANGE,
                     SealRangesRequest(limits.SEAL_TIMEOUT_MS, asked),
                     timeout_ms=limits.SEAL_TIMEOUT_MS,
                 )
+                frames = await prover.ask(client, address, seal)
                 known = {each.stream_id: each for each in chunk}
                 for frame in frames:
                     response = decode_header(SealRangesResponse, frame.header)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is brought up to date."""
 
@@ -96,6 +96,14 @@ _GIVEN_UP: Final = (
 )
 """Of decisions: the parts that are lost, and are not waited for any more."""
 
+_SERVER_SECRETS: Final = (
+    """CREATE TABLE server_secrets (
+        server_id INTEGER PRIMARY KEY,
+        secret TEXT NOT NULL
+    )""",
+)
+"""By which the placement driver and a range server know each other."""
+
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
     """CREATE TABLE cluster (
@@ -140,6 +148,7 @@ _SCHEMA: Final = (
     *_ONE_SHOT,
     *_STREAM_SCHEMAS,
     *_GIVEN_UP,
+    *_SERVER_SECRETS,
 )
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
@@ -154,6 +163,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
     4: _TRANSACTIONS,
     5: _ONE_SHOT,
     6: (*_STREAM_SCHEMAS, *_GIVEN_UP),
+    7: _SERVER_SECRETS,
 }
 """What makes the next version of a version."""
 

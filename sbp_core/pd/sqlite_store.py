@@ -37,6 +37,7 @@ from sbp_core.pd.sqlite_schema import (
     migrate_schema,
 )
 from sbp_core.pd.sqlite_schemas import SqliteSchemas
+from sbp_core.pd.sqlite_secrets import SqliteSecrets
 from sbp_core.pd.sqlite_transactions import SqliteTransactions
 
 _LOG: Final = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class SqliteStore:
         self.maybe_failure: StatusError | None = None
         self.transactions: Final = SqliteTransactions(self._query, self._transaction)
         self.schemas: Final = SqliteSchemas(self._query, self._transaction)
+        self.secrets: Final = SqliteSecrets(self._query, self._transaction)
         self._dir = DataDir(data_dir)
         try:
             self._connection = sqlite3.connect(self._dir.database, isolation_level=None)

@@ -69,6 +69,19 @@ class SchemaStore(Protocol):
         """Return the version of a stream's schema that comes after one, 0: the first one."""
 
 
+class SecretStore(Protocol):
+    """By what range servers prove who they are, as durable as the rest."""
+
+    def maybe_secret(self, server_id: int) -> str | None:
+        """Return a server's secret; None where it has none."""
+
+    def claim(self, server_id: int, secret: str) -> str:
+        """Give a server this secret unless it has one; return the one that it has then."""
+
+    def secrets_at(self, address: str) -> list[str]:
+        """Return the secrets of the servers that announced an address last, the newest first."""
+
+
 class MetadataStore(Protocol):
     """Durable metadata. Each method is atomic; what changed is on disk when it returns.
 
@@ -90,6 +103,10 @@ class MetadataStore(Protocol):
     @property
     def schemas(self) -> SchemaStore:
         """The schemas of streams."""
+
+    @property
+    def secrets(self) -> SecretStore:
+        """The secrets of range servers."""
 
     def revision(self) -> int:
         """Return a number that grows with every change of streams, ranges or their addresses."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import repeat
 
@@ -41,6 +41,7 @@ from sbp_core.records import peek_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Later, PromptHandler, Rest, ServerCall
+from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import (
     AppendRequest,
     AppendResponse,
@@ -48,6 +49,7 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.txn_id import is_copy
 
 
 class _AppendFrame(Struct, frozen=True):
@@ -95,6 +97,7 @@ class AppendHandler(PromptHandler):
         *,
         clock: Clock,
         metrics: Metrics,
+        check_driver: Callable[[Standing, str], None],
     ) -> None:
         self._host = host
         self._committer = committer
@@ -104,12 +107,15 @@ class AppendHandler(PromptHandler):
         self._disk_space = disk_space
         self._clock = clock
         self._metrics = metrics
+        self._check_driver = check_driver
 
     def begin(self, call: ServerCall) -> Rest | Later:
         """Take one APPEND frame; the rest is to wait until its batches are durable, or refused."""
         began_at = self._metrics.now()
         request = call.decode(AppendRequest)
         items = list(split_payload(request.append_requests, call.payload))
+        if any(each.info.txn_id is not None and is_copy(each.info.txn_id) for each in items):
+            self._check_driver(call.standing, "APPEND of a copy of a transaction")
         frame = _AppendFrame(call, items, began_at)
         lacking = self._host.lacking(frame.places, is_append=True)
         if lacking:

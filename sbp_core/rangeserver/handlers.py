@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, SbpError, StatusCode
+from sbp_core.errors import (
+    InvalidRequestError,
+    PermissionDeniedError,
+    SbpError,
+    StatusCode,
+)
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput
@@ -15,6 +20,7 @@ from sbp_core.server.answers import respond_all
 from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.wire.headers import (
+    ClientRole,
     DeleteStreamResult,
     DeleteStreamsRequest,
     DeleteStreamsResponse,
@@ -57,7 +63,7 @@ class RangeOperations:
         return {
             Opcode.HEARTBEAT: self.heartbeat,
             Opcode.DESCRIBE_RANGE: self.describe,
-            Opcode.SEAL_RANGE: self.seal,
+            Opcode.SEAL_RANGE: self._membership.only_for_driver(self.seal),
             Opcode.SYNC_RANGES: self.sync,
             Opcode.DELETE_STREAMS: self.delete,
             Opcode.TRIM_STREAMS: self.trim,
@@ -70,8 +76,15 @@ class RangeOperations:
         status = SUCCESS
         try:
             if cluster_id is not None:
-                check_cluster(request.cluster_id, cluster_id)
-        except InvalidRequestError as error:
+                is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
+                check_cluster(
+                    request.cluster_id,
+                    cluster_id,
+                    is_required=is_server and not call.is_one_frame,
+                )
+            if request.client_role == ClientRole.PD:
+                self._membership.greet_driver(request, call.standing)
+        except (InvalidRequestError, PermissionDeniedError) as error:
             status = status_for(error)
         await call.greet(
             request,

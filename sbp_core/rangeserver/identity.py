@@ -1,12 +1,13 @@
-"""Who this server is: the id that the placement driver gave it, and the cluster it belongs to.
+"""Who this server is: its id, its cluster, and the secret that proves it.
 
-Kept in `identity.json` beside the log, written once and atomically.
+Kept in `identity.json` beside the log, readable by its owner only. It is written atomically: once,
+and again where a server of an earlier version had no secret.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +21,11 @@ _FILE_NAME: Final = "identity.json"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A range server's place in a cluster."""
+    """A range server's place in a cluster; the secret is empty if it never had one."""
 
     server_id: int
     cluster_id: str
+    server_secret: str = field(default="", repr=False)
 
 
 def load_identity(data_dir: Path) -> Identity | None:
@@ -31,7 +33,11 @@ def load_identity(data_dir: Path) -> Identity | None:
     path = data_dir / _FILE_NAME
     try:
         content = json.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX))
-        return Identity(int(content["server_id"]), str(content["cluster_id"]))
+        return Identity(
+            int(content["server_id"]),
+            str(content["cluster_id"]),
+            str(content.get("server_secret", "")),
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

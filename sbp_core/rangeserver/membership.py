@@ -5,23 +5,40 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient, RetryPolicy
 from sbp_core.client.placement import chunks
-from sbp_core.errors import InvalidRequestError, NotFoundError, SbpError
+from sbp_core.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    SbpError,
+)
 from sbp_core.log.disk import Disk
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
 from sbp_core.rangeserver.retention import Retention
+from sbp_core.server.dispatch import AsyncHandler, ServerCall
+from sbp_core.server.trust import (
+    SECRETS_FEATURE,
+    Standing,
+    denied,
+    is_same,
+    new_secret,
+    proof_of,
+)
 from sbp_core.wire.headers import (
     ClientRole,
     CommitTxnRequest,
     CommitTxnResponse,
     DescribeStreamsRequest,
     DescribeStreamsResponse,
+    Feature,
     HeartbeatRequest,
     HeartbeatResponse,
     IdAllocationRequest,
@@ -66,6 +83,8 @@ class Membership:
             placement_driver, retry=RetryPolicy(budget_ms=heartbeat_interval_ms)
         )
         self._identity: Identity | None = None
+        self._has_trusted_driver = True
+        """Whether the placement driver keeps secrets; one of an earlier version does not."""
         self._advertise_addr = ""
         self._load: ReportMetricsRequest | None = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -81,6 +100,39 @@ class Membership:
         """The cluster that this server belongs to, None before `join`."""
         return (self._identity.cluster_id or None) if self._identity is not None else None
 
+    def greet_driver(self, request: HeartbeatRequest, standing: Standing) -> None:
+        """Let the peer have the standing of the placement driver, if it proves to be that.
+
+        Raises PermissionDeniedError, with the challenge, if not.
+        """
+        if self._identity is None or not self._has_trusted_driver:
+            return
+        expected = proof_of(self._identity.server_secret, standing.challenge)
+        if not is_same(request.server_secret, expected):
+            raise denied(
+                "this HEARTBEAT is said to be of the placement driver, and does not prove it: it"
+                " must carry the proof that follows from this server's secret and the challenge",
+                standing.challenge,
+            )
+        standing.is_placement_driver = True
+
+    def check_driver(self, standing: Standing, what: str) -> None:
+        """Raise PermissionDeniedError unless a peer may ask for what is the placement driver's."""
+        if self._has_trusted_driver and not standing.is_placement_driver:
+            raise denied(
+                f"only the placement driver may ask a range server for {what}, and this connection"
+                " did not prove to be its: ask the placement driver"
+            )
+
+    def only_for_driver(self, handler: AsyncHandler) -> AsyncHandler:
+        """Return a handler that serves the placement driver, and refuses others."""
+
+        async def serve(call: ServerCall) -> None:
+            self.check_driver(call.standing, call.opcode.name)
+            await handler(call)
+
+        return serve
+
     def self_table(self) -> RangeServer:
         """Return how this server appears in frames."""
         return RangeServer(self.server_id, self._advertise_addr)
@@ -88,18 +140,20 @@ class Membership:
     async def join(self, advertise_addr: str) -> None:
         """Get or recall the id and announce the address; then go on with heartbeats.
 
-        Waits for the placement driver as long as it takes. Raises InvalidRequestError when it
-        refuses this server.
+        Waits for the placement driver as long as it takes, and for a former process of this server
+        to be gone. Raises InvalidRequestError or PermissionDeniedError when it refuses this server.
         """
         self._advertise_addr = advertise_addr
         self._identity = load_identity(self._data_dir)
+        if self._identity is not None and not self._identity.server_secret:
+            self._keep(replace(self._identity, server_secret=new_secret()))
         while True:
             try:
                 if self._identity is None:
-                    self._identity = await self._allocate_identity()
-                await self._call_heartbeat(self._heartbeat())
+                    self._keep(await self._allocate_identity())
+                await self._beat()
                 break
-            except InvalidRequestError:
+            except (InvalidRequestError, PermissionDeniedError):
                 raise
             except SbpError as error:
                 _LOG.warning("waiting for the placement driver: %s", error)
@@ -177,9 +231,17 @@ class Membership:
         answers = await self._client.ask(Opcode.ALLOCATE_ID, request, IdAllocationResponse)
         # Asked in this order, it is the one that leads, and gave the id, that names the cluster.
         beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
-        identity = Identity(answers[-1].id, beat.cluster_id or "")
+        secret = answers[-1].server_secret or new_secret()
+        return Identity(answers[-1].id, beat.cluster_id or "", secret)
+
+    def _keep(self, identity: Identity) -> None:
         store_identity(self._data_dir, identity, self._disk)
-        return identity
+        self._identity = identity
+
+    async def _beat(self) -> None:
+        answer = await self._call_heartbeat(self._heartbeat())
+        features = {feature.name for feature in answer.features}
+        self._has_trusted_driver = SECRETS_FEATURE in features
 
     async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         return (await self._client.ask(Opcode.HEARTBEAT, request, HeartbeatResponse))[-1]
@@ -190,7 +252,9 @@ class Membership:
             client_id=f"range-server-{self.server_id}",
             client_role=ClientRole.RANGE_SERVER,
             range_server=self.self_table(),
+            features=(Feature(SECRETS_FEATURE),),
             cluster_id=self._identity.cluster_id,
+            server_secret=self._identity.server_secret,
         )
 
     async def _report_load(self) -> None:
@@ -212,12 +276,12 @@ class Membership:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             try:
-                await self._call_heartbeat(self._heartbeat())
+                await self._beat()
                 if not is_known:
                     _LOG.info("the placement driver answers again")
                 is_known = True
                 await self._report_load()
-            except InvalidRequestError as error:
+            except (InvalidRequestError, PermissionDeniedError, AlreadyExistsError) as error:
                 self.refused.set_result(error)
                 return
             except SbpError as error:

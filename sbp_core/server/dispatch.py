@@ -24,6 +24,7 @@ from sbp_core.errors import (
 )
 from sbp_core.server.clock import Clock
 from sbp_core.server.intake import memory_bytes
+from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Octets
@@ -48,6 +49,9 @@ _NOTHING: Final = Payload()
 
 class Responder(Protocol):
     """The connection of a request; all but `send_now` wait while the peer does not read."""
+
+    standing: Standing
+    """What the peer has proven to be."""
 
     @property
     def agreement(self) -> Agreement:
@@ -130,6 +134,11 @@ class ServerCall:
         """Whether the request came from this machine, as far as addresses tell."""
         return self._responder.is_from_this_host
 
+    @property
+    def standing(self) -> Standing:
+        """What the peer has proven to be."""
+        return self._responder.standing
+
     def decode(self, table: type[T]) -> T:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
@@ -211,12 +220,15 @@ class ServerCall:
         return None
 
     async def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
-        """Answer a HEARTBEAT, and agree on the features that it offers, if the dialect has any."""
+        """Answer a HEARTBEAT, and agree on the features that it offers, if the dialect has any.
+
+        Features of the `response` are accepted by the handler itself.
+        """
         if self._speech.is_foreign:
-            await self.respond(response)
+            await self.respond(replace(response, features=()))
             return
         agreement, features = self._responder.negotiate(request.features)
-        await self.respond(replace(response, features=features))
+        await self.respond(replace(response, features=(*features, *response.features)))
         self._responder.adopt(agreement)
 
     @property

@@ -23,6 +23,7 @@ from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
 from sbp_core.server.intake import Intake, memory_bytes
+from sbp_core.server.trust import Standing
 from sbp_core.server.turns import Turns
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import (
@@ -70,6 +71,8 @@ class Peer(asyncio.BufferedProtocol):
         self._turns = turns
         self._has_turn = False
         self._is_from_this_host = False
+        self.standing = Standing()
+        """What the peer has proven to be."""
         self._waiting: Frame | None = None
         """A request for which there is no room yet."""
         self._is_behind = False

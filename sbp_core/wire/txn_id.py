@@ -53,6 +53,11 @@ def copy_of(txn_id: str, range_index: int) -> str:
     return f"{txn_id}{_COPY_MARK}{range_index}"
 
 
+def is_copy(txn_id: str) -> bool:
+    """Whether an id is that of a copy, which only the placement driver stages."""
+    return _COPY_MARK in txn_id
+
+
 def original_of(txn_id: str) -> str:
     """Return the id of which one may be that of a copy, or the id itself."""
     return txn_id.partition(_COPY_MARK)[0]

@@ -1,9 +1,10 @@
 """Where the conformance suite finds its servers."""
 
 import os
+from pathlib import Path
 
 import pytest
-from spec_target import Target
+from spec_target import DATA_DIRS, Target
 
 from sbp_core.wire.dialect import Dialect
 
@@ -17,9 +18,12 @@ SPOKEN = ["as it speaks"] if ENDPOINT else [dialect.value for dialect in Dialect
 def target(request):
     """The servers under test: those at ENDPOINT, or our own in each dialect."""
     if ENDPOINT:
+        if data_dir := os.environ.get("SBP_CONFORMANCE_DATA_DIR"):
+            DATA_DIRS.append(Path(data_dir))
         return Target.at(ENDPOINT)
     is_foreign = request.param != Dialect.SPECIFICATION
     running = request.getfixturevalue("foreign_cluster" if is_foreign else "cluster")
+    DATA_DIRS.append(Path(running.data_dir))
     found = Target.at(running.endpoint)
     assert found.dialect == request.param
     return found

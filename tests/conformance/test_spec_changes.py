@@ -3,8 +3,10 @@
 from spec_target import Target, append, batch, fetch_request, list_ranges
 
 from sbp_core.wire.headers import (
+    ClientRole,
     DescribeStreamsRequest,
     FetchResponse,
+    HeartbeatRequest,
     IdAllocationRequest,
     RangeCriteria,
     RangeId,
@@ -165,6 +167,16 @@ def test_report_metrics_reports_load_metrics_of_range_server_to_pd(target):
             )
             full = {"disk_free_space": 0, "range_active_cnt": -(2**15), "memory_used": 2**62}
             server = RangeServer(allocated.id, "127.0.0.1:1")
+            (greeted,) = await client.ask(Opcode.HEARTBEAT, HeartbeatRequest("c"))
+            beat = HeartbeatRequest(
+                "rs",
+                ClientRole.RANGE_SERVER,
+                server,
+                cluster_id=greeted.cluster_id,
+                server_secret=allocated.server_secret,
+            )
+            (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
+            assert is_success(answer.status)
             (answer,) = await client.ask(
                 Opcode.REPORT_METRICS, ReportMetricsRequest(range_server=server, **full)
             )

@@ -111,13 +111,14 @@ async def answer_to(client, opcode, header, payload=()):
     return decoded
 
 
-def pd_requests(placed):
-    """Requests that a placement driver grants, in an order that works."""
+def pd_requests(placed, server_id):
+    """Requests that a placement driver grants, in an order that works; the id is nobody's."""
     stream = Stream(stream_id=placed.stream_id, replica_nums=1)
     server = placed.server
     yield Opcode.HEARTBEAT, HeartbeatRequest("c")
     yield Opcode.ALLOCATE_ID, IdAllocationRequest(1000, "conformance")
-    yield Opcode.REPORT_METRICS, ReportMetricsRequest(server, disk_free_space=2**40)
+    reporting = RangeServer(server_id, "127.0.0.1:2")
+    yield Opcode.REPORT_METRICS, ReportMetricsRequest(reporting, disk_free_space=0)
     yield Opcode.DESCRIBE_PD_CLUSTER, DescribePlacementDriverClusterRequest(server, 1000)
     yield Opcode.DESCRIBE_STREAMS, DescribeStreamsRequest(1000, (placed.stream_id,))
     yield Opcode.UPDATE_STREAMS, UpdateStreamsRequest(1000, (stream,))
@@ -157,7 +158,8 @@ def test_every_status_is_there_and_success_is_1200(target):
             async with Target(other.server.advertise_addr).pd() as server:
                 for opcode, header, payload in server_requests(other):
                     answers.append(await answer_to(server, opcode, header, payload))
-            answers += [await answer_to(client, *each) for each in pd_requests(one)]
+            (allocated,) = await client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest(1000, "h"))
+            answers += [await answer_to(client, *each) for each in pd_requests(one, allocated.id)]
             for table in (table for answer in answers for table in tables_in(answer)):
                 if hasattr(table, "status"):
                     assert table.status.code == StatusCode.OK, table

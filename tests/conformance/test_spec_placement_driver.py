@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
-from spec_target import RETENTION_MS, Target, append, batch, list_ranges
+from msgspec.structs import replace
+from spec_target import RETENTION_MS, Target, append, batch, code_of, list_ranges
 
+from sbp_core.errors import StatusCode
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
@@ -15,10 +17,12 @@ from sbp_core.wire.headers import (
     DescribePlacementDriverClusterRequest,
     DescribeStreamsRequest,
     HeartbeatRequest,
+    IdAllocationRequest,
     ListRangesRequest,
     RangeCriteria,
     RangeId,
     RangeServer,
+    ReportMetricsRequest,
     SealRangesRequest,
     Stream,
     StreamRange,
@@ -68,10 +72,43 @@ def test_the_request_and_response_frames_of_heartbeat_have_the_same_format(targe
             for endpoint in (target.endpoint, placed.server.advertise_addr):
                 async with Target(endpoint).pd() as client:
                     (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
-                assert is_success(answer.status)
+                # Who is said to be the placement driver may be asked for a proof.
+                assert is_success(answer.status) or beat.client_role == ClientRole.PD
                 assert answer.client_id == beat.client_id
                 assert answer.client_role == beat.client_role
                 assert answer.range_server == beat.range_server
+
+    target.run(body)
+
+
+def test_a_heartbeat_without_the_secret_of_its_id_is_refused(target):
+    """`server_secret` of HEARTBEAT, if ALLOCATE_ID gave one. Rule: heartbeat-secret."""
+
+    async def body(target):
+        async with target.pd() as client, target.pd() as forger:
+            (greeted,) = await client.ask(Opcode.HEARTBEAT, HeartbeatRequest("c"))
+            (allocated,) = await client.ask(
+                Opcode.ALLOCATE_ID, IdAllocationRequest(1000, "conformance")
+            )
+            if not allocated.server_secret:
+                pytest.skip("the placement driver gives no secrets")
+            beat = HeartbeatRequest(
+                "rs",
+                ClientRole.RANGE_SERVER,
+                RangeServer(allocated.id, "127.0.0.1:3"),
+                cluster_id=greeted.cluster_id,
+                server_secret=allocated.server_secret,
+            )
+            moved = replace(beat, range_server=RangeServer(allocated.id, "127.0.0.1:4"))
+            for secret in (None, "", "0" * 64, allocated.server_secret[:-1]):
+                forged = replace(moved, server_secret=secret)
+                (answer,) = await forger.ask(Opcode.HEARTBEAT, forged)
+                assert code_of(answer.status) == StatusCode.PERMISSION_DENIED
+            (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
+            assert is_success(answer.status)
+            report = ReportMetricsRequest(range_server=beat.range_server, disk_free_space=0)
+            (answer,) = await client.ask(Opcode.REPORT_METRICS, report)  # it is given no ranges
+            assert is_success(answer.status)
 
     target.run(body)
 

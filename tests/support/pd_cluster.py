@@ -29,16 +29,21 @@ class Cluster:
 
     def __init__(self, driver, client, clock):
         self.driver, self.client, self.clock = driver, client, clock
+        self.cluster_id = driver._store.cluster_id
 
     async def beat(self, server_id, address="127.0.0.1:10911", **fields):
+        known = {"cluster_id": self.cluster_id, "server_secret": await self.secret_of(server_id)}
         request = HeartbeatRequest(
             client_id="rs",
             client_role=ClientRole.RANGE_SERVER,
             range_server=RangeServer(server_id=server_id, advertise_addr=address),
-            **fields,
+            **(known | fields),
         )
         (answer,) = await self.client.ask(Opcode.HEARTBEAT, request)
         return answer
+
+    async def secret_of(self, server_id):
+        return await self.driver._store.run(lambda store: store.secrets.maybe_secret(server_id))
 
     async def allocate(self):
         (answer,) = await self.client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest(host="h"))

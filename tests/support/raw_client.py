@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from sbp_core.errors import ConnectionLostError, SbpError
 from sbp_core.session.connection import Connection
@@ -61,12 +61,12 @@ class RawClient:
         """Whether the server sent GOAWAY."""
 
     @classmethod
-    def at(cls, endpoint: str, **options: Any) -> RawClient:
+    def at(cls, endpoint: str, **options: Any) -> Self:
         """A client of "host:port"."""
         host, _, port = endpoint.rpartition(":")
         return cls(host.strip("[]"), int(port), **options)
 
-    async def __aenter__(self) -> RawClient:
+    async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection(
             self._host, self._port, local_addr=self._own_address
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from core_cluster import core_cluster, rows_batch, values_of
-from raw_client import RawClient
+from driver_proof import driver_at
 
 from sbp_core.client import StreamSpec
 from sbp_core.wire.headers import (
@@ -109,7 +109,7 @@ async def seal(client, stream_id, range_index=-1):
 async def one_stream(folder, **options):
     async with core_cluster(folder, **options) as cluster:
         (stream,) = await cluster.client.create_streams([StreamSpec("s")])
-        async with RawClient.at(cluster.server.endpoint) as client:
+        async with driver_at(cluster.server.endpoint, folder / "rs") as client:
             yield cluster, stream.stream_id, client
 
 

@@ -25,6 +25,7 @@ from sbp_core.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     Outcome,
+    PermissionDeniedError,
     ProtocolError,
     RangeNotFoundError,
     RangeOpenError,
@@ -62,6 +63,7 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.PD_NOT_LEADER: (NotLeaderError, AGAIN, False, NO),
     StatusCode.NO_NEW_RECORD: (StatusError, False, False, MAYBE),  # FETCH takes it for an answer
     StatusCode.BAD_REQUEST: (InvalidRequestError, False, False, NO),
+    StatusCode.PERMISSION_DENIED: (PermissionDeniedError, False, False, NO),
     StatusCode.NOT_FOUND: (NotFoundError, False, False, NO),
     StatusCode.REQUEST_TIMEOUT: (RequestTimeoutError, AGAIN, False, MAYBE),
     StatusCode.CONFLICT: (AlreadyExistsError, False, False, NO),

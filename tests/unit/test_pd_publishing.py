@@ -14,6 +14,7 @@ from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd import ending
 from sbp_core.pd.ending import RangeServers, Route
+from sbp_core.pd.proving import Prover
 from sbp_core.pd.publications import Publication
 from sbp_core.pd.publishing import Publisher
 from sbp_core.pd.transactions import Part, TxnRecord
@@ -192,7 +193,7 @@ def test_few_streams_are_copied_at_a_time(monkeypatch):
     async def main():
         monkeypatch.setattr(ending, "copy_staged", copy)
         monkeypatch.setattr(RangeServers, "maybe_route", route)
-        servers = RangeServers(None)
+        servers = RangeServers(None, Prover(None))
         earlier = [
             Publication(1, stream_id, (Part("t", stream_id, 0, 5),), range_index=1)
             for stream_id in range(3 * limits.TXN_COPIES_MAX)

@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector
+from sbp_core.wire.flat.redaction import repr_without
 
 
 class ClientRole(enum.IntEnum):
@@ -285,6 +286,11 @@ class HeartbeatRequest(Struct, frozen=True, gc=False):
     features: tuple[Feature, ...] = ()
     auth_token: str | None = None
     cluster_id: str | None = None
+    server_secret: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the fields, but for secrets."""
+        return repr_without(self, ["auth_token", "server_secret"])
 
 
 class HeartbeatResponse(Struct, frozen=True, gc=False):
@@ -303,6 +309,11 @@ class IdAllocationResponse(Struct, frozen=True, gc=False):
 
     id: int = 0
     status: Status | None = None
+    server_secret: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the fields, but for secrets."""
+        return repr_without(self, ["server_secret"])
 
 
 class LookupOffsetResult(Struct, frozen=True, gc=False):
@@ -924,6 +935,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("features", 3, Vector(Table("Feature"))),
         Field("auth_token", 4, Text()),
         Field("cluster_id", 5, Text()),
+        Field("server_secret", 6, Text()),
     ),
     HeartbeatResponse: (
         Field("client_id", 0, Text()),
@@ -936,6 +948,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     IdAllocationResponse: (
         Field("id", 0, Scalar("i"), 0),
         Field("status", 1, Table("Status")),
+        Field("server_secret", 2, Text()),
     ),
     LookupOffsetResult: (
         Field("stream_id", 0, Scalar("q"), -1),
