@@ -7,6 +7,7 @@ import time
 
 import pytest
 from core_cluster import core_cluster, rows_batch
+from driver_proof import Known, driver_at
 from held_disk import HeldDisk
 from manual_clock import ManualClock
 from msgspec.structs import replace
@@ -89,7 +90,7 @@ def test_a_repeat_is_answered_as_the_first_one(tmp_path):
             assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
         async with (
             core_cluster(tmp_path) as cluster,
-            RawClient.at(cluster.server.endpoint) as client,
+            driver_at(cluster.server.endpoint, tmp_path / "rs") as client,
         ):
             assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
             assert await letters_of(cluster, stream_id) == "cab-"
@@ -207,7 +208,7 @@ def test_what_waits_for_the_disk_is_waited_for_and_nothing_more_is_taken(tmp_pat
     async def body(cluster, stream_id, client):
         async with (
             RawClient.at(cluster.server.endpoint) as appender,
-            RawClient.at(cluster.server.endpoint) as ender,
+            driver_at(cluster.server.endpoint, tmp_path / "rs") as ender,
         ):
             await stage(client, stream_id, "other", "-")  # the server knows the stream then
             disk.gate.clear()
@@ -259,14 +260,16 @@ def test_an_end_that_failed_lets_more_be_staged(tmp_path):
 def test_an_end_that_nobody_waits_for_any_longer_is_done(tmp_path):
     async def body(cluster, stream_id, client):
         await stage(client, stream_id, "t", "a")
-        assert (await client.greet(NO_WISHES)).has_deadline
         disk.gate.clear()
         info = EndTxnInfo(stream_id, 0, ("t",), True, 0, 1)
-        with pytest.raises(RequestTimeoutError):
-            await client.ask(Opcode.END_TXN, EndTxnRequest(1, (info,)))
-        while not cluster.server._committer.pending_bytes:  # it was late before it began
+        async with RawClient.at(cluster.server.endpoint) as hasty:
+            assert (await hasty.greet(NO_WISHES)).has_deadline
+            await Known.of(tmp_path / "rs").prove(hasty)
             with pytest.raises(RequestTimeoutError):
-                await client.ask(Opcode.END_TXN, EndTxnRequest(100, (info,)))
+                await hasty.ask(Opcode.END_TXN, EndTxnRequest(1, (info,)))
+            while not cluster.server._committer.pending_bytes:  # it was late before it began
+                with pytest.raises(RequestTimeoutError):
+                    await hasty.ask(Opcode.END_TXN, EndTxnRequest(100, (info,)))
         (late,) = await stage(client, stream_id, "t", "b", first=1)
         assert isinstance(late, TxnEndedError)
         disk.gate.set()
@@ -356,7 +359,7 @@ def test_what_was_staged_many_segments_ago_is_published(tmp_path):
             await eventually(is_clean)
         async with (
             core_cluster(tmp_path, **options) as cluster,
-            RawClient.at(cluster.server.endpoint) as client,
+            driver_at(cluster.server.endpoint, tmp_path / "rs") as client,
         ):
             assert await read_staged(client, stream_id, "t") == ("abc", 2)
             assert await end(client, stream_id, "t", count=3) == (0, 3)

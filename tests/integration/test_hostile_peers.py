@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from core_cluster import core_cluster, rows_batch
+from driver_proof import driver_at
 from raw_client import RawClient
 
 from sbp_core import limits
@@ -256,7 +257,7 @@ def test_lying_batches_are_refused_one_by_one_and_none_is_stored(tmp_path):
             statuses.append(result.status.code)
             # What a server cannot know (how many records, a timestamp) is the writer's own.
             stored += peek_batch(batch).record_count if result.status.code == 0 else 0
-        async with RawClient.at(cluster.server.endpoint) as client:
+        async with driver_at(cluster.server.endpoint, tmp_path / "rs") as client:
             (sealed,) = await client.ask(
                 Opcode.SEAL_RANGE, SealRangesRequest(ranges=(RangeId(target.stream_id, 0),))
             )

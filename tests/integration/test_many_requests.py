@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
+from driver_proof import driver_at
 from raw_client import RawClient
 
 from sbp_core.errors import StatusCode
@@ -40,7 +41,7 @@ def run(folder, body):
         async with (
             core_cluster(folder) as cluster,
             RawClient.at(cluster.pd.endpoint) as pd,
-            RawClient.at(cluster.server.endpoint) as server,
+            driver_at(cluster.server.endpoint, folder / "rs") as server,
         ):
             await pd.call(Opcode.PING)
             await server.call(Opcode.PING)

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
+from driver_proof import driver_at
 from foreign_batches import sequence_batch
 from raw_client import RawClient
 
@@ -291,7 +292,7 @@ def test_a_sealed_range_refuses_appends_keeps_its_end_and_is_read_to_it(tmp_path
     async def seal(cluster):
         (stream_id,) = await create(cluster, "sealed")
         await append(cluster, stream_id, b"a", b"b")
-        async with RawClient.at(cluster.server.endpoint) as client:
+        async with driver_at(cluster.server.endpoint, tmp_path / "rs") as client:
             for _ in range(2):
                 request = SealRangesRequest(ranges=(RangeId(stream_id, 0),))
                 (answer,) = await client.ask(Opcode.SEAL_RANGE, request)

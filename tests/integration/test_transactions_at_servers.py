@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from core_cluster import rows_batch, values_of
+from driver_proof import DrivingClient
 from range_server_process import RangeServerProcess
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, Transaction, TxnPart
+from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
 from sbp_core.client.transactions_at_servers import (
     Ended,
     TxnEnd,
@@ -40,7 +41,7 @@ def run(folder, body, **options):
         cluster = Cluster(ClusterSettings(data_dir=folder, **settings))
         await cluster.start()
         try:
-            async with AsyncClient(cluster.endpoints.pd) as client:
+            async with DrivingClient(cluster.endpoints.pd, folder) as client:
                 await asyncio.wait_for(body(client), 60)
         finally:
             await cluster.stop()
@@ -217,7 +218,7 @@ async def killable(folder):
     endpoint = await pd.start()
     server = RangeServerProcess(folder / "rs", endpoint, heartbeat_interval_ms=50)
     try:
-        async with server, AsyncClient(endpoint) as client:
+        async with server, DrivingClient(endpoint, folder) as client:
             yield server, client, await create(client)
     finally:
         await pd.stop()

@@ -11,9 +11,11 @@ from pathlib import Path
 from raw_client import RawClient
 
 from sbp_core.client import AsyncClient
-from sbp_core.errors import StatusCode
+from sbp_core.client.program import Call
+from sbp_core.errors import PermissionDeniedError, StatusCode
 from sbp_core.pd.proving import prove
 from sbp_core.server.trust import proof_of
+from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status
@@ -54,8 +56,20 @@ async def driver_at(endpoint: str, data_dir: Path) -> AsyncIterator[RawClient]:
         yield client
 
 
-async def prove_all(client: AsyncClient, *servers: tuple[str, Path]) -> None:
-    """Let the client's connections to range servers, (endpoint, data_dir), be the driver's."""
-    for endpoint, data_dir in servers:
-        known = Known.of(data_dir)
-        assert await prove(client, endpoint, known.cluster_id, [known.secret], timeout_ms=30_000)
+class DrivingClient(AsyncClient):
+    """A client that proves to be the placement driver to servers, below `folder`, that ask."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        super().__init__(endpoint)
+        self._folder = folder
+
+    async def exchange(self, call: Call) -> list[Frame]:
+        """Do what `call` does."""
+        try:
+            return await super().exchange(call)
+        except PermissionDeniedError:
+            known = [Known.of(path.parent) for path in self._folder.rglob("identity.json")]
+            secrets = [each.secret for each in known]
+            cluster_id = known[0].cluster_id
+            await prove(self, call.endpoint, cluster_id, secrets, timeout_ms=30_000)
+        return await super().exchange(call)
