@@ -13,7 +13,6 @@ from sbp_core import limits
 from sbp_core.errors import (
     DiskFullError,
     LogWriteError,
-    RecordBatchError,
     SbpError,
     StatusCode,
     StatusError,
@@ -37,7 +36,7 @@ from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, check_latest
 from sbp_core.rangeserver.staging import Stagings
 from sbp_core.rangeserver.writers import BatchNumber, Writers, check_number
-from sbp_core.records import peek_batch, write_base_offset
+from sbp_core.records import accept_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Later, PromptHandler, Rest, ServerCall
@@ -209,12 +208,7 @@ class AppendHandler(PromptHandler):
         """
         try:
             check_extensions(item.info)
-            record_count = peek_batch(item.batch).record_count
-            if len(item.batch) > limits.BATCH_BYTES_MAX:
-                raise RecordBatchError(
-                    f"a batch of {len(item.batch)} octets passes the limit of"
-                    f" {limits.BATCH_BYTES_MAX}; send smaller batches"
-                )
+            record_count = accept_batch(item.batch).record_count
             hosted = self._host.table.range_at(item.stream_id, -1)
             if item.info.txn_id is not None:
                 taken, staged = self._stagings.take(item, hosted, record_count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbp_core.records.acceptance import accept_batch
 from sbp_core.records.arrow_body import Compression
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder
 from sbp_core.records.columns import COLUMNS_ENCODING, decode_columns, encode_columns
@@ -56,6 +57,7 @@ __all__ = [
     "RowsBuilder",
     "Run",
     "StreamSchema",
+    "accept_batch",
     "check_evolution",
     "compare_schemas",
     "decode_batch",

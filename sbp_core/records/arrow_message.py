@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import chain
+from operator import add, le, or_
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,6 +33,8 @@ _CONTINUATION: Final = 0xFFFFFFFF
 _PREFIX: Final = struct.Struct("<Ii")
 _PAIR: Final = struct.Struct("<qq")
 PREFIX_BYTES: Final = _PREFIX.size
+_I64_BYTES: Final = 8
+_UNALIGNED: Final = BUFFER_ALIGNMENT_BYTES - 1
 _UNCOMPRESSED_BYTES: Final = struct.Struct("<q")
 _STORED_RAW: Final = -1
 VERSION_5: Final = 4
@@ -70,32 +75,32 @@ class Message(Struct, frozen=True, gc=False):
     body_length: int = 0
 
 
-MESSAGE_SCHEMA: Final = Schema(
-    {
-        BodyCompression: (
-            Field("codec", 0, Scalar("b"), 0),
-            Field("method", 1, Scalar("b"), 0),
-        ),
-        RecordBatchHeader: (
-            Field("length", 0, Scalar("q"), 0),
-            Field("nodes", 1, Structs("qq")),
-            Field("buffers", 2, Structs("qq")),
-            Field("compression", 3, Table("BodyCompression")),
-        ),
-        MessageKind: (
-            Field("version", 0, Scalar("h"), 0),
-            Field("header_type", 1, Scalar("B"), 0),
-        ),
-        Message: (
-            Field("version", 0, Scalar("h"), 0),
-            Field("header_type", 1, Scalar("B"), 0),
-            Field("header", 2, Table("RecordBatchHeader")),
-            Field("body_length", 3, Scalar("q"), 0),
-        ),
-    },
-    bytes_max=limits.BATCH_METADATA_BYTES_MAX,
-)
+_TABLES: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
+    BodyCompression: (
+        Field("codec", 0, Scalar("b"), 0),
+        Field("method", 1, Scalar("b"), 0),
+    ),
+    RecordBatchHeader: (
+        Field("length", 0, Scalar("q"), 0),
+        Field("nodes", 1, Structs("qq")),
+        Field("buffers", 2, Structs("qq")),
+        Field("compression", 3, Table("BodyCompression")),
+    ),
+    MessageKind: (
+        Field("version", 0, Scalar("h"), 0),
+        Field("header_type", 1, Scalar("B"), 0),
+    ),
+    Message: (
+        Field("version", 0, Scalar("h"), 0),
+        Field("header_type", 1, Scalar("B"), 0),
+        Field("header", 2, Table("RecordBatchHeader")),
+        Field("body_length", 3, Scalar("q"), 0),
+    ),
+}
 
+MESSAGE_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
+_UNVERIFIED_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
+"""Remembers layouts that Arrow did not check, so none of them is taken for one that it did."""
 
 _VARYING: Final = ("header.length", "header.nodes", "header.buffers", "body_length")
 """What messages of one schema differ in."""
@@ -134,22 +139,38 @@ def read_outline(data: memoryview, *, record_count: int) -> Outline:
 
     It is not safe to hand to Arrow before that is checked. Raises RecordBatchError.
     """
+    return _read_outline(data, record_count, MESSAGE_SCHEMA, is_for_arrow=True)
+
+
+def read_outline_without_arrow(data: memoryview, *, record_count: int) -> Outline:
+    """Return what `read_outline` does, of a message that Arrow is not shown now or later.
+
+    A server stores bodies unread, so a hostile one must not reach Arrow's code there. Raises
+    RecordBatchError.
+    """
+    return _read_outline(data, record_count, _UNVERIFIED_SCHEMA, is_for_arrow=False)
+
+
+def _read_outline(
+    data: memoryview, record_count: int, schema: Schema, *, is_for_arrow: bool
+) -> Outline:
     buffers_start = find_buffers(data)
     encoded = bytes(data[PREFIX_BYTES:buffers_start])
-    found = MESSAGE_SCHEMA.maybe_recognise(Message, encoded)
-    compression, length, nodes, buffers, body_length = found or _decode_header(encoded)
+    found = schema.maybe_recognise(Message, encoded)
+    compression, length, nodes, buffers, body_length = found or _decode_header(schema, encoded)
     if body_length != len(data) - buffers_start:
         raise RecordBatchError(
-            f"Arrow message announces {body_length} octets of buffers, but"
+            f"Arrow message announces {body_length} bytes of buffers, but"
             f" {len(data) - buffers_start} follow its metadata"
         )
     if length != record_count:
         raise RecordBatchError(
-            f"Arrow message of {length} rows in a record batch of {record_count} records"
+            f"Arrow message of {length} rows in a record batch that declares {record_count} records"
         )
     if found is None:
-        _check_by_arrow(data)
-        MESSAGE_SCHEMA.remember(Message, encoded, compression, _VARYING)
+        if is_for_arrow:
+            _check_by_arrow(data)
+        schema.remember(Message, encoded, compression, _VARYING)
     return Outline(length, nodes, buffers, compression, buffers_start, body_length)
 
 
@@ -158,13 +179,26 @@ def check_outline(outline: Outline, data: memoryview) -> MessageSize:
 
     Raises RecordBatchError.
     """
-    for length, null_count in _PAIR.iter_unpack(outline.nodes):
-        if not 0 <= null_count <= length:
-            raise RecordBatchError(
-                f"Arrow message with a column of length {length} and {null_count} nulls"
-            )
+    return check_sizes(outline, decoded_sizes(outline, data))
+
+
+def check_sizes(outline: Outline, sizes: Sequence[int]) -> MessageSize:
+    """Check what `check_outline` does, where the `decoded_sizes` of the buffers are known."""
+    lengths, null_counts = split_pairs(outline.nodes)
+    if null_counts and (min(null_counts) < 0 or not all(map(le, null_counts, lengths))):
+        length, null_count = next(
+            pair for pair in zip(lengths, null_counts, strict=True) if not 0 <= pair[1] <= pair[0]
+        )
+        raise RecordBatchError(
+            f"Arrow message with a column of length {length} and {null_count} nulls"
+        )
     _check_compression(outline.compression)
-    decoded_bytes = _decoded_bytes(data[outline.buffers_start :], outline)
+    decoded_bytes = sum(sizes)
+    if decoded_bytes > limits.DECODED_BATCH_BYTES_MAX:
+        raise RecordBatchError(
+            f"record batch declares {decoded_bytes} bytes of decoded data, more than the"
+            f" {limits.DECODED_BATCH_BYTES_MAX} allowed; write smaller batches"
+        )
     return MessageSize(decoded_bytes, outline.compression is not None)
 
 
@@ -215,14 +249,17 @@ def find_buffers(
     return buffers_start
 
 
-def _decode_header(encoded: bytes) -> tuple[BodyCompression | None, int, bytes, bytes, int]:
+def _decode_header(
+    schema: Schema, encoded: bytes
+) -> tuple[BodyCompression | None, int, bytes, bytes, int]:
     """Return compression, length, nodes, buffers and length of the body, as the metadata has it."""
-    message = _decode_message(encoded)
+    message = _decode_message(schema, encoded)
     header = message.header
     if header is None:
         raise RecordBatchError("Arrow message of a record batch without one: its header is missing")
     nodes, buffers = (
-        b"".join([_PAIR.pack(*pair) for pair in pairs]) for pairs in (header.nodes, header.buffers)
+        _numbers(2 * len(pairs)).pack(*chain.from_iterable(pairs))
+        for pairs in (header.nodes, header.buffers)
     )
     return header.compression, header.length, nodes, buffers, message.body_length
 
@@ -238,14 +275,14 @@ def _check_by_arrow(data: memoryview) -> None:
         raise RecordBatchError(f"Arrow message: {error}") from error
 
 
-def _decode_message(encoded: bytes) -> Message:
+def _decode_message(schema: Schema, encoded: bytes) -> Message:
     """Return the metadata; another kind of message is named even where it reads as no Message."""
     try:
-        message = MESSAGE_SCHEMA.decode(Message, encoded)
+        message = schema.decode(Message, encoded)
         _check_kind(message)
     except HeaderError as error:
         with contextlib.suppress(HeaderError):
-            _check_kind(MESSAGE_SCHEMA.decode(MessageKind, encoded))
+            _check_kind(schema.decode(MessageKind, encoded))
         raise RecordBatchError(f"metadata of the Arrow message: {error}") from error
     return message
 
@@ -268,28 +305,47 @@ def _check_compression(compression: BodyCompression | None) -> None:
         )
 
 
-def _decoded_bytes(buffers: memoryview, outline: Outline) -> int:
-    """Return what the buffers decode to. Raises if one lies outside, or that is too much."""
-    size_bytes = len(buffers)
-    decoded_bytes = 0
-    for offset, length in _PAIR.iter_unpack(outline.buffers):
-        if offset < 0 or length < 0 or offset + length > size_bytes:
-            raise RecordBatchError(
-                f"Arrow buffer of {length} octets at {offset} lies outside the {size_bytes}"
-                " octets of the message"
-            )
-        if offset % BUFFER_ALIGNMENT_BYTES:
-            raise RecordBatchError(f"Arrow buffer at unaligned octet {offset}")
-        if outline.compression is None or length == 0:
-            decoded_bytes += length
-        else:
-            decoded_bytes += _declared_bytes(buffers[offset : offset + length])
-    if decoded_bytes > limits.DECODED_BATCH_BYTES_MAX:
-        raise RecordBatchError(
-            f"record batch declares {decoded_bytes} octets of decoded data, more than the"
-            f" {limits.DECODED_BATCH_BYTES_MAX} allowed; write smaller batches"
+def decoded_sizes(outline: Outline, data: memoryview) -> Sequence[int]:
+    """Return the bytes that each buffer of the message `data` decodes to, as it declares them.
+
+    Raises RecordBatchError for a buffer that lies outside of the message, or is not aligned.
+    """
+    offsets, lengths = split_pairs(outline.buffers)
+    if not offsets:
+        return ()
+    start, size_bytes = outline.buffers_start, outline.buffers_bytes
+    together = reduce(or_, offsets)  # negative if one is, and aligned if all are
+    is_inside = together >= 0 and min(lengths) >= 0
+    if not is_inside or max(map(add, offsets, lengths)) > size_bytes:
+        offset, length = next(
+            (offset, length)
+            for offset, length in zip(offsets, lengths, strict=True)
+            if offset < 0 or length < 0 or offset + length > size_bytes
         )
-    return decoded_bytes
+        raise RecordBatchError(
+            f"Arrow buffer of {length} bytes at {offset} lies outside the {size_bytes}"
+            " bytes of the message"
+        )
+    if together & _UNALIGNED:
+        offset = next(each for each in offsets if each & _UNALIGNED)
+        raise RecordBatchError(f"Arrow buffer at unaligned byte {offset}")
+    if outline.compression is None:
+        return lengths
+    return [
+        _declared_bytes(data[start + offset : start + offset + length]) if length else 0
+        for offset, length in zip(offsets, lengths, strict=True)
+    ]
+
+
+def split_pairs(pairs: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the first and the second numbers of the nodes or buffers of an `Outline`."""
+    numbers = _numbers(len(pairs) // _I64_BYTES).unpack(pairs)
+    return numbers[::2], numbers[1::2]
+
+
+@lru_cache(64)
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}q")
 
 
 def _declared_bytes(buffer: memoryview) -> int:

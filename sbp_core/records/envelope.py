@@ -68,9 +68,10 @@ class Envelope:
     """One record batch whose body has not been read.
 
     `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch.
-    `body` is a view of the octets that were decoded. `encoding` is None for a record sequence. Of
+    `body` is a view of the bytes that were decoded. `encoding` is None for a record sequence. Of
     columns, `schema_fingerprint` names their schema, and `timestamp_column` the one with the times
-    of the records, if there is one.
+    of the records, if there is one. `declared_count` is what the metadata says of `record_count`,
+    which is counted where the records of a sequence are.
     """
 
     stream_id: int
@@ -82,6 +83,7 @@ class Envelope:
     length_bytes: int
     schema_fingerprint: str | None = None
     timestamp_column: str | None = None
+    declared_count: int = 0
 
     @property
     def place(self) -> str:
@@ -257,6 +259,7 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         length_bytes,
         meta.schema_fingerprint,
         meta.timestamp_column,
+        meta.record_count,
     )
 
 

@@ -40,20 +40,8 @@ def walk_sequence(view: memoryview, position: int) -> Iterator[SequenceRecord]:
 
     Raises RecordBatchError when a length leads outside the data.
     """
-    while position < len(view) and view[position] != BATCH_MAGIC:
-        start = position + _LENGTHS.size
-        if start > len(view):
-            raise RecordBatchError(f"record at octet {position}: its lengths are cut off")
-        meta_bytes, body_bytes = _LENGTHS.unpack_from(view, position)
-        end = start + meta_bytes + body_bytes
-        if meta_bytes < 0 or body_bytes < 0 or end > len(view):
-            raise RecordBatchError(
-                f"record at octet {position} announces {meta_bytes} octets of metadata and a body"
-                f" of {body_bytes}; {len(view) - start} octets are left"
-            )
-        body_start = start + meta_bytes
+    for start, body_start, end in _places(view, position):
         yield SequenceRecord(view[start:body_start], view[body_start:end], end)
-        position = end
 
 
 def measure_sequence(view: memoryview, position: int) -> tuple[int, int]:
@@ -62,14 +50,36 @@ def measure_sequence(view: memoryview, position: int) -> tuple[int, int]:
     Raises RecordBatchError, also when there are more than limits.SEQUENCE_RECORDS_MAX.
     """
     count, end = 0, position
-    for record in walk_sequence(view, position):
-        count, end = count + 1, record.end
+    for _, _, end in _places(view, position):  # noqa: B007 - the last one counts
+        count += 1
         if count > limits.SEQUENCE_RECORDS_MAX:
             raise RecordBatchError(
                 f"a record sequence of more than {limits.SEQUENCE_RECORDS_MAX} records; spread them"
                 " over several batches"
             )
     return count, end
+
+
+def _places(view: memoryview, position: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where the metadata of each record starts, its body, and the next record.
+
+    A server counts records while others wait for it, so this does as little as it can.
+    """
+    size_bytes, unpack = len(view), _LENGTHS.unpack_from
+    while position < size_bytes and view[position] != BATCH_MAGIC:
+        start = position + _LENGTHS.size
+        if start > size_bytes:
+            raise RecordBatchError(f"record at byte {position}: its lengths are cut off")
+        meta_bytes, body_bytes = unpack(view, position)
+        body_start = start + meta_bytes
+        end = body_start + body_bytes
+        if meta_bytes < 0 or body_bytes < 0 or end > size_bytes:
+            raise RecordBatchError(
+                f"record at byte {position} announces {meta_bytes} bytes of metadata and a body"
+                f" of {body_bytes}; {size_bytes - start} bytes are left"
+            )
+        yield start, body_start, end
+        position = end
 
 
 def decode_record_meta(record: SequenceRecord) -> RecordMeta:

@@ -161,9 +161,9 @@ def code_of(status: Status) -> int:
 
 
 def batch(record_count: int = 1, body: bytes = b"body", stream_id: int = 0) -> bytes:
-    """A record batch whose body means nothing to a server."""
+    """A record batch whose body means nothing to a server, but has a byte for each record."""
     return encode_envelope(
-        [body],
+        [body.ljust(record_count, b".")],
         stream_id=stream_id,
         record_count=record_count,
         base_timestamp_ms=1_700_000_000_000,

@@ -7,7 +7,7 @@ import pytest
 from spec_target import Target, append, append_request, batch, code_of, fetch_request
 
 from sbp_core.errors import StatusCode
-from sbp_core.records.envelope import split_envelopes
+from sbp_core.records.envelope import encode_envelope, split_envelopes
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
@@ -127,6 +127,32 @@ def test_the_error_of_one_batch_is_its_own(target):
                 2,
                 3,
             ]
+
+    target.run(body)
+
+
+def test_a_batch_that_declares_more_records_than_it_has_is_refused(target):
+    """SPEC "RecordBatch". Rule: batch-counted, partial-failure."""
+
+    async def body(target):
+        async with streams_at_one_server(target, 1) as ((placed,), client):
+            lying = [
+                encode_envelope(
+                    [b"1234567"],
+                    stream_id=placed.stream_id,
+                    record_count=1_000_000,
+                    base_timestamp_ms=0,
+                    encoding=encoding,
+                )
+                for encoding in ("rows", "columns", "opaque")
+            ]
+            request = append_request(*((placed, each) for each in (*lying, batch(2))))
+            answers = await client.ask(Opcode.APPEND, *request)
+            results = [result for answer in answers for result in answer.append_responses]
+            results.sort(key=lambda result: result.request_index)
+            codes = [code_of(result.status) for result in results]
+            assert codes == [*[StatusCode.INVALID_REQUEST] * 3, StatusCode.NONE]
+            assert results[-1].base_offset == 0
 
     target.run(body)
 

@@ -9,6 +9,7 @@ from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
     ColumnsBuilder,
     StreamSchema,
+    accept_batch,
     check_evolution,
     decode_columns,
     decode_envelope,
@@ -43,6 +44,16 @@ def test_columns_round_trip(data, schema, compression):
         column_values(decoded.column(name)) for name in some.schema.names
     ]
     assert some.num_rows == batch.num_rows
+
+
+@EXAMPLES
+@given(st.data(), SCHEMAS, COMPRESSIONS)
+def test_servers_store_what_is_encoded(data, schema, compression):
+    """Also of a slice, whose lists begin anywhere."""
+    batch = data.draw(batches(schema))
+    start = data.draw(st.integers(0, batch.num_rows - 1))
+    for part in (batch, batch.slice(start)):
+        assert accept_batch(encoded(part, schema, compression)).record_count == part.num_rows
 
 
 @EXAMPLES

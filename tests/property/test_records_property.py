@@ -3,15 +3,19 @@
 import datetime as dt
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import (
     ROWS_SCHEMA,
     RowsBuilder,
+    accept_batch,
     decode_envelope,
     decode_rows,
+    encode_envelope,
     encode_rows,
     peek_batch,
     split_envelopes,
@@ -50,6 +54,22 @@ def test_rows_round_trip(values, compression, stream_id, base_offset):
     assert (envelope.stream_id, envelope.base_offset) == (stream_id, base_offset)
     assert (envelope.record_count, envelope.base_timestamp_ms) == (len(values), -5)
     assert decode_rows(envelope).to_pylist() == values
+
+
+@settings(deadline=None)
+@given(LISTS, COMPRESSIONS, st.integers(1, limits.BATCH_RECORDS_MAX))
+def test_servers_store_what_is_encoded_and_no_other_count_of_it(values, compression, count):
+    encoded = encode_rows(rows(values), stream_id=1, timestamp_ms=0, compression=compression)
+    envelope = accept_batch(encoded)
+    assert envelope.record_count == len(values)
+    other = encode_envelope(
+        [envelope.body], stream_id=1, record_count=count, base_timestamp_ms=0, encoding="rows"
+    )
+    if count == len(values):
+        assert other == encoded
+    else:
+        with pytest.raises(RecordBatchError, match=f"{len(values)} rows .* declares {count} rec"):
+            accept_batch(other)
 
 
 @settings(deadline=None)

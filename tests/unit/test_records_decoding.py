@@ -141,7 +141,7 @@ IS_NAMED = "offset 10 of stream 9 is damaged"
     [
         (with_offset_outside, IS_NAMED),
         (with_name_not_utf8, IS_NAMED),
-        (with_buffer_outside, f"{IS_NAMED}: Arrow buffer of 1 octets at 1099511627776 lies"),
+        (with_buffer_outside, f"{IS_NAMED}: Arrow buffer of 1 bytes at 1099511627776 lies"),
         (with_more_nulls_than_rows, f"{IS_NAMED}: Arrow message with a column of length 2"),
         (with_other_rows_than_records, f"{IS_NAMED}: Arrow message of 9 rows in a record batch"),
     ],

@@ -164,7 +164,7 @@ def test_rows_that_no_reader_would_accept_are_not_encoded():
 
 def test_rows_too_large_to_be_read_again_are_not_encoded():
     batch = rows([{"value": bytes(limits.DECODED_BATCH_BYTES_MAX)}])
-    with pytest.raises(RecordBatchError, match="octets of decoded data"):
+    with pytest.raises(RecordBatchError, match="bytes of decoded data"):
         encoded(batch, "zstd")
     with pytest.raises(RecordBatchError, match="spread them over several batches"):
         encoded(rows([{"value": bytes(limits.BATCH_BYTES_MAX)}]))
@@ -180,7 +180,9 @@ def test_another_encoding_is_named(encoding, named):
 @pytest.mark.parametrize("record_count", [1, 3, 5, 1_000_000])
 def test_an_envelope_that_lies_about_the_count(record_count):
     envelope = replace(decode_envelope(encoded()), record_count=record_count)
-    with pytest.raises(RecordBatchError, match=f"4 rows in a record batch of {record_count}"):
+    with pytest.raises(
+        RecordBatchError, match=f"4 rows in a record batch that declares {record_count}"
+    ):
         decode_rows(envelope)
 
 
@@ -194,9 +196,9 @@ def test_envelope_and_message_that_lie_alike(length):
 @pytest.mark.parametrize(
     ("declared_bytes", "fault"),
     [
-        (2**40, "octets of decoded data"),
-        (2**63 - 1, "octets of decoded data"),
-        (limits.DECODED_BATCH_BYTES_MAX, "octets of decoded data"),
+        (2**40, "bytes of decoded data"),
+        (2**63 - 1, "bytes of decoded data"),
+        (limits.DECODED_BATCH_BYTES_MAX, "bytes of decoded data"),
         (-2, "declares -2 octets"),
         (-(2**63), "declares -"),
         (60 * limits.MIB, "is damaged"),
@@ -227,7 +229,7 @@ def test_a_bomb_of_many_parts_is_summed(compression):
     large = next(buffer for buffer in message.header.buffers if buffer[0] == offset)
     header = replace_in(message.header, buffers=(large,) * 17)
     body = make_message(replace_in(message, header=header), buffers)
-    with pytest.raises(RecordBatchError, match="declares 71303168 octets of decoded data"):
+    with pytest.raises(RecordBatchError, match="declares 71303168 bytes of decoded data"):
         decode_rows(wrap(body, record_count=1))
 
 
@@ -239,7 +241,7 @@ def test_a_bomb_of_many_parts_is_summed(compression):
         ((0, 2**62), "lies outside"),
         ((2**62, 2**62), "lies outside"),
         ((2**63 - 8, 8), "lies outside"),
-        ((4, 8), "unaligned octet 4"),
+        ((4, 8), "unaligned byte 4"),
     ],
 )
 def test_buffers_outside_the_message(buffer, fault):
@@ -277,7 +279,7 @@ def test_raw_buffers_count_with_what_they_hold():
         message.header, buffers=((0, len(raw)),) * 17, compression=BodyCompression(0, 0)
     )
     body = make_message(replace_in(message, header=header, body_length=len(raw)), raw)
-    with pytest.raises(RecordBatchError, match="declares 71303168 octets of decoded data"):
+    with pytest.raises(RecordBatchError, match="declares 71303168 bytes of decoded data"):
         decode_rows(wrap(body))
 
 
@@ -343,7 +345,7 @@ def test_schema_and_dictionary_messages():
 
 @pytest.mark.parametrize("body_length", [0, -1, 8, 2**62])
 def test_body_length_that_is_not_the_rest(body_length):
-    with pytest.raises(RecordBatchError, match=f"announces {body_length} octets of buffers"):
+    with pytest.raises(RecordBatchError, match=f"announces {body_length} bytes of buffers"):
         decode_rows(forged(body_length=body_length))
 
 

@@ -53,7 +53,7 @@ def test_a_record_without_metadata_is_read():
 @pytest.mark.parametrize("lengths", [(-1, 1), (1, -1), (2**31 - 1, 2**31 - 1), (0, 3), (100, 0)])
 def test_lengths_that_lead_outside_are_refused(lengths):
     data = sequence_batch([]) + struct.pack(">ii", *lengths) + b"hi"
-    with pytest.raises(RecordBatchError, match=r"record at octet|magic"):
+    with pytest.raises(RecordBatchError, match=r"record at byte|magic"):
         list(split_envelopes(data))
 
 
