@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import FILE_MODE, OsDisk
 from sbp_core.regular_files import open_regular
+from sbp_core.pd.commit_mark import MARK_NAME
 
 _LOCK_NAME: Final = "pd.lock"
 DATABASE_NAME: Final = "metadata.sqlite"
-_WRITE_AHEAD_LOG_NAME: Final = f"{DATABASE_NAME}-wal"
+WRITE_AHEAD_LOG_NAME: Final = f"{DATABASE_NAME}-wal"
 
 
 class DataDir:
@@ -51,13 +53,30 @@ class DataDir:
         """The metadata file; exists, readable and writable by its owner only."""
         return self._path / DATABASE_NAME
 
+    @property
+    def mark(self) -> Path:
+        """The note of the last commit, beside the metadata file."""
+        return self._path / MARK_NAME
+
+    def close_untouched(self, connection: sqlite3.Connection) -> None:
+        """Close a metadata file that is refused, and keep its write-ahead log.
+
+        SQLite removes it on closing, with all that stands behind the damage.
+        """
+        write_ahead_log = self._path / WRITE_AHEAD_LOG_NAME
+        kept = write_ahead_log.read_bytes() if write_ahead_log.exists() else b""
+        connection.close()
+        if kept and not write_ahead_log.exists():
+            write_ahead_log.touch(mode=0o600)
+            write_ahead_log.write_bytes(kept)
+
     def _settle(self) -> None:
         """Make sure that what is read is what is on the disk.
 
         When a sync of the process before failed, the page cache may go on showing what never got
         there, and what is then written over it may get lost too.
         """
-        for name in (DATABASE_NAME, _WRITE_AHEAD_LOG_NAME):
+        for name in (DATABASE_NAME, WRITE_AHEAD_LOG_NAME):
             path = self._path / name
             if path.exists():
                 file = OsDisk().open(path, is_writable=True)

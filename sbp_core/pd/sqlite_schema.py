@@ -10,9 +10,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from sbp_core.pd.sqlite_content import CONTENT_TABLES, take_stock
+
 SCHEMA_VERSION: Final = 8
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is brought up to date."""
+CONTENT_VERSION: Final = 8
+"""The first version with checksums of its rows."""
 
 _CURSORS: Final = (
     """CREATE TABLE cursors (
@@ -149,6 +153,7 @@ _SCHEMA: Final = (
     *_STREAM_SCHEMAS,
     *_GIVEN_UP,
     *_SERVER_SECRETS,
+    *CONTENT_TABLES,
 )
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
@@ -163,7 +168,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
     4: _TRANSACTIONS,
     5: _ONE_SHOT,
     6: (*_STREAM_SCHEMAS, *_GIVEN_UP),
-    7: _SERVER_SECRETS,
+    7: (*_SERVER_SECRETS, *CONTENT_TABLES),
 }
 """What makes the next version of a version."""
 
@@ -175,6 +180,7 @@ def create_schema(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     connection.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
     connection.execute("INSERT INTO cluster VALUES (?, 0, 0, 0)", (str(uuid.uuid4()),))
+    take_stock(connection, commit_number=0)
     connection.execute("COMMIT")
 
 
@@ -185,4 +191,5 @@ def migrate_schema(connection: sqlite3.Connection, version: int) -> None:
         for statement in _STEPS[step]:
             connection.execute(statement)
     connection.execute("UPDATE schema_version SET version = ?", (SCHEMA_VERSION,))
+    take_stock(connection, commit_number=0)
     connection.execute("COMMIT")

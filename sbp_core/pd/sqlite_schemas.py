@@ -25,10 +25,14 @@ class SqliteSchemas:
     """A SchemaStore in the metadata file."""
 
     def __init__(
-        self, query: Query, transaction: Callable[[], AbstractContextManager[None]]
+        self,
+        query: Query,
+        transaction: Callable[[], AbstractContextManager[None]],
+        reading_blobs: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._query = query
         self._transaction = transaction
+        self._reading_blobs = reading_blobs
 
     def register(self, news: Sequence[SchemaRecord]) -> None:
         """Add versions, all or none; their streams are there, and do not have them yet."""
@@ -45,12 +49,14 @@ class SqliteSchemas:
 
     def maybe_newest(self, stream_id: int) -> SchemaRecord | None:
         """Return the last version of a stream's schema; None where it has none."""
-        rows = self._query(f"{_SCHEMA} ORDER BY version DESC LIMIT 1", stream_id)
+        with self._reading_blobs():
+            rows = self._query(f"{_SCHEMA} ORDER BY version DESC LIMIT 1", stream_id)
         return SchemaRecord(*rows[0]) if rows else None
 
     def maybe_next(self, stream_id: int, version: int) -> SchemaRecord | None:
         """Return the version of a stream's schema that comes after one, 0: the first one."""
-        rows = self._query(
-            f"{_SCHEMA} AND version > ? ORDER BY version LIMIT 1", stream_id, version
-        )
+        with self._reading_blobs():
+            rows = self._query(
+                f"{_SCHEMA} AND version > ? ORDER BY version LIMIT 1", stream_id, version
+            )
         return SchemaRecord(*rows[0]) if rows else None

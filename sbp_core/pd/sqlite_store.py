@@ -1,24 +1,18 @@
-"""Metadata in one SQLite file.
+"""Metadata in one SQLite file, statement by statement.
 
-One connection (SQLite's rare corruption of a write-ahead log needs two), which also locks the file
-against others; write-ahead log with synchronous=FULL: what a method changed is on disk when it
-returns. Must be used by the thread that opened it.
+What a method changed is on disk when it returns. Must be used by the thread that opened it.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from sbp_core.errors import ConfigurationError, StatusCode, StatusError
-from sbp_core.failpoints import failpoint
+from sbp_core.errors import InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd import sqlite_cursors, sqlite_writers
-from sbp_core.pd.data_dir import DataDir
+from sbp_core.pd.history import CommitId
 from sbp_core.pd.model import (
     ChangeRefusal,
     CursorRecord,
@@ -30,17 +24,11 @@ from sbp_core.pd.model import (
     StreamChange,
     StreamRecord,
 )
-from sbp_core.pd.sqlite_schema import (
-    SCHEMA_VERSION,
-    SCHEMA_VERSION_MIN,
-    create_schema,
-    migrate_schema,
-)
+from sbp_core.pd.sqlite_file import SqliteFile
 from sbp_core.pd.sqlite_schemas import SqliteSchemas
 from sbp_core.pd.sqlite_secrets import SqliteSecrets
 from sbp_core.pd.sqlite_transactions import SqliteTransactions
-
-_LOG: Final = logging.getLogger(__name__)
+from sbp_core.pd.store_epochs import SERVER_ID_MAX
 
 _STREAM: Final = (
     "SELECT stream_id, name, replica_count, ack_count, retention_period_ms, created_at_ms,"
@@ -61,10 +49,6 @@ _RANGE_KEYS: Final = {
 }
 """By (stream_id is given, server_id is given)."""
 
-_FATAL_CODES: Final = frozenset(
-    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-)
-
 
 class SqliteStore:
     """A MetadataStore in the file `metadata.sqlite` of a data directory."""
@@ -74,64 +58,36 @@ class SqliteStore:
 
         Raises ConfigurationError when the directory or the file cannot be used.
         """
-        self.maybe_failure: StatusError | None = None
+        self._file: Final = SqliteFile(data_dir)
+        self._query: Final = self._file.query
+        self._transaction: Final = self._file.transaction
         self.transactions: Final = SqliteTransactions(self._query, self._transaction)
-        self.schemas: Final = SqliteSchemas(self._query, self._transaction)
+        self.schemas: Final = SqliteSchemas(
+            self._query, self._transaction, self._file.reading_blobs
+        )
         self.secrets: Final = SqliteSecrets(self._query, self._transaction)
-        self._dir = DataDir(data_dir)
-        try:
-            self._connection = sqlite3.connect(self._dir.database, isolation_level=None)
-            try:
-                self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
-        except sqlite3.Error as error:
-            self._dir.release()
-            raise ConfigurationError(
-                f"data_dir: {self._dir.database} cannot be opened: {error}; restore it from a"
-                " backup, or choose an empty directory to begin a new cluster"
-            ) from error
-        except BaseException:
-            self._dir.release()
-            raise
-
-    def _prepare(self) -> None:
-        execute = self._connection.execute
-        execute("PRAGMA locking_mode = EXCLUSIVE")
-        execute("PRAGMA journal_mode = WAL")
-        execute("PRAGMA synchronous = FULL")
-        execute("PRAGMA foreign_keys = ON")
-        tables = {name for (name,) in execute("SELECT name FROM sqlite_master")}
-        if not tables:
-            create_schema(self._connection)
-        elif not {"schema_version", "cluster"} <= tables:
-            raise ConfigurationError(
-                f"data_dir: {self._dir.database} holds other data; choose an empty directory"
-            )
-        (version,) = execute("SELECT version FROM schema_version").fetchone() or (0,)
-        if not SCHEMA_VERSION_MIN <= version <= SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"data_dir: {self._dir.database} has schema version {version}, this release reads"
-                f" {SCHEMA_VERSION_MIN} to {SCHEMA_VERSION}; use the release that wrote it, or an"
-                " empty directory"
-            )
-        (verdict,) = execute("PRAGMA integrity_check(1)").fetchone()
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict)
-        if version < SCHEMA_VERSION:
-            migrate_schema(self._connection, version)
-        row = execute("SELECT id FROM cluster").fetchone()
-        if row is None:
-            raise sqlite3.DatabaseError("the cluster's identity is missing")
-        self._cluster_id = str(row[0])
+        self._cluster_id = str(self._query("SELECT id FROM cluster")[0][0])
 
     # MetadataStore
+
+    @property
+    def maybe_failure(self) -> StatusError | None:
+        """Why nothing can be read or written any more, None while all is well."""
+        return self._file.maybe_failure
 
     @property
     def cluster_id(self) -> str:
         """Identity of the cluster."""
         return self._cluster_id
+
+    @property
+    def last_commit(self) -> CommitId:
+        """The last commit."""
+        return self._file.last_commit
+
+    def check_history(self, claimed: CommitId) -> None:
+        """Raise StatusError, now and for everything else, if a commit is missing here."""
+        self._file.check_history(claimed)
 
     def revision(self) -> int:
         """Return the number of changes of streams, ranges or their addresses."""
@@ -140,6 +96,11 @@ class SqliteStore:
     def allocate_server_id(self) -> int:
         """Return an id for a range server, never issued before."""
         with self._transaction():
+            if self._query("SELECT last_server_id FROM cluster") == [(SERVER_ID_MAX,)]:
+                raise InvalidRequestError(
+                    StatusCode.INVALID_REQUEST,
+                    f"all ids of range servers up to {SERVER_ID_MAX} were given out",
+                )
             self._query("UPDATE cluster SET last_server_id = last_server_id + 1")
             return int(self._query("SELECT last_server_id FROM cluster")[0][0])
 
@@ -205,9 +166,9 @@ class SqliteStore:
     ) -> list[tuple[StreamRecord, RangeRecord] | None]:
         """Forget what streams have below offsets; None where there is no stream."""
         with self._transaction():
-            changes_before = self._connection.total_changes
+            changes_before = self._file.total_changes
             trimmed = [self._maybe_trim_stream(*trim) for trim in trims]
-            if self._connection.total_changes > changes_before:
+            if self._file.total_changes > changes_before:
                 self._bump_revision()
             return trimmed
 
@@ -267,7 +228,8 @@ class SqliteStore:
 
     def writers_before(self, stream_id: int, range_index: int) -> bytes:
         """Return the writers at the end of the range before, empty if that is not known."""
-        return sqlite_writers.writers_before(self._query, stream_id, range_index)
+        with self._file.reading_blobs():
+            return sqlite_writers.writers_before(self._query, stream_id, range_index)
 
     def seal_ranges(self, ends: Sequence[SealedRange]) -> list[bool]:
         """Record where ranges end, and the writers there; False where it is sealed, or gone."""
@@ -301,8 +263,7 @@ class SqliteStore:
 
     def close(self) -> None:
         """Close the file and release the directory."""
-        self._connection.close()
-        self._dir.release()
+        self._file.close()
 
     # Inside
 
@@ -434,35 +395,3 @@ class SqliteStore:
 
     def _bump_revision(self) -> None:
         self._query("UPDATE cluster SET revision = revision + 1")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._query("BEGIN IMMEDIATE")
-        try:
-            yield
-            failpoint("pd.before_commit")
-            self._query("COMMIT")
-            failpoint("pd.after_commit")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.rollback()
-
-    def _query(
-        self,
-        sql: str,
-        *values: int | str | bytes | None,
-        named: Mapping[str, int | None] | None = None,
-    ) -> list[Any]:
-        """Run one statement. After an I/O error nothing more is run: the file is in doubt."""
-        if self.maybe_failure is not None:
-            raise self.maybe_failure
-        try:
-            return self._connection.execute(sql, named or values).fetchall()
-        except sqlite3.Error as error:
-            _LOG.exception("%s: %s", self._dir.database, sql)
-            failure = StatusError(
-                StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
-            )
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FATAL_CODES:
-                self.maybe_failure = failure
-            raise failure from error

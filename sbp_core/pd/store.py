@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sbp_core.errors import StatusError
+from sbp_core.pd.history import CommitId
 from sbp_core.pd.model import (
     ChangeRefusal,
     CursorRecord,
@@ -107,6 +108,16 @@ class MetadataStore(Protocol):
     @property
     def secrets(self) -> SecretStore:
         """The secrets of range servers."""
+
+    @property
+    def last_commit(self) -> CommitId:
+        """The last commit: its number, and the life of the store in which it was made."""
+
+    def check_history(self, claimed: CommitId) -> None:
+        """Raise StatusError if a commit is missing here that a peer was told of.
+
+        Then the store is older than it was, and nothing else is read or written any more.
+        """
 
     def revision(self) -> int:
         """Return a number that grows with every change of streams, ranges or their addresses."""

@@ -1,6 +1,10 @@
-"""Metadata files as earlier versions left them."""
+"""Metadata files as earlier versions left them, and ones that a test changed as it needs them."""
 
+import contextlib
 import sqlite3
+
+from sbp_core.pd.commit_mark import MARK_NAME, CommitMark
+from sbp_core.pd.sqlite_content import commit_number_of, take_stock
 
 SINCE = {
     3: ("TABLE cursors",),
@@ -8,7 +12,7 @@ SINCE = {
     5: ("TABLE txn_parts", "TABLE txns", "TABLE aborted_txns"),
     6: ("INDEX IF EXISTS txns_one_shot",),
     7: ("TABLE schemas", "TABLE given_up_parts"),
-    8: ("TABLE server_secrets",),
+    8: ("TABLE server_secrets", "TABLE lives", "TABLE content"),
 }
 """What there is by the version that it came with."""
 
@@ -21,3 +25,13 @@ def make_older(path, version):
                 connection.execute(f"DROP {part}")
         connection.execute("UPDATE schema_version SET version = ?", (version,))
     connection.close()
+    (path / MARK_NAME).unlink()
+
+
+@contextlib.contextmanager
+def altered_metadata(path):
+    """A connection to a store that is closed; its changes look as if they had been committed."""
+    with contextlib.closing(sqlite3.connect(path / "metadata.sqlite")) as connection, connection:
+        yield connection
+        take_stock(connection, commit_number_of(connection))
+    CommitMark.create(path).close()

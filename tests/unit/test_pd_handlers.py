@@ -1,10 +1,9 @@
 """The placement driver over a real connection: servers, ranges, start and stop."""
 
 import asyncio
-import contextlib
-import sqlite3
 
 import pytest
+from old_metadata import altered_metadata
 from pd_cluster import by_server, by_stream, codes, runner
 from raw_client import RawClient
 
@@ -223,7 +222,7 @@ def test_the_next_range_follows_a_sealed_one(run, tmp_path):
         return await cluster.created_id(), await cluster.created_id()
 
     sealed, bare = run(prepare)
-    with contextlib.closing(sqlite3.connect(path / "metadata.sqlite")) as connection, connection:
+    with altered_metadata(path) as connection:
         connection.execute("UPDATE ranges SET end_offset = 42 WHERE stream_id = ?", (sealed,))
         connection.execute("DELETE FROM ranges WHERE stream_id = ?", (bare,))
         connection.execute("DELETE FROM replicas WHERE stream_id = ?", (bare,))

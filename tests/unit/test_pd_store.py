@@ -271,7 +271,7 @@ def test_files_are_private(tmp_path):
 def test_durability_is_on(tmp_path):
     store = SqliteStore(tmp_path)
     pragma = {
-        name: store._connection.execute(f"PRAGMA {name}").fetchone()[0]
+        name: store._file.query(f"PRAGMA {name}")[0][0]
         for name in ("journal_mode", "synchronous", "foreign_keys", "locking_mode")
     }
     store.close()
@@ -367,10 +367,10 @@ def test_after_a_broken_file_nothing_more_is_served(tmp_path):
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
             raise error
 
-    connection, store._connection = store._connection, Broken()
+    connection, store._file._connection = store._file._connection, Broken()
     with pytest.raises(StatusError, match="disk I/O error"):
         create(store, "b")
-    store._connection = connection
+    store._file._connection = connection
     for _ in range(2):
         with pytest.raises(StatusError, match="disk I/O error"):
             store.revision()
@@ -380,12 +380,12 @@ def test_after_a_broken_file_nothing_more_is_served(tmp_path):
 def test_a_full_disk_is_survived(tmp_path):
     store = SqliteStore(tmp_path)
     create(store, "a")
-    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
-    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    ((pages,),) = store._file.query("PRAGMA page_count")
+    store._file.query(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StatusError, match="full"):
         store.create_streams([new("n" * 200 + str(index)) for index in range(1000)], 0)
     assert len(store.streams_after(-1, 10)) == 1
-    store._connection.execute("PRAGMA max_page_count = 1000000")
+    store._file.query("PRAGMA max_page_count = 1000000")
     create(store, "b")
     store.close()
 
@@ -394,7 +394,7 @@ def test_new_directories_are_synced_into_those_above_them(tmp_path, monkeypatch)
     synced = []
     monkeypatch.setattr(OsDisk, "fsync_dir", lambda _, directory: synced.append(directory))
     SqliteStore(tmp_path / "a" / "b").close()
-    assert synced == [tmp_path, tmp_path / "a"]
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
 def test_what_the_process_before_left_in_the_cache_is_not_trusted(stores, monkeypatch):

@@ -1,0 +1,132 @@
+"""The last commit of the metadata store, noted outside of it in `metadata.mark`.
+
+SQLite ends its write-ahead log at the first frame whose checksum is wrong: damage there takes all
+later commits away without a word. The mark tells how far they went. It is written after each
+commit, without a sync, so it is never ahead of what is durable, and may be behind.
+
+Two slots are written by turns. Each (big-endian):
+
+    bytes   field      type  meaning
+    0-7     magic            "SBPMARK1"
+    8-15    sequence   u64   grows with each write: the higher one counts
+    16-23   number     i64   of the commit
+    24-55   life             its life, ASCII, padded with zero bytes; none: no commit is known
+    56-71   content          checksum of the store's content after the commit; zero: not known
+    72-87   checksum         BLAKE2b of the 72 bytes before
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.log.disk import OsDisk, describe_os_error
+from sbp_core.pd.history import LIFE_ID_LENGTH_MAX, CommitId
+
+MARK_NAME: Final = "metadata.mark"
+
+_MAGIC: Final = b"SBPMARK1"
+_FIELDS: Final = struct.Struct(f">8sQq{LIFE_ID_LENGTH_MAX}s16s")
+_CHECKSUM_BYTES: Final = 16
+_SLOT_BYTES: Final = _FIELDS.size + _CHECKSUM_BYTES
+_SLOT_PLACES: Final = (0, 512)
+"""In different sectors, so that no failed write takes both."""
+
+UNKNOWN_CONTENT: Final = bytes(16)
+"""In place of a checksum of the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a slot says."""
+
+    sequence: int
+    commit: CommitId
+    content: bytes = UNKNOWN_CONTENT
+
+
+class CommitMark:
+    """The file with the mark of one store. Opened by `open` or `create`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        slots = [_maybe_decode(os.pread(descriptor, _SLOT_BYTES, at)) for at in _SLOT_PLACES]
+        known = [slot for slot in slots if slot is not None]
+        self.damaged_slot_count: Final = len(slots) - len(known)
+        self.maybe_last = max(known, key=lambda mark: mark.sequence, default=None)
+        """The newest that can be read; None if neither can."""
+
+    @classmethod
+    def maybe_open(cls, directory: Path) -> CommitMark | None:
+        """Open the mark of a store; None where there is none. Raises ConfigurationError."""
+        path = directory / MARK_NAME
+        try:
+            return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigurationError(
+                f"data_dir: {path} cannot be used: {describe_os_error(error)};"
+                " make it a file that this user can write"
+            ) from error
+
+    @classmethod
+    def create(cls, directory: Path) -> CommitMark:
+        """Make a mark that knows no commit yet, durably, in place of any other.
+
+        Raises ConfigurationError.
+        """
+        path = directory / MARK_NAME
+        fresh = path.with_suffix(".new")
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(fresh, flags, 0o600)
+            for place in _SLOT_PLACES:
+                os.pwrite(descriptor, _encode(Mark(0, CommitId())), place)
+            os.fsync(descriptor)
+            fresh.replace(path)
+            OsDisk().fsync_dir(directory)
+        except OSError as error:
+            raise ConfigurationError(
+                f"data_dir: {path} cannot be written: {describe_os_error(error)};"
+                " free some space, or choose a directory that this user can write"
+            ) from error
+        return cls(path, descriptor)
+
+    def write(self, commit: CommitId, content: bytes) -> None:
+        """Note the last commit in the slot that is not the newest. Raises OSError."""
+        sequence = 1 if self.maybe_last is None else self.maybe_last.sequence + 1
+        mark = Mark(sequence, commit, content)
+        place = _SLOT_PLACES[sequence % len(_SLOT_PLACES)]
+        os.pwrite(self._descriptor, _encode(mark), place)
+        self.maybe_last = mark
+
+    def sync(self) -> None:
+        """Make what was noted durable. Raises OSError."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def _encode(mark: Mark) -> bytes:
+    life = mark.commit.life_id.encode("ascii")
+    fields = _FIELDS.pack(_MAGIC, mark.sequence, mark.commit.number, life, mark.content)
+    return fields + blake2b(fields, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _maybe_decode(slot: bytes) -> Mark | None:
+    fields, checksum = slot[: _FIELDS.size], slot[_FIELDS.size :]
+    if len(slot) < _SLOT_BYTES or blake2b(fields, digest_size=_CHECKSUM_BYTES).digest() != checksum:
+        return None
+    magic, sequence, number, life, content = _FIELDS.unpack(fields)
+    if magic != _MAGIC:
+        return None
+    return Mark(sequence, CommitId(number, life.rstrip(b"\0").decode("ascii")), content)

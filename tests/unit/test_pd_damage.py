@@ -1,0 +1,253 @@
+"""Damaged files of the metadata store: what is served was committed, or nothing is."""
+
+import shutil
+import sqlite3
+
+import pytest
+from old_metadata import altered_metadata
+
+from sbp_core.errors import ConfigurationError, StatusError
+from sbp_core.pd.commit_mark import MARK_NAME, CommitMark
+from sbp_core.pd.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
+from sbp_core.pd.history import CommitId
+from sbp_core.pd.model import NewStream, RangeServerRecord, SchemaRecord, SealedRange
+from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.pd.transactions import Manifest, Part
+
+TABLES = ("cluster", "streams", "ranges", "replicas", "servers", "cursors", "writers", "txns")
+MORE_TABLES = ("txn_parts", "aborted_txns", "schemas", "given_up_parts")
+CASES_PER_FILE = 60
+
+
+def contents(store):
+    """All that the store says, but of its own starts."""
+    rows = {table: store._file.query(f"SELECT * FROM {table}") for table in TABLES + MORE_TABLES}
+    named = store.streams_by_name([f"stream-{number}" for number in range(40)])
+    return rows, named, store.schemas.maybe_newest(1), store.writers_before(3, 1)
+
+
+def fill(store):
+    store.register_server(RangeServerRecord(store.allocate_server_id(), "127.0.0.1:10911"))
+    store.create_streams(
+        [NewStream(f"stream-{number}", 1, 1, 60_000 + number, (1,), 7) for number in range(40)], 123
+    )
+    store.schemas.register([SchemaRecord(1, 1, "f", b"schema" * 2_000, 5)])
+    store.commit_cursors("group", [(number, 100 * number) for number in range(1, 30)], 9)
+    store.seal_ranges([SealedRange(3, 0, 17, b"\x01" * 6_000)])
+    parts = (Part("p-1-x", 2, 0, 5),)
+    store.transactions.commit(Manifest("p", 1, parts, 5, b"digest--"), 50)
+    store.transactions.abort([Part("q-1-x", 2, 0, 5)], 60)
+    store.delete_streams([40])
+    store.commit_cursors("group", [(number, 100 * number + 1) for number in range(1, 30)], 10)
+
+
+@pytest.fixture(scope="module", params=["stopped", "killed"])
+def committed(request, tmp_path_factory):
+    """The files of a store that was stopped, or of one that was killed, and its contents."""
+    folder = tmp_path_factory.mktemp(request.param)
+    store = SqliteStore(folder / "open")
+    fill(store)
+    expected = contents(store)
+    if request.param == "killed":
+        shutil.copytree(folder / "open", folder / "data")
+    store.close()
+    if request.param == "stopped":
+        shutil.copytree(folder / "open", folder / "data")
+    return folder / "data", expected
+
+
+def verdict(folder, expected):
+    """Open a store; return None if it is refused by the name of one of its files."""
+    try:
+        store = SqliteStore(folder)
+    except ConfigurationError as error:
+        return None if "metadata." in str(error) else False
+    try:
+        return contents(store) == expected
+    except StatusError:
+        return None
+    finally:
+        store.close()
+
+
+def damages(size):
+    """Ways to damage a file of so many bytes."""
+    step = max(1, size // CASES_PER_FILE)
+    for place in range(step // 2, size, step):
+        yield lambda data, at=place: data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+        yield lambda data, at=place: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    for length in (0, 1, size // 3, size // 2, size - 1):
+        yield lambda data, length=length: data[:length]
+    yield lambda data: bytes(len(data))
+
+
+@pytest.mark.parametrize("name", [DATABASE_NAME, WRITE_AHEAD_LOG_NAME, MARK_NAME])
+def test_what_is_served_was_committed(committed, tmp_path, name):
+    source, expected = committed
+    if not (source / name).exists():
+        pytest.skip("a store that was stopped has no write-ahead log")
+    data = (source / name).read_bytes()
+    refused = 0
+    for number, damage in enumerate(damages(len(data))):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        (folder / name).write_bytes(damage(data))
+        found = verdict(folder, expected)
+        assert found is not False, f"case {number} serves something else"
+        refused += found is None
+        shutil.rmtree(folder)
+    assert refused > 0
+
+
+@pytest.mark.parametrize("name", [DATABASE_NAME, MARK_NAME])
+def test_a_file_that_is_missing_is_named(committed, tmp_path, name):
+    source, _ = committed
+    shutil.copytree(source, tmp_path / "data")
+    for each in (name, WRITE_AHEAD_LOG_NAME):
+        (tmp_path / "data" / each).unlink(missing_ok=True)
+    with pytest.raises(ConfigurationError, match="commits may be missing"):
+        SqliteStore(tmp_path / "data")
+
+
+def test_a_changed_row_is_named_by_its_table(tmp_path):
+    store = SqliteStore(tmp_path)
+    fill(store)
+    store.close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
+        connection.execute("UPDATE streams SET retention_period_ms = 1 WHERE stream_id = 7")
+        connection.execute("DELETE FROM cursors WHERE stream_id = 7")
+    connection.close()
+    with pytest.raises(ConfigurationError) as refused:
+        SqliteStore(tmp_path)
+    assert "table cursors: 29 rows were committed, 28 are there" in str(refused.value)
+    assert "table streams: one or more of its 39 rows are not as" in str(refused.value)
+
+
+def test_a_write_ahead_log_that_lost_its_end_is_refused_and_kept(committed, tmp_path):
+    source, _ = committed
+    if not (source / WRITE_AHEAD_LOG_NAME).exists():
+        pytest.skip("a store that was stopped has no write-ahead log")
+    shutil.copytree(source, tmp_path / "data")
+    path = tmp_path / "data" / WRITE_AHEAD_LOG_NAME
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="was the last one, the store ends at commit"):
+            SqliteStore(tmp_path / "data")
+        assert path.read_bytes() == data
+
+
+def test_what_happens_to_the_files_of_an_open_store_is_not_served(tmp_path):
+    store = SqliteStore(tmp_path)
+    fill(store)
+    store.close()
+    store = SqliteStore(tmp_path)
+    expected = contents(store)
+    store.commit_cursors("other", [(5, 5)], 11)
+    for name in (DATABASE_NAME, WRITE_AHEAD_LOG_NAME):
+        size = (tmp_path / name).stat().st_size
+        with (tmp_path / name).open("r+b") as file:
+            file.write(b"\xa5" * size)
+    store.commit_cursors("other", [(5, -1)], 11)
+    assert contents(store) == expected
+    store.close()
+    with pytest.raises(ConfigurationError, match=r"metadata\."):
+        SqliteStore(tmp_path)
+
+
+def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
+    store = SqliteStore(tmp_path)
+    fill(store)
+
+    def fail():
+        with store._file.transaction():
+            store._query("DELETE FROM streams")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    store.commit_cursors("group", [(1, 1)], 1)
+    expected = contents(store)
+    store.close()
+    assert verdict(tmp_path, expected)
+
+
+def test_a_change_outside_of_a_transaction_is_refused(tmp_path):
+    store = SqliteStore(tmp_path)
+    with pytest.raises(StatusError):
+        store._query("UPDATE cluster SET revision = 5")
+    store.close()
+    SqliteStore(tmp_path).close()
+
+
+def test_a_store_may_be_ahead_of_its_mark_by_commits_of_its_own(tmp_path):
+    store = SqliteStore(tmp_path)
+    mark = (tmp_path / MARK_NAME).read_bytes()
+    fill(store)
+    store.close()
+    (tmp_path / MARK_NAME).write_bytes(mark)
+    SqliteStore(tmp_path).close()
+
+
+def test_one_damaged_place_of_the_mark_is_told_and_written_again(tmp_path, caplog):
+    SqliteStore(tmp_path).close()
+    data = bytearray((tmp_path / MARK_NAME).read_bytes())
+    data[20] ^= 1
+    (tmp_path / MARK_NAME).write_bytes(data)
+    store = SqliteStore(tmp_path)
+    assert "metadata.mark is damaged in one of its two places" in caplog.text
+    store.commit_cursors("group", [], 1)
+    store.allocate_server_id()
+    store.close()
+    caplog.clear()
+    SqliteStore(tmp_path).close()
+    assert not caplog.records
+
+
+def test_an_older_copy_is_refused_by_its_mark(tmp_path):
+    store = SqliteStore(tmp_path / "data")
+    store.allocate_server_id()
+    store.close()
+    shutil.copy(tmp_path / "data" / DATABASE_NAME, tmp_path / "copy")
+    store = SqliteStore(tmp_path / "data")
+    store.allocate_server_id()
+    store.close()
+    shutil.copy(tmp_path / "copy", tmp_path / "data" / DATABASE_NAME)
+    with pytest.raises(ConfigurationError, match="commits may be missing"):
+        SqliteStore(tmp_path / "data")
+
+
+def test_rows_that_a_cascade_deletes_are_counted_out(tmp_path):
+    store = SqliteStore(tmp_path)
+    fill(store)
+    ids = [stream.stream_id for stream in store.streams_after(-1, 100)]
+    store.delete_streams(ids)
+    for table in ("streams", "ranges", "replicas", "cursors", "schemas", "writers", "txn_parts"):
+        assert store._file.count(table) == 0
+    store.close()
+    SqliteStore(tmp_path).close()
+
+
+def test_a_commit_that_is_not_known_here_stops_the_store_and_its_next_start(tmp_path):
+    store = SqliteStore(tmp_path)
+    store.check_history(store.last_commit)
+    store.check_history(CommitId())
+    claimed = CommitId(store.last_commit.number + 1, store.last_commit.life_id)
+    with pytest.raises(StatusError, match=f"told of {claimed}"):
+        store.check_history(claimed)
+    with pytest.raises(StatusError, match="older than it was, or another one"):
+        store.revision()
+    store.close()
+    with pytest.raises(ConfigurationError, match=f"{claimed} was the last one"):
+        SqliteStore(tmp_path)
+
+
+def test_altered_metadata_is_as_good_as_committed(tmp_path):
+    store = SqliteStore(tmp_path)
+    fill(store)
+    store.close()
+    with altered_metadata(tmp_path) as connection:
+        connection.execute("UPDATE streams SET retention_period_ms = 1")
+    assert CommitMark.maybe_open(tmp_path).maybe_last.commit == CommitId()
+    SqliteStore(tmp_path).close()
