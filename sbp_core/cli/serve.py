@@ -161,10 +161,12 @@ async def _serve(settings: ServeSettings, ready: ReadyFile, *, until_stdin_close
         _watch_stdin(stopping)
     cluster = Cluster(settings.cluster)
     starting = asyncio.create_task(cluster.start())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({starting, stopping, cluster.failed}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        if cluster.failed.done():
+            raise cluster.failed.result()
         return
     reports = starting.result()
     _settle_garbage()

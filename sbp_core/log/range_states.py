@@ -4,15 +4,20 @@ A snapshot, the first group of a segment, carries the states of all ranges in ch
 known of writers and of what is staged (snapshot.py). Each chunk is a SNAPSHOT entry: `base_offset`
 is the number of ranges in all chunks, `count` that in this one. Its body is one column after the
 other, little-endian, of so many values each: stream_id i64, start_offset i64, next_offset i64,
-range_index i32, state_code u8.
+range_index i32, state_code u8, created_at_ms i64. The last one is left out where it is not known of
+any of them, as in logs of earlier versions.
+
+The body of a RANGE_CREATED entry is a version, 1, and created_at_ms, a little-endian i64; or empty
+if that is not known, as in logs of earlier versions.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,7 +33,13 @@ STATE_COLUMNS: Final = (
     ("range_index", np.dtype("<i4")),
     ("state_code", np.dtype("u1")),
 )
-_STATE_BYTES: Final = sum(dtype.itemsize for _, dtype in STATE_COLUMNS)
+"""What index files have of a range, too."""
+_CREATED_COLUMN: Final = ("created_at_ms", np.dtype("<i8"))
+_ALL_COLUMNS: Final = (*STATE_COLUMNS, _CREATED_COLUMN)
+_CREATED_BODY: Final = struct.Struct("<Bq")
+_CREATED_VERSION: Final = 1
+NO_TIME: Final = -1
+"""In place of the time when a stream was created: not known."""
 
 
 class RangeState(enum.Enum):
@@ -63,6 +74,8 @@ class LoggedRange:
     start_offset: int
     next_offset: int
     state: RangeState = RangeState.OPEN
+    created_at_ms: int = field(default=NO_TIME, compare=False)
+    """When the placement driver created the stream: another one may have had its id before."""
 
     @property
     def key(self) -> RangeKey:
@@ -139,7 +152,11 @@ class RangeStates:
             self._put(logged)
 
     def _put(self, logged: LoggedRange) -> None:
-        self._streams.setdefault(logged.stream_id, {})[logged.range_index] = logged
+        ranges = self._streams.setdefault(logged.stream_id, {})
+        known = ranges.get(logged.range_index)
+        if known is not None and logged.created_at_ms == NO_TIME != known.created_at_ms:
+            logged = replace(logged, created_at_ms=known.created_at_ms)
+        ranges[logged.range_index] = logged
 
     def _touched(
         self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]
@@ -157,7 +174,10 @@ class RangeStates:
                 if self._maybe_range(entry, changed) is not None:
                     return ()
                 at = entry.base_offset
-                return (LoggedRange(entry.stream_id, entry.range_index, at, at),)
+                created = _created_at_ms(entry)
+                return (
+                    LoggedRange(entry.stream_id, entry.range_index, at, at, created_at_ms=created),
+                )
             case EntryKind.SEAL:
                 return (_no_earlier_than(self._known(entry, changed), RangeState.SEALED),)
             case EntryKind.TRIM:
@@ -234,6 +254,8 @@ def _grown(logged: LoggedRange, entry: Entry) -> LoggedRange:
         logged.range_index,
         logged.start_offset,
         logged.next_offset + entry.count,
+        RangeState.OPEN,
+        logged.created_at_ms,
     )
 
 
@@ -247,27 +269,53 @@ def _no_earlier_than(logged: LoggedRange, state: RangeState) -> LoggedRange:
     return replace(logged, state=logged.state.or_later(state))
 
 
+def range_created(stream_id: int, range_index: int, start_offset: int, created_at_ms: int) -> Entry:
+    """Return the entry that begins a range; NO_TIME if it is not known when its stream was made."""
+    body = b""
+    if created_at_ms != NO_TIME:
+        body = _CREATED_BODY.pack(_CREATED_VERSION, created_at_ms)
+    return Entry(EntryKind.RANGE_CREATED, stream_id, range_index, start_offset, 0, body)
+
+
+def _created_at_ms(entry: Entry) -> int:
+    """Return when the stream was created, by a RANGE_CREATED entry of this version."""
+    if len(entry.body) != _CREATED_BODY.size:
+        return NO_TIME
+    version, created_at_ms = _CREATED_BODY.unpack(entry.body)
+    return int(created_at_ms) if version == _CREATED_VERSION else NO_TIME
+
+
 def encode_states(ranges: Sequence[LoggedRange]) -> bytes:
     """Return the columns of `ranges`."""
+    is_dated = any(logged.created_at_ms != NO_TIME for logged in ranges)
     return b"".join(
         np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
-        for name, dtype in STATE_COLUMNS
+        for name, dtype in (_ALL_COLUMNS if is_dated else STATE_COLUMNS)
     )
 
 
 def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
-    """Return `count` ranges from their columns. Raises LogCorruptionError."""
-    if len(data) != count * _STATE_BYTES:
+    """Return `count` ranges from their columns, the last of which may be missing.
+
+    Raises LogCorruptionError.
+    """
+    kinds = _ALL_COLUMNS if len(data) == count * _bytes_of(_ALL_COLUMNS) else STATE_COLUMNS
+    if len(data) != count * _bytes_of(kinds):
         raise LogCorruptionError(
-            f"{count} states take {count * _STATE_BYTES} octets, not {len(data)}"
+            f"{count} states take {count * _bytes_of(_ALL_COLUMNS)} octets, not {len(data)}"
         )
     columns: list[list[int]] = []
     start = 0
-    for _, dtype in STATE_COLUMNS:
+    for _, dtype in kinds:
         columns.append(np.frombuffer(data, dtype, count, start).tolist())
         start += count * dtype.itemsize
-    stream_ids, starts, nexts, indexes, codes = columns
+    stream_ids, starts, nexts, indexes, codes, *created = columns
     if max(codes, default=0) >= len(_STATES):
         raise LogCorruptionError(f"{max(codes)} is no state of a range")
     states = (_STATES[code] for code in codes)
-    return list(map(LoggedRange, stream_ids, indexes, starts, nexts, states))
+    times = created[0] if created else [NO_TIME] * count
+    return list(map(LoggedRange, stream_ids, indexes, starts, nexts, states, times))
+
+
+def _bytes_of(columns: Sequence[tuple[str, np.dtype[Any]]]) -> int:
+    return sum(dtype.itemsize for _, dtype in columns)

@@ -16,6 +16,7 @@ from sbp_core.errors import (
 from sbp_core.pd import changes, operations, ranges
 from sbp_core.pd.cursor_handlers import CursorHandlers
 from sbp_core.pd.ending import RangeServers
+from sbp_core.pd.history import NO_COMMIT, CommitId
 from sbp_core.pd.joining import Joining
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import ServerLoad
@@ -33,7 +34,7 @@ from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.clock import Clock
 from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
-from sbp_core.server.trust import SECRETS_FEATURE, new_secret
+from sbp_core.server.trust import SECRETS_FEATURE, Standing, new_secret
 from sbp_core.wire.headers import (
     ClientRole,
     CreateRangeRequest,
@@ -69,6 +70,7 @@ from sbp_core.wire.status import SUCCESS, status_for
 
 _NODE_NAME: Final = "placement-driver"
 _REFUSALS: Final = (InvalidRequestError, ConfigurationError, PermissionDeniedError)
+_NO_NUMBER: Final = -1
 
 
 class PlacementDriverHandlers:
@@ -132,6 +134,7 @@ class PlacementDriverHandlers:
         """SPEC "HEARTBEAT": take note of a range server, tell everybody the cluster's id."""
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
+        commit = NO_COMMIT
         try:
             is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
             check_cluster(
@@ -143,6 +146,7 @@ class PlacementDriverHandlers:
                 await self._joining.heard(
                     request.range_server, request.server_secret, call.standing
                 )
+                commit = await self._check_history(request, call.standing)
         except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
         await call.greet(
@@ -154,8 +158,26 @@ class PlacementDriverHandlers:
                 status=status,
                 features=tuple(each for each in request.features if each.name == SECRETS_FEATURE),
                 cluster_id=self._store.cluster_id,
+                store_commit=commit.number if commit.life_id else _NO_NUMBER,
+                store_life=commit.life_id or None,
             ),
         )
+
+    async def _check_history(self, request: HeartbeatRequest, standing: Standing) -> CommitId:
+        """Return the store's last commit.
+
+        Raises StatusError if a commit is missing that a server was told of; only one that proved
+        its id may say so.
+        """
+        claimed = NO_COMMIT
+        if request.range_server and request.range_server.server_id in standing.server_ids:
+            claimed = CommitId(request.store_commit, request.store_life or "")
+
+        def check(store: MetadataStore) -> CommitId:
+            store.check_history(claimed)
+            return store.last_commit
+
+        return await self._store.run(check)
 
     async def stop(self) -> None:
         """Give up what goes on in the background."""

@@ -53,6 +53,8 @@ class RangeRecord:
     end_offset: int | None
     ack_count: int
     server_ids: tuple[int, ...]
+    created_at_ms: int = -1
+    """When the stream was created."""
 
 
 class SealedRange(NamedTuple):

@@ -133,7 +133,15 @@ def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement)
             f"the next range of stream {stream_id} has index {index}, not {wanted.range_index};"
             " list its ranges again"
         )
-    return RangeRecord(stream_id, index, start, None, stream.ack_count, (placement.next_server(),))
+    return RangeRecord(
+        stream_id,
+        index,
+        start,
+        None,
+        stream.ack_count,
+        (placement.next_server(),),
+        stream.created_at_ms,
+    )
 
 
 def _overtaken(new: RangeRecord) -> StatusError:

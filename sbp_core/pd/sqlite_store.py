@@ -35,9 +35,9 @@ _STREAM: Final = (
     " retention_bytes FROM streams"
 )
 _RANGES: Final = (
-    "SELECT stream_id, range_index, start_offset, end_offset, ack_count, server_id"
-    " FROM ({keys}) JOIN ranges USING (stream_id, range_index)"
-    " JOIN replicas USING (stream_id, range_index)"
+    "SELECT created_at_ms, stream_id, range_index, start_offset, end_offset, ranges.ack_count,"
+    " server_id FROM ({keys}) JOIN ranges USING (stream_id, range_index)"
+    " JOIN streams USING (stream_id) JOIN replicas USING (stream_id, range_index)"
     " ORDER BY stream_id, range_index, position"
 )
 _RANGE_KEYS: Final = {
@@ -293,7 +293,9 @@ class SqliteStore:
             stream.created_at_ms,
             stream.retention_bytes,
         )
-        first = RangeRecord(stream.stream_id, 0, 0, None, new.ack_count, new.server_ids)
+        first = RangeRecord(
+            stream.stream_id, 0, 0, None, new.ack_count, new.server_ids, created_at_ms
+        )
         self._insert_range(first)
         return stream, first
 
@@ -387,9 +389,17 @@ class SqliteStore:
         """Return the ranges of the keys that a query selects, with all their servers."""
         rows = self._query(_RANGES.format(keys=keys), named=parameters)
         return [
-            RangeRecord(stream_id, index, start, end, ack_count, tuple(row[-1] for row in replicas))
-            for (stream_id, index, start, end, ack_count), replicas in itertools.groupby(
-                rows, lambda row: row[:-1]
+            RangeRecord(
+                stream_id,
+                index,
+                start,
+                end,
+                ack_count,
+                tuple(row[-1] for row in replicas),
+                created_at_ms,
+            )
+            for (created_at_ms, stream_id, index, start, end, ack_count), replicas in (
+                itertools.groupby(rows, lambda row: row[:-1])
             )
         ]
 

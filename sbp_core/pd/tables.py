@@ -42,6 +42,7 @@ def range_table(stream_range: RangeRecord, addresses: Mapping[int, str]) -> Stre
         epoch=_FIRST_EPOCH,
         replica_count=len(stream_range.server_ids),
         ack_count=stream_range.ack_count,
+        created_at_ms=stream_range.created_at_ms,
     )
 
 

@@ -148,12 +148,14 @@ class RangeOperations:
         Whether they are, and where they start, the placement driver is asked.
         """
         request = call.decode(SyncRangesRequest)
-        await self._host.learn(
-            (item.stream_id, placed.range_index)
+        likely = [
+            placed
             for item in request.stream_ranges
             for placed in item.ranges
             if self._maybe_misplaced(item.stream_id, placed) is None
-        )
+        ]
+        await self._host.confirm(likely)
+        await self._host.learn((each.stream_id, each.range_index) for each in likely)
         await respond_all(
             call,
             list(map(self._sync_one, request.stream_ranges)),

@@ -24,7 +24,7 @@ from sbp_core.errors import (
 )
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.range_states import LoggedRange
+from sbp_core.log.range_states import LoggedRange, range_created
 from sbp_core.log.writer_states import WriterStates, decode_writers, encode_writers
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, RangeTable
@@ -180,6 +180,19 @@ class RangeHost:
             await self._write(Entry(EntryKind.TRIM, stream_id, -1, offset, 0))
         return next((each for each in ranges if each.start_offset < each.next_offset), last)
 
+    async def confirm(self, announced: Iterable[StreamRange]) -> None:
+        """Look up streams at the placement driver that may not be those of their ids here."""
+        doubtful = {
+            each.stream_id
+            for each in announced
+            if self.table.may_be_another(each.stream_id, each.created_at_ms)
+        }
+        fresh = [stream_id for stream_id in doubtful if stream_id not in self._lookups]
+        if fresh:
+            self._begin_look_up(fresh)
+        if doubtful:
+            await asyncio.wait({self._lookups[stream_id] for stream_id in doubtful})
+
     async def _write(self, *entries: Entry) -> None:
         try:
             await self._committer.submit(entries)
@@ -236,11 +249,11 @@ class RangeHost:
     def _news_of(self, placed: PlacedRange) -> Iterator[Entry]:
         """Yield what the log lacks of an open range: that it is here, and the writers before it."""
         where = placed.stream_range
-        if where.end_offset >= 0:
+        if not self.table.is_own(where.stream_id, where.created_at_ms) or where.end_offset >= 0:
             return
         key = (where.stream_id, where.range_index)
         if not self.table.has_range(*key):
-            yield Entry(EntryKind.RANGE_CREATED, *key, where.start_offset, 0)
+            yield range_created(*key, where.start_offset, where.created_at_ms)
         if placed.writers and not self.knows_writers(*key):
             try:
                 count = len(decode_writers(placed.writers))

@@ -85,6 +85,10 @@ class Housekeeping:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._freer.keep_reserve)
             await self._disk_space.refresh()
+        try:
+            await self._find_retentions()
+        except SbpError as error:
+            _LOG.warning("streams could not be compared with the placement driver's: %s", error)
         while True:
             await self._pause()
             maybe_now_ms = self._time.maybe_now_ms()
@@ -112,7 +116,7 @@ class Housekeeping:
 
     async def _retain(self, maybe_now_ms: int | None) -> None:
         table = self._host.table
-        found = await self._source.find_retentions(table.live_streams())
+        found = await self._find_retentions()
         limited = {each: kept for each, kept in found.items() if not kept.is_for_ever}
         if not limited:
             return
@@ -122,6 +126,15 @@ class Housekeeping:
         )
         await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
         await self._report(list(limited))
+
+    async def _find_retentions(self) -> dict[int, Retention]:
+        """Return how long streams are kept, and refuse those whose ids belong to others by now."""
+        table = self._host.table
+        live = table.live_streams()
+        found = await self._source.find_retentions(live) if live else {}
+        return {
+            each: kept for each, kept in found.items() if table.is_own(each, kept.created_at_ms)
+        }
 
     def _expired(
         self,

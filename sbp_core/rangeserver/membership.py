@@ -20,6 +20,7 @@ from sbp_core.errors import (
     SbpError,
 )
 from sbp_core.log.disk import Disk
+from sbp_core.rangeserver.driver_commit import DriverCommit
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
 from sbp_core.rangeserver.retention import Retention
@@ -86,6 +87,7 @@ class Membership:
         self._has_trusted_driver = True
         """Whether the placement driver keeps secrets; one of an earlier version does not."""
         self._advertise_addr = ""
+        self._driver_commit = DriverCommit(data_dir, disk)
         self._load: ReportMetricsRequest | None = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.refused: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
@@ -203,8 +205,11 @@ class Membership:
             )
             for stream in (each.stream for answer in answers for each in answer.describe_responses):
                 if stream is not None:
-                    kept = Retention(stream.retention_period_ms, max(0, stream.retention_bytes))
-                    found[stream.stream_id] = kept
+                    found[stream.stream_id] = Retention(
+                        stream.retention_period_ms,
+                        max(0, stream.retention_bytes),
+                        stream.created_at_ms,
+                    )
         return found
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
@@ -242,6 +247,7 @@ class Membership:
         answer = await self._call_heartbeat(self._heartbeat())
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
+        self._driver_commit.note(answer.store_commit, answer.store_life)
 
     async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         return (await self._client.ask(Opcode.HEARTBEAT, request, HeartbeatResponse))[-1]
@@ -255,6 +261,8 @@ class Membership:
             features=(Feature(SECRETS_FEATURE),),
             cluster_id=self._identity.cluster_id,
             server_secret=self._identity.server_secret,
+            store_commit=self._driver_commit.number,
+            store_life=self._driver_commit.life,
         )
 
     async def _report_load(self) -> None:

@@ -8,6 +8,7 @@ ever reads what a crash could take back.
 from __future__ import annotations
 
 import enum
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -19,9 +20,12 @@ from sbp_core.errors import (
     RangeNotFoundError,
     RangeSealedError,
     StatusCode,
+    StatusError,
 )
-from sbp_core.log.range_states import LoggedRange, RangeKey, RangeState
+from sbp_core.log.range_states import NO_TIME, LoggedRange, RangeKey, RangeState
 from sbp_core.session.machine import REFUSED, Machine
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class RangeInput(enum.Enum):
@@ -81,6 +85,8 @@ class HostedRange:
         self.next_offset = start_offset
         """Offset after the last durable record."""
         self.assigned_offset = start_offset
+        self.created_at_ms = NO_TIME
+        """When its stream was created, as far as the log knows."""
         self.revision = -1
         """That of the table when this range changed last."""
 
@@ -98,6 +104,7 @@ class HostedRange:
         """Let everybody see what is durable; what was asked for since then stays."""
         self.start_offset = logged.start_offset
         self.next_offset = logged.next_offset
+        self.created_at_ms = logged.created_at_ms
         self.assigned_offset = max(self.assigned_offset, logged.next_offset)
         self.state = self.state.or_later(logged.state)
 
@@ -138,6 +145,8 @@ class RangeTable:
     def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:
         self._streams: dict[int, dict[int, HostedRange]] = {}
         self._latest: dict[int, HostedRange] = {}
+        self._foreign: dict[int, StatusError] = {}
+        """Why streams are refused whose ids the placement driver gave to others."""
         self._by_change: OrderedDict[RangeKey, HostedRange] = OrderedDict()
         self._first_revision = self.revision = secrets.randbits(_REVISION_BITS)
         for logged in ranges:
@@ -159,6 +168,34 @@ class RangeTable:
             for stream_id, latest in self._latest.items()
             if latest.state is not RangeState.DELETED
         ]
+
+    def may_be_another(self, stream_id: int, created_at_ms: int) -> bool:
+        """Whether a stream of that time is another one than what is here under its id."""
+        held = max(
+            (each.created_at_ms for each in self._streams.get(stream_id, {}).values()),
+            default=NO_TIME,
+        )
+        return NO_TIME not in {held, created_at_ms} and held != created_at_ms
+
+    def is_own(self, stream_id: int, created_at_ms: int) -> bool:
+        """Whether the placement driver's stream of this id is the one that is here, if any is.
+
+        If it is another one, what is here under the id is refused from now on.
+        """
+        is_other = self.may_be_another(stream_id, created_at_ms)
+        if is_other and stream_id not in self._foreign:
+            held = max(each.created_at_ms for each in self._streams[stream_id].values())
+            self._foreign[stream_id] = StatusError(
+                StatusCode.CONFLICT,
+                f"this server holds a stream {stream_id} that was created at {held} ms, the"
+                f" placement driver has given the id to one that was created at {created_at_ms} ms:"
+                " its metadata were put back to an older copy. Bring the newest metadata back, or"
+                " delete the stream and create it again. The records here are kept",
+            )
+            _LOG.error("stream refused: %s", self._foreign[stream_id])
+        elif not is_other and created_at_ms != NO_TIME:
+            self._foreign.pop(stream_id, None)
+        return not is_other
 
     def has_stream(self, stream_id: int) -> bool:
         """Whether any range of the stream is hosted here, deleted ones included."""
@@ -188,6 +225,7 @@ class RangeTable:
         ranges = self._streams.get(stream_id)
         if not ranges:
             raise _not_found(stream_id, -1)
+        self._check_own(stream_id)
         return [ranges[range_index] for range_index in sorted(ranges)]
 
     def bounds_of(self, stream_id: int) -> tuple[int, int]:
@@ -203,6 +241,7 @@ class RangeTable:
             hosted = self._streams.get(stream_id, {}).get(range_index)
         if hosted is None:
             raise _not_found(stream_id, range_index)
+        self._check_own(stream_id)
         return hosted
 
     def publish(self, logged: LoggedRange) -> None:
@@ -236,6 +275,11 @@ class RangeTable:
                 return None
             changed.append(hosted)
         return changed
+
+    def _check_own(self, stream_id: int) -> None:
+        foreign = self._foreign.get(stream_id)
+        if foreign is not None:
+            raise foreign
 
     def _on_changed(self, hosted: HostedRange) -> None:
         self.revision += 1

@@ -14,6 +14,8 @@ class Retention:
 
     period_ms: int = 0
     size_bytes: int = 0
+    created_at_ms: int = -1
+    """When the stream was created, by which it is told from another one of the same id."""
 
     @property
     def is_for_ever(self) -> bool:

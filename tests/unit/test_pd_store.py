@@ -69,7 +69,7 @@ def test_a_stream_is_created_with_an_open_range(store):
     ((stream, first),) = store.create_streams([NewStream("orders", 1, 1, 60_000, (3,))], 123)
     assert (stream.name, stream.replica_count, stream.ack_count) == ("orders", 1, 1)
     assert (stream.retention_period_ms, stream.created_at_ms) == (60_000, 123)
-    assert first == RangeRecord(stream.stream_id, 0, 0, None, 1, (3,))
+    assert first == RangeRecord(stream.stream_id, 0, 0, None, 1, (3,), 123)
     assert store.streams_by_id([stream.stream_id]) == [stream]
     assert store.streams_by_name(["orders"]) == [stream]
     assert store.maybe_last_range(stream.stream_id) == first
@@ -204,7 +204,7 @@ def test_ranges_are_listed_by_stream_by_server_and_by_both(store):
 def test_servers_of_a_range_keep_their_order(store):
     (a,) = create(store, "a")
     store.create_ranges([RangeRecord(a, 1, 9, None, 2, (5, 2, 9))])
-    assert store.maybe_last_range(a) == RangeRecord(a, 1, 9, None, 2, (5, 2, 9))
+    assert store.maybe_last_range(a) == RangeRecord(a, 1, 9, None, 2, (5, 2, 9), 5)
     (found,) = store.ranges_after(FIRST, 9, stream_id=a, server_id=9)
     assert found.server_ids == (5, 2, 9)
 

@@ -287,6 +287,8 @@ class HeartbeatRequest(Struct, frozen=True, gc=False):
     auth_token: str | None = None
     cluster_id: str | None = None
     server_secret: str | None = None
+    store_commit: int = -1
+    store_life: str | None = None
 
     def __repr__(self) -> str:
         """Return the fields, but for secrets."""
@@ -302,6 +304,8 @@ class HeartbeatResponse(Struct, frozen=True, gc=False):
     status: Status | None = None
     features: tuple[Feature, ...] = ()
     cluster_id: str | None = None
+    store_commit: int = -1
+    store_life: str | None = None
 
 
 class IdAllocationResponse(Struct, frozen=True, gc=False):
@@ -575,6 +579,7 @@ class StreamRange(Struct, frozen=True, gc=False):
     epoch: int = -1
     replica_count: int = -1
     ack_count: int = -1
+    created_at_ms: int = -1
 
 
 class UpdateStreamsResponse(Struct, frozen=True, gc=False):
@@ -936,6 +941,8 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("auth_token", 4, Text()),
         Field("cluster_id", 5, Text()),
         Field("server_secret", 6, Text()),
+        Field("store_commit", 7, Scalar("q"), -1),
+        Field("store_life", 8, Text()),
     ),
     HeartbeatResponse: (
         Field("client_id", 0, Text()),
@@ -944,6 +951,8 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("status", 3, Table("Status")),
         Field("features", 4, Vector(Table("Feature"))),
         Field("cluster_id", 5, Text()),
+        Field("store_commit", 6, Scalar("q"), -1),
+        Field("store_life", 7, Text()),
     ),
     IdAllocationResponse: (
         Field("id", 0, Scalar("i"), 0),
@@ -1116,6 +1125,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("epoch", 6, Scalar("q"), -1),
         Field("replica_count", 7, Scalar("b"), -1),
         Field("ack_count", 8, Scalar("b"), -1),
+        Field("created_at_ms", 9, Scalar("q"), -1),
     ),
     UpdateStreamsResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),

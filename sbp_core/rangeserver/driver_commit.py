@@ -1,0 +1,51 @@
+"""The last commit that the placement driver told this server of, in `driver-commit.json`.
+
+Heartbeats send it back, so that a placement driver notices when its store is older than it was. The
+file is not missed much: without it, or after a power cut, this server knows nothing to compare.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Final
+
+from sbp_core.log.disk import Disk, describe_os_error, write_file
+
+_LOG: Final = logging.getLogger(__name__)
+
+DRIVER_COMMIT_NAME: Final = "driver-commit.json"
+_NO_NUMBER: Final = -1
+
+
+class DriverCommit:
+    """The number of a commit and the life of the store it was made in; -1 and none if unknown."""
+
+    def __init__(self, data_dir: Path, disk: Disk) -> None:
+        self._path = data_dir / DRIVER_COMMIT_NAME
+        self._disk = disk
+        self.number, self.life = read_driver_commit(self._path)
+
+    def note(self, number: int, life: str | None) -> None:
+        """Remember what the placement driver told; one that tells nothing changes nothing."""
+        if not life or (number, life) == (self.number, self.life):
+            return
+        self.number, self.life = number, life
+        content = json.dumps({"number": number, "life": life}).encode()
+        try:
+            write_file(self._disk, self._path, [content], is_durable=False)
+        except OSError as error:
+            _LOG.warning("%s cannot be written: %s", self._path, describe_os_error(error))
+
+
+def read_driver_commit(path: Path) -> tuple[int, str | None]:
+    """Return the number and the life in a file; -1 and None if it is missing or unreadable."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return int(content["number"]), str(content["life"])
+    except FileNotFoundError:
+        return _NO_NUMBER, None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _LOG.warning("%s cannot be read, and is written again: %s", path, error)
+        return _NO_NUMBER, None
