@@ -13,6 +13,7 @@ from sbp_core.cli import output, standard_streams
 from sbp_core.cli.parsers.base import EXIT_USAGE, AddParser, Parser, client_options
 from sbp_core.cli.parsers.lag import add_lag
 from sbp_core.cli.parsers.log import add_log
+from sbp_core.cli.parsers.pd import add_pd
 from sbp_core.cli.parsers.records import add_consume, add_produce
 from sbp_core.cli.parsers.schema import add_schema
 from sbp_core.cli.parsers.serve import add_serve
@@ -77,6 +78,7 @@ def _parser(more: Sequence[Callable[[AddParser], None]] = ()) -> argparse.Argume
     add_txns(add_parser, client)
     add_cluster(add_parser, client)
     add_log(add_parser)
+    add_pd(add_parser)
     add_ping(add_parser, client)
     for add in more:
         add(add_parser)

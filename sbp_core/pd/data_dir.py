@@ -21,8 +21,11 @@ WRITE_AHEAD_LOG_NAME: Final = f"{DATABASE_NAME}-wal"
 class DataDir:
     """A data directory that this process owns until `release` (or its end)."""
 
-    def __init__(self, path: Path) -> None:
-        """Make and lock the directory. Raises ConfigurationError when that cannot be."""
+    def __init__(self, path: Path, *, is_made: bool = True) -> None:
+        """Lock the directory; make it and its file if they are missing and `is_made` says so.
+
+        Raises ConfigurationError when that cannot be.
+        """
         self._path = path
         try:
             OsDisk().make_directory(path)
@@ -34,7 +37,8 @@ class DataDir:
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.close(_open_private(self.database))
+            if is_made:
+                os.close(_open_private(self.database))
             self._settle()
         except OSError as error:
             os.close(self._lock)

@@ -16,7 +16,7 @@ from sbp_core.errors import (
 from sbp_core.pd import changes, operations, ranges
 from sbp_core.pd.cursor_handlers import CursorHandlers
 from sbp_core.pd.ending import RangeServers
-from sbp_core.pd.history import NO_COMMIT, CommitId
+from sbp_core.pd.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.joining import Joining
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import ServerLoad
@@ -66,7 +66,7 @@ from sbp_core.wire.headers import (
     UpdateStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.status import SUCCESS, shown, status_for
 
 _NODE_NAME: Final = "placement-driver"
 _REFUSALS: Final = (InvalidRequestError, ConfigurationError, PermissionDeniedError)
@@ -170,8 +170,11 @@ class PlacementDriverHandlers:
         its id may say so.
         """
         claimed = NO_COMMIT
-        if request.range_server and request.range_server.server_id in standing.server_ids:
-            claimed = CommitId(request.store_commit, request.store_life or "")
+        server, life_id = request.range_server, request.store_life
+        if life_id is not None and server is not None and server.server_id in standing.server_ids:
+            if not is_life_id(life_id):
+                raise _invalid(f"{shown(life_id)} is no store_life of a HEARTBEAT")
+            claimed = CommitId(request.store_commit, life_id)
 
         def check(store: MetadataStore) -> CommitId:
             store.check_history(claimed)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from sbp_core.pd.history import CommitId, Life, new_life_id
+from sbp_core.pd.history import CommitId, History, Life, new_life_id
 
 CONTENT_TABLES: Final = (
     """CREATE TABLE lives (
@@ -185,6 +185,11 @@ def commit_number_of(connection: sqlite3.Connection) -> int:
     numbers = [life.first_commit for life in lives_of(connection)]
     rows = connection.execute("SELECT commit_number FROM content").fetchall()
     return max([0, *numbers, *(number for (number,) in rows if isinstance(number, int))])
+
+
+def has_commit(connection: sqlite3.Connection, commit: CommitId) -> bool:
+    """Whether a store, whose content is right, has had a commit."""
+    return History(lives_of(connection), commit_number_of(connection)).has(commit)
 
 
 def lives_of(connection: sqlite3.Connection) -> list[Life]:

@@ -33,10 +33,11 @@ def current_epoch(connection: sqlite3.Connection) -> int:
     return int(last_stream_id) >> EPOCH_SHIFT
 
 
-def begin_epoch(connection: sqlite3.Connection) -> int:
-    """Begin a new epoch, within a transaction; return its number."""
+def begin_epoch(connection: sqlite3.Connection, above: int) -> int:
+    """Begin a new epoch, above a known one, within a transaction; return its number."""
     ((last_server_id,),) = connection.execute("SELECT last_server_id FROM cluster")
-    epoch = current_epoch(connection) + 1 + secrets.randbelow(_EPOCH_STEP_MAX)
+    known = max(above, current_epoch(connection))
+    epoch = known + 1 + secrets.randbelow(_EPOCH_STEP_MAX)
     block = (int(last_server_id) >> _SERVER_SHIFT) + 1 + secrets.randbelow(_SERVER_STEP_MAX)
     connection.execute(
         "UPDATE cluster SET last_stream_id = ?, revision = ?, last_server_id = ?",

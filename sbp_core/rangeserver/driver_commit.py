@@ -1,13 +1,15 @@
 """The last commit that the placement driver told this server of, in `driver-commit.json`.
 
 Heartbeats send it back, so that a placement driver notices when its store is older than it was. The
-file is not missed much: without it, or after a power cut, this server knows nothing to compare.
+file is not missed much: without it, or after a power cut, this server knows nothing to compare. Its
+checksum keeps a damaged one from accusing a store that is right.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +34,8 @@ class DriverCommit:
         if not life or (number, life) == (self.number, self.life):
             return
         self.number, self.life = number, life
-        content = json.dumps({"number": number, "life": life}).encode()
+        known = {"number": number, "life": life}
+        content = json.dumps({**known, "checksum": _checksum(number, life)}).encode()
         try:
             write_file(self._disk, self._path, [content], is_durable=False)
         except OSError as error:
@@ -43,9 +46,16 @@ def read_driver_commit(path: Path) -> tuple[int, str | None]:
     """Return the number and the life in a file; -1 and None if it is missing or unreadable."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return int(content["number"]), str(content["life"])
+        number, life = int(content["number"]), str(content["life"])
+        if content["checksum"] != _checksum(number, life):
+            raise ValueError("its checksum is wrong")
+        return number, life
     except FileNotFoundError:
         return _NO_NUMBER, None
     except (OSError, ValueError, KeyError, TypeError) as error:
         _LOG.warning("%s cannot be read, and is written again: %s", path, error)
         return _NO_NUMBER, None
+
+
+def _checksum(number: int, life: str) -> str:
+    return blake2b(f"{number} {life}".encode(), digest_size=8).hexdigest()
