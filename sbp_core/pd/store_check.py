@@ -103,7 +103,7 @@ def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
             f"{report.database} cannot be accepted: {'; '.join(report.found.faults)}. Restore it"
             " from a backup"
         )
-    known = [commit for commit in (report.marked, *(each.commit for each in witnesses))]
+    known = [report.marked, *(each.commit for each in witnesses)]
     above = max([0, *(epoch_of(commit.life_id) for commit in known if commit.life_id)])
     with _locked(directory) as owned:
         try:
