@@ -52,7 +52,9 @@ def forge(served):
     def run(test):
         async def main():
             async with AsyncClient(served.endpoint) as client:
-                (stream,) = await client.create_streams([StreamSpec(test.__qualname__.partition(".")[0])])
+                (stream,) = await client.create_streams(
+                    [StreamSpec(test.__qualname__.partition(".")[0])]
+                )
                 await append(client, stream.stream_id, b"first")
                 ((piece,),) = (await client.list_ranges([stream.stream_id])).values()
                 (address,) = piece.servers
