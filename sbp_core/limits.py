@@ -288,6 +288,18 @@ GROUP_NAME_LENGTH_MAX: Final = 249
 """Characters of a consumer group's name."""
 ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
+STREAMS_MAX: Final = 100_000
+"""Streams of a cluster, 1 KiB each in the placement driver's memory."""
+RANGES_PER_STREAM_MAX: Final = 10_000
+"""Ranges of a stream that were not trimmed away."""
+CURSORS_MAX: Final = 1_000_000
+"""Cursors of all consumer groups; each group has one at least."""
+DECISIONS_MAX: Final = 1_000_000
+"""Decided batches that are kept, of all producers: TXNS_KEPT_PER_PRODUCER each."""
+ABORTED_TXNS_MAX: Final = 1_000_000
+"""Aborted transactions that are kept, for ABORTED_TXNS_KEPT_MS."""
+ROWS_MAX: Final = 100_000_000
+"""What each of these five can be set to at most."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000
 RESULTS_PER_FRAME: Final = 1_000
 """Results of a batch of requests in one response frame."""

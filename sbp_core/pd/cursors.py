@@ -5,7 +5,7 @@ They run on the store's thread as what is in operations.py does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
@@ -20,17 +20,34 @@ def commit_cursors(
     store: MetadataStore, group: str, cursors: Sequence[Cursor], committed_at_ms: int
 ) -> list[Cursor]:
     """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order."""
-    accepted = [cursor for cursor in cursors if cursor.next_offset >= NO_CURSOR]
-    wanted = [(cursor.stream_id, cursor.next_offset) for cursor in accepted]
+    crowded_out = _crowded_out(store, group, cursors)
+    wanted = [
+        (cursor.stream_id, cursor.next_offset)
+        for cursor in cursors
+        if cursor.next_offset >= NO_CURSOR and cursor.stream_id not in crowded_out
+    ]
     outcomes = iter(store.commit_cursors(group, wanted, committed_at_ms) if wanted else ())
     return [
         _refused(cursor)
         if cursor.next_offset < NO_CURSOR
+        else Cursor(cursor.stream_id, status=status_for(store.room.cursors_refusal()))
+        if cursor.stream_id in crowded_out
         else _committed(cursor, committed_at_ms)
         if next(outcomes)
         else Cursor(cursor.stream_id, status=status_for(no_stream(cursor.stream_id)))
         for cursor in cursors
     ]
+
+
+def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) -> Set[int]:
+    """Return the streams whose cursors would be too many; those that are there may move on."""
+    room = store.room.cursor_room()
+    if len(cursors) <= room:
+        return frozenset()
+    asked = dict.fromkeys(each.stream_id for each in cursors if each.next_offset > NO_CURSOR)
+    found = store.cursors_of(group, list(asked))
+    fresh = [stream_id for stream_id, cursor in zip(asked, found, strict=True) if cursor is None]
+    return frozenset(fresh[room:])
 
 
 def _committed(cursor: Cursor, committed_at_ms: int) -> Cursor:

@@ -26,6 +26,7 @@ from sbp_core.pd.model import (
     check_stream_name,
 )
 from sbp_core.pd.placement import Placement
+from sbp_core.pd.room import Room
 from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.tables import range_table, server_table, stream_table
 from sbp_core.wire.headers import (
@@ -53,8 +54,13 @@ def create_streams(
 ) -> list[CreateStreamResult]:
     """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction."""
     placement = Placement(servers, store.open_range_counts())
-    planned: list[NewStream | SbpError] = [_plan_stream(stream, placement) for stream in streams]
-    news = [new for new in planned if isinstance(new, NewStream)]
+    planned: list[NewStream | SbpError] = []
+    news: list[NewStream] = []
+    for asked in streams:
+        plan = _plan_stream(asked, placement, store.room, len(news))
+        planned.append(plan)
+        if isinstance(plan, NewStream):
+            news.append(plan)
     created = iter(store.create_streams(news, created_at_ms) if news else ())
     addresses = store.server_addresses()
     results = []
@@ -80,9 +86,12 @@ def create_streams(
     return results
 
 
-def _plan_stream(stream: Stream, placement: Placement) -> NewStream | SbpError:
+def _plan_stream(
+    stream: Stream, placement: Placement, room: Room, planned_count: int
+) -> NewStream | SbpError:
     try:
         check_stream_fields(stream)
+        room.check_streams(planned_count + 1)
         return NewStream(
             name=stream.name,
             replica_count=1,

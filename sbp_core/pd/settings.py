@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from sbp_core import limits
+from sbp_core.pd.room import RoomLimits
 from sbp_core.server.addresses import check_integer
 from sbp_core.server.settings import ListenerSettings
 
@@ -35,6 +36,46 @@ class PlacementDriverSettings(ListenerSettings):
             "limit": f"1..{2**63 - 1}",
         },
     )
+    streams_max: int = field(
+        default=limits.STREAMS_MAX,
+        metadata={
+            "doc": "Streams that there may be; more are refused.",
+            "unit": "streams",
+            "limit": f"1..{limits.ROWS_MAX}",
+        },
+    )
+    ranges_per_stream_max: int = field(
+        default=limits.RANGES_PER_STREAM_MAX,
+        metadata={
+            "doc": "Ranges of one stream that are not trimmed away; more are refused.",
+            "unit": "ranges",
+            "limit": f"1..{limits.ROWS_MAX}",
+        },
+    )
+    cursors_max: int = field(
+        default=limits.CURSORS_MAX,
+        metadata={
+            "doc": "Cursors of all consumer groups together; more are refused.",
+            "unit": "cursors",
+            "limit": f"1..{limits.ROWS_MAX}",
+        },
+    )
+    decisions_max: int = field(
+        default=limits.DECISIONS_MAX,
+        metadata={
+            "doc": "Decided batches of transactions that are kept; more are refused.",
+            "unit": "batches",
+            "limit": f"1..{limits.ROWS_MAX}",
+        },
+    )
+    aborted_txns_max: int = field(
+        default=limits.ABORTED_TXNS_MAX,
+        metadata={
+            "doc": "Aborted transactions that are kept, for 30 days; more are refused.",
+            "unit": "transactions",
+            "limit": f"1..{limits.ROWS_MAX}",
+        },
+    )
 
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
@@ -45,3 +86,10 @@ class PlacementDriverSettings(ListenerSettings):
             limits.HEARTBEAT_TIMEOUT_MS_MAX,
         )
         check_integer("batch_number_leap_max", self.batch_number_leap_max, 1, 2**63 - 1)
+        for each in fields(RoomLimits):
+            check_integer(each.name, getattr(self, each.name), 1, limits.ROWS_MAX)
+
+    @property
+    def room_limits(self) -> RoomLimits:
+        """How much it takes note of."""
+        return RoomLimits(*(getattr(self, each.name) for each in fields(RoomLimits)))

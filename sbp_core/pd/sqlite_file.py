@@ -130,8 +130,13 @@ class SqliteFile:
         history = History(lives_of(self._connection), self._content.commit.number)
         if history.has(claimed):
             return
-        message = older_message(self._dir.database, claimed, history.last)
-        _LOG.critical("%s", message)
+        message = (
+            "the placement driver's metadata are older than they were, or others: a range server"
+            f" was told of {claimed}, they end at {history.last}. Nothing is changed or given out"
+            " any more. Stop the placement driver and bring the newest copy of its data directory"
+            " back, or, if there is none, go on without what is missing: `sbp pd accept DIR`"
+        )
+        _LOG.critical("%s: %s", self._dir.database, message)
         # Noted as a commit that there was: the next start refuses it, whoever is up then.
         self._write_mark(claimed, UNKNOWN_CONTENT, is_durable=True)
         self.maybe_failure = StatusError(StatusCode.PD_INTERNAL, message)
@@ -225,13 +230,3 @@ class SqliteFile:
                     describe_os_error(error),
                 )
             self._is_mark_writable = False
-
-
-def older_message(database: Path, claimed: CommitId, last: CommitId) -> str:
-    """Return what to say of a store that lacks a commit that a range server was told of."""
-    return (
-        f"the metadata store {database} is older than it was, or another one: a range server was"
-        f" told of {claimed}, the store ends at {last}. Nothing is changed or given out any more."
-        " Stop this placement driver and bring the newest copy of its directory back, or, if there"
-        f" is none, go on without what is missing: `sbp pd accept {database.parent}`"
-    )

@@ -24,6 +24,7 @@ from sbp_core.pd.model import (
     StreamChange,
     StreamRecord,
 )
+from sbp_core.pd.room import Room, RoomLimits
 from sbp_core.pd.sqlite_file import SqliteFile
 from sbp_core.pd.sqlite_schemas import SqliteSchemas
 from sbp_core.pd.sqlite_secrets import SqliteSecrets
@@ -50,10 +51,13 @@ _RANGE_KEYS: Final = {
 """By (stream_id is given, server_id is given)."""
 
 
+_NO_SETTINGS: Final = RoomLimits()
+
+
 class SqliteStore:
     """A MetadataStore in the file `metadata.sqlite` of a data directory."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, room_limits: RoomLimits = _NO_SETTINGS) -> None:
         """Open the store, or make it.
 
         Raises ConfigurationError when the directory or the file cannot be used.
@@ -61,7 +65,8 @@ class SqliteStore:
         self._file: Final = SqliteFile(data_dir)
         self._query: Final = self._file.query
         self._transaction: Final = self._file.transaction
-        self.transactions: Final = SqliteTransactions(self._query, self._transaction)
+        self.room: Final = Room(self._file.count, room_limits)
+        self.transactions: Final = SqliteTransactions(self._query, self._transaction, self.room)
         self.schemas: Final = SqliteSchemas(
             self._query, self._transaction, self._file.reading_blobs
         )
@@ -217,6 +222,11 @@ class SqliteStore:
             {"stream_id": stream_id},
         )
         return found[0] if found else None
+
+    def range_count(self, stream_id: int) -> int:
+        """Return how many ranges a stream has."""
+        query = "SELECT count(*) FROM ranges WHERE stream_id = ?"
+        return int(self._query(query, stream_id)[0][0])
 
     def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
         """Add ranges; False where the stream has one of that index already, or is gone."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from sbp_core import limits
+from sbp_core.pd.room import Room
 from sbp_core.pd.transactions import (
     AbortedTxn,
     Decision,
@@ -60,8 +61,12 @@ class SqliteTransactions:
     """A TransactionStore in the metadata file; also the Ledger that its decisions are made by."""
 
     def __init__(
-        self, query: Query, transaction: Callable[[], AbstractContextManager[None]]
+        self,
+        query: Query,
+        transaction: Callable[[], AbstractContextManager[None]],
+        room: Room,
     ) -> None:
+        self._room = room
         self._query = query
         self._transaction = transaction
 
@@ -100,6 +105,7 @@ class SqliteTransactions:
                     part.record_count,
                 )
             self._forget_decisions(manifest.producer, decided_at_ms)
+            self._room.check_decisions()
         decided = self._maybe_txn(manifest.producer, manifest.batch_number)
         return Decision(is_replay=False, maybe_txn=decided)
 
@@ -113,15 +119,16 @@ class SqliteTransactions:
         }
         if given_up:
             with self._transaction():
+                self._query(
+                    "DELETE FROM aborted_txns WHERE aborted_at_ms < ?",
+                    aborted_at_ms - limits.ABORTED_TXNS_KEPT_MS,
+                )
                 for txn_id in given_up:
                     producer, _ = maybe_batch_of(txn_id) or (None, None)
                     self._query(
                         "INSERT INTO aborted_txns VALUES (?, ?, ?)", txn_id, producer, aborted_at_ms
                     )
-                self._query(
-                    "DELETE FROM aborted_txns WHERE aborted_at_ms < ?",
-                    aborted_at_ms - limits.ABORTED_TXNS_KEPT_MS,
-                )
+                self._room.check_aborted()
         return verdicts
 
     def record_published(self, published: Sequence[tuple[int, int]]) -> None:

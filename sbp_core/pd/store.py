@@ -19,6 +19,7 @@ from sbp_core.pd.model import (
     StreamChange,
     StreamRecord,
 )
+from sbp_core.pd.room import Room
 from sbp_core.pd.transactions import AbortedTxn, Decision, Manifest, Part, TxnRecord, Verdict
 
 
@@ -102,6 +103,10 @@ class MetadataStore(Protocol):
         """What was decided of transactions. A deleted stream takes its parts along."""
 
     @property
+    def room(self) -> Room:
+        """How much more is taken note of."""
+
+    @property
     def schemas(self) -> SchemaStore:
         """The schemas of streams."""
 
@@ -178,6 +183,9 @@ class MetadataStore(Protocol):
 
     def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
         """Return the range with the highest index of a stream."""
+
+    def range_count(self, stream_id: int) -> int:
+        """Return how many ranges a stream has."""
 
     def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
         """Add ranges; False where the stream has one of that index already, or is gone."""

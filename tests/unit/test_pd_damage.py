@@ -236,7 +236,7 @@ def test_a_commit_that_is_not_known_here_stops_the_store_and_its_next_start(tmp_
     claimed = CommitId(store.last_commit.number + 1, store.last_commit.life_id)
     with pytest.raises(StatusError, match=f"told of {claimed}"):
         store.check_history(claimed)
-    with pytest.raises(StatusError, match="older than it was, or another one"):
+    with pytest.raises(StatusError, match="older than they were, or others"):
         store.revision()
     store.close()
     with pytest.raises(ConfigurationError, match=f"{claimed} was the last one"):

@@ -1,0 +1,83 @@
+"""How much the placement driver takes note of: beyond that, what is new is refused.
+
+Everything that clients can make without end has a limit here, or grows with something that has one:
+replicas with ranges, writers and schemas with streams (SCHEMA_VERSIONS_MAX each), parts with
+decisions. Range servers take 100 bytes each, and an id by itself takes none. The starts of the
+store take 60 bytes each, and are not made by clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import InvalidRequestError, StatusCode
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLimits:
+    """The settings of the same names."""
+
+    streams_max: int = limits.STREAMS_MAX
+    ranges_per_stream_max: int = limits.RANGES_PER_STREAM_MAX
+    cursors_max: int = limits.CURSORS_MAX
+    decisions_max: int = limits.DECISIONS_MAX
+    aborted_txns_max: int = limits.ABORTED_TXNS_MAX
+
+
+class Room:
+    """Says whether there is room for more, by the number of rows of each table."""
+
+    def __init__(self, count: Callable[[str], int], room_limits: RoomLimits) -> None:
+        self._count = count
+        self._limits = room_limits
+
+    def check_streams(self, more: int) -> None:
+        """Raise InvalidRequestError unless there may be so many streams more."""
+        self._check("streams", more, "streams_max", self._limits.streams_max)
+
+    def check_ranges(self, stream_id: int, range_count: int) -> None:
+        """Raise InvalidRequestError unless a stream with so many ranges may have another one."""
+        limit = self._limits.ranges_per_stream_max
+        if range_count >= limit:
+            which = f"ranges of stream {stream_id}"
+            raise _refusal(which, "trim the stream", "ranges_per_stream_max", limit)
+
+    def cursor_room(self) -> int:
+        """Return how many more cursors there may be."""
+        return max(0, self._limits.cursors_max - self._count("cursors"))
+
+    def cursors_refusal(self) -> InvalidRequestError:
+        """Return the error of a cursor for which there is no room."""
+        return _refusal(*_WORDS["cursors"], "cursors_max", self._limits.cursors_max)
+
+    def check_decisions(self) -> None:
+        """Raise InvalidRequestError if there are too many, in the transaction that adds one."""
+        self._check("txns", 0, "decisions_max", self._limits.decisions_max)
+
+    def check_aborted(self) -> None:
+        """Raise InvalidRequestError if there are too many, in the transaction that adds some."""
+        self._check("aborted_txns", 0, "aborted_txns_max", self._limits.aborted_txns_max)
+
+    def _check(self, table: str, more: int, setting: str, limit: int) -> None:
+        if self._count(table) + more > limit:
+            raise _refusal(*_WORDS[table], setting, limit)
+
+
+_WORDS: Final = {
+    "streams": ("streams", "delete some"),
+    "cursors": ("cursors of consumer groups", "forget some"),
+    "txns": ("decided batches of transactions that are kept", "use fewer producers"),
+    "aborted_txns": ("aborted transactions that are kept", "wait until some are forgotten"),
+}
+"""By table: what is in it, and what makes room."""
+
+
+def _refusal(noun: str, remedy: str, setting: str, limit: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        StatusCode.INVALID_REQUEST,
+        f"{setting} of the placement driver allows {limit} {noun}, which are there: {remedy}, or"
+        " raise the setting",
+    )

@@ -1,0 +1,254 @@
+"""Metadata that were put back to an older copy: noticed, accepted, and no id comes twice."""
+
+import json
+import shutil
+import sqlite3
+
+import pytest
+from old_metadata import make_older
+from pd_cluster import runner
+
+from sbp_core.cli.main import main
+from sbp_core.errors import ConfigurationError, StatusCode, StatusError
+from sbp_core.log.disk import OsDisk
+from sbp_core.pd.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
+from sbp_core.pd.history import CommitId, History, Life, is_life_id, new_life_id
+from sbp_core.pd.model import NewStream
+from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME, DriverCommit
+
+A, B, C = (f"0-{digit * 16}" for digit in "abc")
+NEXT = "5-" + "d" * 16
+
+
+@pytest.fixture
+def run(tmp_path):
+    return runner(tmp_path / "data")
+
+
+def test_a_history_has_the_commits_of_its_lives_only():
+    history = History([Life(A, 1), Life(B, 11)], 15)
+    assert history.last == CommitId(15, B)
+    assert [history.has(CommitId(number, A)) for number in (1, 10, 11)] == [True, True, False]
+    assert [history.has(CommitId(number, B)) for number in (11, 15, 16)] == [True, True, False]
+    assert not history.has(CommitId(1, C))
+    assert not history.has(CommitId(1, NEXT))
+    assert history.has(CommitId())
+
+
+def test_commits_of_lower_epochs_are_not_asked_for():
+    history = History([Life(A, 1), Life(NEXT, 11)], 15)
+    assert history.has(CommitId(99, A))
+    assert history.has(CommitId(99, C))
+    assert not history.has(CommitId(16, NEXT))
+    assert not history.has(CommitId(1, "6-" + "a" * 16))
+
+
+def test_what_can_be_the_id_of_a_life():
+    assert is_life_id(new_life_id(0))
+    assert is_life_id(new_life_id(2**23))
+    for text in ("", "x", "0-", A + "0", "-" + "a" * 16, A.upper(), f"{A}\n"):
+        assert not is_life_id(text)
+
+
+def create(store, *names):
+    news = [NewStream(name, 1, 1, 0, (1,)) for name in names]
+    return [stream.stream_id for stream, _ in store.create_streams(news, 5)]
+
+
+def put_back(tmp_path, *, is_hot=False):
+    """A store that was copied, went on, and was put back; returns the commit it lost."""
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    store = SqliteStore(data)
+    create(store, "a")
+    store.allocate_server_id()
+    if is_hot:
+        shutil.copytree(data, copy)
+    else:
+        store.close()
+        shutil.copytree(data, copy)
+        store = SqliteStore(data)
+    create(store, "b")
+    store.allocate_server_id()
+    lost = store.last_commit
+    store.close()
+    shutil.rmtree(data)
+    shutil.copytree(copy, data)
+    return lost
+
+
+@pytest.mark.parametrize("is_hot", [False, True])
+def test_a_commit_of_the_lost_time_stops_the_store_until_it_is_accepted(tmp_path, is_hot, capsys):
+    lost = put_back(tmp_path, is_hot=is_hot)
+    store = SqliteStore(tmp_path / "data")
+    with pytest.raises(StatusError, match=f"told of {lost}") as refused:
+        store.check_history(lost)
+    assert refused.value.code == StatusCode.PD_INTERNAL
+    with pytest.raises(StatusError, match="sbp pd accept"):
+        create(store, "c")
+    store.close()
+    with pytest.raises(ConfigurationError, match="commits may be missing"):
+        SqliteStore(tmp_path / "data")
+    assert main(["pd", "check", str(tmp_path / "data")]) == 1
+    assert "older than it was" in capsys.readouterr().out
+    assert main(["pd", "accept", str(tmp_path / "data")]) == 0
+    assert main(["pd", "check", str(tmp_path / "data")]) == 0
+    store = SqliteStore(tmp_path / "data")
+    store.check_history(lost)
+    (c,) = create(store, "c")
+    assert c > 2
+    assert 2 < store.allocate_server_id() < 2**31
+    assert store.revision() > 1 << 40
+    assert [each.name for each in store.streams_after(-1, 10)] == ["a", "c"]
+    with pytest.raises(StatusError, match="told of"):
+        store.check_history(CommitId(store.last_commit.number + 1, store.last_commit.life_id))
+    store.close()
+
+
+def test_a_store_that_was_accepted_twice_never_repeats_an_epoch(tmp_path):
+    put_back(tmp_path)
+    data = tmp_path / "data"
+    seen = []
+    for _ in range(5):
+        (data / "metadata.mark").unlink()
+        assert main(["pd", "accept", str(data)]) == 0
+        store = SqliteStore(data)
+        seen += create(store, None)
+        seen_server = store.allocate_server_id()
+        assert 0 < seen_server < 2**31
+        store.close()
+    assert seen == sorted(set(seen))
+    assert len({each >> 40 for each in seen}) == 5
+
+
+def test_an_older_version_under_a_newer_mark_is_refused_and_can_be_accepted(tmp_path):
+    data = tmp_path / "data"
+    store = SqliteStore(data)
+    create(store, "a")
+    store.close()
+    mark = (data / "metadata.mark").read_bytes()
+    make_older(data, 7)
+    (data / "metadata.mark").write_bytes(mark)
+    with pytest.raises(ConfigurationError, match="commits may be missing"):
+        SqliteStore(data)
+    assert main(["pd", "accept", str(data)]) == 0
+    store = SqliteStore(data)
+    assert create(store, "b")[0] > 1 << 40
+    store.close()
+
+
+def test_the_right_store_brought_back_is_good_again(tmp_path):
+    data = tmp_path / "data"
+    lost = put_back(tmp_path)
+    shutil.copytree(data, tmp_path / "older")
+    store = SqliteStore(data)
+    with pytest.raises(StatusError):
+        store.check_history(lost)
+    store.close()
+    assert main(["pd", "check", str(data)]) == 1
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "older", data)
+    assert main(["pd", "check", str(data)]) == 0
+    SqliteStore(data).close()
+
+
+def test_check_changes_nothing_and_tells_in_json(tmp_path, capsys):
+    data = tmp_path / "data"
+    store = SqliteStore(data)
+    create(store, "a", "b")
+    shutil.copytree(data, tmp_path / "killed")
+    store.close()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "killed").iterdir()}
+    assert WRITE_AHEAD_LOG_NAME in before
+    assert main(["pd", "check", "--json", str(tmp_path / "killed")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["is_intact"]
+    assert told["rows"]["streams"] == 2
+    assert told["commit"] == told["marked_commit"] == 2
+    assert told["life"] == told["marked_life"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "killed").iterdir()} == before
+
+
+def test_damaged_rows_are_named_and_can_be_accepted(tmp_path, capsys):
+    store = SqliteStore(tmp_path)
+    create(store, "a", "b")
+    store.close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
+        connection.execute("UPDATE streams SET retention_bytes = 1")
+    connection.close()
+    assert main(["pd", "check", str(tmp_path)]) == 1
+    assert "table streams: one or more of its 2 rows" in capsys.readouterr().out
+    assert main(["pd", "accept", str(tmp_path)]) == 0
+    store = SqliteStore(tmp_path)
+    assert [each.retention_bytes for each in store.streams_after(-1, 9)] == [1, 1]
+    store.close()
+
+
+def test_intact_metadata_are_not_touched_by_accept(tmp_path, capsys):
+    store = SqliteStore(tmp_path)
+    create(store, "a")
+    store.close()
+    before = (tmp_path / DATABASE_NAME).read_bytes()
+    assert main(["pd", "accept", str(tmp_path)]) == 0
+    assert "nothing was changed" in capsys.readouterr().out
+    assert (tmp_path / DATABASE_NAME).read_bytes() == before
+
+
+def test_check_needs_a_stopped_placement_driver_and_metadata(tmp_path, capsys):
+    store = SqliteStore(tmp_path / "data")
+    assert main(["pd", "check", str(tmp_path / "data")]) == 2
+    assert "in use by another placement driver" in capsys.readouterr().err
+    store.close()
+    assert main(["pd", "check", str(tmp_path)]) == 2
+    assert "holds no metadata" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "data"]
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path, capsys):
+    (tmp_path / DATABASE_NAME).write_bytes(b"x" * 5000)
+    assert main(["pd", "check", str(tmp_path)]) == 1
+    assert "not a database" in capsys.readouterr().out
+    assert main(["pd", "accept", str(tmp_path)]) == 2
+
+
+def test_a_heartbeat_is_answered_with_the_last_commit_and_may_accuse(run):
+    async def honest(cluster):
+        server_id = await cluster.allocate()
+        answer = await cluster.beat(server_id)
+        assert answer.store_commit > 0
+        known = {"store_commit": answer.store_commit, "store_life": answer.store_life}
+        assert (await cluster.beat(server_id, **known)).status.code == 0
+        strange = await cluster.beat(server_id, store_commit=1, store_life="strange")
+        assert strange.status.code == StatusCode.INVALID_REQUEST
+        assert not cluster.driver.failed.done()
+        return server_id, answer
+
+    server_id, answer = run(honest)
+
+    async def accusing(cluster):
+        with pytest.raises(StatusError, match="sbp pd accept DIR"):
+            await cluster.beat(
+                server_id, store_commit=answer.store_commit + 9, store_life=answer.store_life
+            )
+        assert "older than they were" in str(await cluster.driver.failed)
+        with pytest.raises(StatusError, match="sbp pd accept DIR"):
+            await cluster.describe(all_streams=True)
+
+    run(accusing)
+    with pytest.raises(ConfigurationError, match="commits may be missing"):
+        run(honest)
+
+
+def test_a_range_server_remembers_the_last_commit(tmp_path, caplog):
+    known = DriverCommit(tmp_path, OsDisk())
+    assert (known.number, known.life) == (-1, None)
+    known.note(-1, None)
+    assert not (tmp_path / DRIVER_COMMIT_NAME).exists()
+    known.note(7, A)
+    again = DriverCommit(tmp_path, OsDisk())
+    assert (again.number, again.life) == (7, A)
+    path = tmp_path / DRIVER_COMMIT_NAME
+    path.write_text(path.read_text().replace("7", "8", 1))
+    damaged = DriverCommit(tmp_path, OsDisk())
+    assert (damaged.number, damaged.life) == (-1, None)
+    assert "checksum" in caplog.text

@@ -1,0 +1,126 @@
+"""More streams, ranges, cursors and decisions than the settings allow are refused by name."""
+
+import asyncio
+
+import pytest
+
+from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd.cursors import commit_cursors
+from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
+from sbp_core.pd.operations import create_streams
+from sbp_core.pd.ranges import open_next_ranges
+from sbp_core.pd.room import RoomLimits
+from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.pd.transactions import Manifest, Part
+from sbp_core.wire.headers import Cursor, Stream, StreamRange
+
+SERVERS = (ServerLoad(1),)
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens stores with limits, and closes them."""
+    stores = []
+
+    def open_store(**limits):
+        stores.append(SqliteStore(tmp_path / str(len(stores)), RoomLimits(**limits)))
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+def created(store, *names):
+    return create_streams(store, [Stream(name=name) for name in names], SERVERS, 5)
+
+
+def filled(store, *names):
+    news = [NewStream(name, 1, 1, 0, (1,)) for name in names]
+    return [stream.stream_id for stream, _ in store.create_streams(news, 5)]
+
+
+def test_streams_beyond_the_limit_are_refused_each_by_itself(opened):
+    store = opened(streams_max=3)
+    results = created(store, "a", "b", "c", "d")
+    assert [each.status.code == StatusCode.NONE for each in results] == [True, True, True, False]
+    assert results[3].status.code == StatusCode.INVALID_REQUEST
+    assert "streams_max of the placement driver allows 3 streams" in results[3].status.message
+    store.delete_streams([results[0].stream.stream_id])
+    again = created(store, "d", "e")
+    assert [each.status.code for each in again] == [StatusCode.NONE, StatusCode.INVALID_REQUEST]
+
+
+def test_a_stream_has_no_more_ranges_than_its_limit(opened):
+    store = opened(ranges_per_stream_max=2)
+    (a,) = filled(store, "a")
+    opened_next = open_next_ranges(store, [a], [SealedRange(a, 0, 5)], SERVERS)
+    assert isinstance(opened_next[a], StreamRange)
+    refused = open_next_ranges(store, [a], [SealedRange(a, 1, 9)], SERVERS)[a]
+    assert isinstance(refused, InvalidRequestError)
+    assert "ranges_per_stream_max" in str(refused)
+    store.trim_streams([(a, 9)])
+    assert isinstance(open_next_ranges(store, [a], [], SERVERS)[a], StreamRange)
+
+
+def test_cursors_that_are_there_move_on_when_there_is_no_room_for_more(opened):
+    store = opened(cursors_max=2)
+    a, b, c = filled(store, "a", "b", "c")
+    commit_cursors(store, "g", [Cursor(a, 1), Cursor(b, 1)], 1)
+    results = commit_cursors(store, "g", [Cursor(a, 2), Cursor(c, 2), Cursor(b, -1)], 2)
+    codes = [each.status.code for each in results]
+    assert codes == [StatusCode.NONE, StatusCode.INVALID_REQUEST, StatusCode.NONE]
+    assert "cursors_max" in results[1].status.message
+    assert [each and each.next_offset for each in store.cursors_of("g", [a, b, c])] == [
+        2,
+        None,
+        None,
+    ]
+    assert commit_cursors(store, "h", [Cursor(c, 7)], 3)[0].status.code == StatusCode.NONE
+
+
+def manifest(producer, number):
+    return Manifest(producer, number, (), 0, b"12345678")
+
+
+def test_decisions_beyond_the_limit_are_refused_and_replays_are_answered(opened):
+    store = opened(decisions_max=17)
+    for number in range(20):  # a producer forgets its own earlier ones
+        store.transactions.commit(manifest("p", number), 5)
+    store.transactions.commit(manifest("q", 1), 5)
+    with pytest.raises(InvalidRequestError, match="decisions_max"):
+        store.transactions.commit(manifest("r", 1), 5)
+    assert store.transactions.commit(manifest("q", 1), 5).is_replay
+    assert not store.transactions.commit(manifest("p", 20), 5).is_replay
+    assert store.transactions.maybe_decided("r", 1) is None
+
+
+def test_aborted_transactions_make_room_when_they_are_forgotten(opened):
+    store = opened(aborted_txns_max=1)
+    store.transactions.abort([Part("p-1-a", 1, 0, 5)], 0)
+    with pytest.raises(InvalidRequestError, match="aborted_txns_max"):
+        store.transactions.abort([Part("p-1-b", 1, 0, 5)], 1)
+    assert not store.transactions.is_aborted("p-1-b")
+    store.transactions.abort([Part("p-1-c", 1, 0, 5)], 31 * DAY_MS)
+    assert store.transactions.is_aborted("p-1-c")
+
+
+def test_the_settings_reach_the_store(tmp_path):
+    async def main():
+        settings = PlacementDriverSettings(data_dir=tmp_path, port=0, streams_max=1)
+        driver = PlacementDriver(settings)
+        await driver.start()
+        try:
+            store = driver._store
+            results = await store.run(
+                lambda opened: create_streams(
+                    opened, [Stream(name="a"), Stream(name="b")], SERVERS, 5
+                )
+            )
+        finally:
+            await driver.stop()
+        return [each.status.code for each in results]
+
+    assert asyncio.run(main()) == [StatusCode.NONE, StatusCode.INVALID_REQUEST]
