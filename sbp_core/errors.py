@@ -6,6 +6,7 @@ SbpError
 |   +-- FrameError              the framing itself: the connection cannot go on
 |   +-- HeaderError             a header that is no valid FlatBuffers table
 |   +-- RecordBatchError        a record batch that cannot be used
+|       +-- DamagedBatchError   a stored one that cannot be decoded: its offsets hold no records
 +-- SchemaError                 columns that a stream cannot have, or that do not fit
 +-- TransportError
 |   +-- ConnectError            no connection: nothing was sent
@@ -125,6 +126,30 @@ class HeaderError(ProtocolError):
 
 class RecordBatchError(ProtocolError):
     """A record batch is damaged, or in an encoding that this version cannot read."""
+
+
+class DamagedBatchError(RecordBatchError):
+    """A stored record batch cannot be decoded: offsets [start_offset, end_offset) of a stream.
+
+    `stream_id` is what the batch itself names, which servers do not check; `cause` says what is
+    wrong with it.
+    """
+
+    def __init__(
+        self, cause: str, stream_id: int = -1, start_offset: int = 0, end_offset: int = 0
+    ) -> None:
+        super().__init__(cause, stream_id, start_offset, end_offset)
+        self.stream_id = stream_id
+        self.start_offset = start_offset
+        self.end_offset = end_offset
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"record batch at offset {self.start_offset} of stream {self.stream_id} is damaged:"
+            f" {self.cause}; the records at offsets [{self.start_offset}, {self.end_offset}) cannot"
+            " be read"
+        )
 
 
 class SchemaError(SbpError):

@@ -16,7 +16,13 @@ from sbp_core.cli.connect import PATIENT, connect, find_stream, label
 from sbp_core.cli.output import write_records, write_values
 from sbp_core.cli.typed_rows import BatchDecoder
 from sbp_core.client import Client, FetchItem
-from sbp_core.errors import DeadlineExceededError, RecordBatchError, StatusCode, error_for_code
+from sbp_core.errors import (
+    DamagedBatchError,
+    DeadlineExceededError,
+    RecordBatchError,
+    StatusCode,
+    error_for_code,
+)
 from sbp_core.records import COLUMNS_ENCODING, split_envelopes
 from sbp_core.records.json_values import describe_columns, describe_octets, describe_values
 
@@ -78,7 +84,12 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
                 )
             skipped = offset - envelope.base_offset
             wanted_end = batch_end if end is None else min(batch_end, end)
-            rows = decoder.decode(envelope).slice(skipped, wanted_end - offset)
+            try:
+                rows = decoder.decode(envelope).slice(skipped, wanted_end - offset)
+            except DamagedBatchError as error:
+                raise RecordBatchError(
+                    f"{error}; --from {batch_end} goes on behind them"
+                ) from error
             yield Records(offset, rows, envelope.encoding == COLUMNS_ENCODING)
             offset = wanted_end
             if offset == end:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sbp_core.client import Client
-from sbp_core.errors import RecordBatchError
 from sbp_core.records import COLUMNS_ENCODING, Envelope, StreamSchema, decode_batch, decode_columns
 
 
@@ -18,7 +17,7 @@ class BatchDecoder:
         self._schemas: dict[str, StreamSchema] = {}
 
     def decode(self, envelope: Envelope) -> pa.RecordBatch:
-        """Return the columns of a typed batch, the rows of any other. Raises RecordBatchError."""
+        """Return the columns of a typed batch, the rows of any other. Raises DamagedBatchError."""
         if envelope.encoding != COLUMNS_ENCODING:
             return decode_batch(envelope)
         fingerprint = envelope.schema_fingerprint or ""
@@ -26,8 +25,8 @@ class BatchDecoder:
             versions = self._client.describe_schemas([self._stream_id])[self._stream_id]
             self._schemas = {each.schema.fingerprint: each.schema for each in versions}
         if fingerprint not in self._schemas:
-            raise RecordBatchError(
-                f"record batch at offset {envelope.base_offset} names schema {fingerprint!r}, which"
-                f" the placement driver does not know of stream {self._stream_id}"
+            raise envelope.damage(
+                f"it names schema {fingerprint!r}, which the placement driver does not know of"
+                f" stream {self._stream_id}"
             )
         return decode_columns(envelope, self._schemas[fingerprint])

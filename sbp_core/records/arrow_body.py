@@ -46,7 +46,7 @@ def decode_body(
 
     With `names` comes `schema_message`, the schema as Arrow's streams begin with it. Uncompressed
     columns are views of the envelope's body, unless that is not aligned to 8 octets: then it is
-    copied once. Raises RecordBatchError.
+    copied once. Raises DamagedBatchError.
     """
     try:
         size = check_record_batch_message(envelope.body, record_count=envelope.record_count)
@@ -58,7 +58,7 @@ def decode_body(
             batch = batch if names is None else batch.select(wanted)
         batch.validate(full=True)
     except (RecordBatchError, pa.ArrowException, OSError) as error:
-        raise RecordBatchError(f"{envelope.place} is damaged: {error}") from error
+        raise envelope.damage(error) from error
     return batch
 
 

@@ -86,7 +86,7 @@ def decode_columns(
     """Return the rows of a record batch, in the order of its schema, fully validated.
 
     `schema` is the one that the batch names; with `names` only those columns of it are decoded.
-    Raises RecordBatchError when the batch is damaged or names another encoding or schema.
+    Raises DamagedBatchError, and RecordBatchError for a batch of another encoding or schema.
     """
     found = (envelope.encoding, envelope.schema_fingerprint)
     if found != (COLUMNS_ENCODING, schema.fingerprint):
@@ -98,7 +98,7 @@ def decode_columns(
     try:
         check_required(batch)
     except SchemaError as error:
-        raise RecordBatchError(f"{envelope.place} is damaged: {error}") from error
+        raise envelope.damage(error) from error
     return batch
 
 

@@ -22,7 +22,8 @@ def decode_batch(envelope: Envelope) -> pa.RecordBatch:
     """Return the rows of a record batch in ROWS_SCHEMA, as many as its record_count.
 
     Batches of rows are decoded without a copy, record sequences one by one. Raises
-    RecordBatchError when the batch is damaged or in an encoding that this version cannot read.
+    DamagedBatchError when the batch is damaged or in an encoding that this version cannot read, and
+    RecordBatchError when it has columns.
     """
     return _decode_sequence(envelope) if envelope.encoding is None else decode_rows(envelope)
 
@@ -70,19 +71,19 @@ def _decode_sequence(envelope: Envelope) -> pa.RecordBatch:
     values: list[bytes] = []
     headers: list[list[tuple[str, bytes]]] = []
     timestamps_us: list[int] = []
-    for record in walk_sequence(envelope.body, 0):
-        meta = decode_record_meta(record)
-        values.append(bytes(record.body))
-        headers.append([(item.key or "", (item.value or "").encode()) for item in meta.headers])
-        timestamps_us.append((envelope.base_timestamp_ms + meta.timestamp_delta) * 1000)
     types = {field.name: field.type for field in ROWS_SCHEMA}
     try:
+        for record in walk_sequence(envelope.body, 0):
+            meta = decode_record_meta(record)
+            values.append(bytes(record.body))
+            headers.append([(item.key or "", (item.value or "").encode()) for item in meta.headers])
+            timestamps_us.append((envelope.base_timestamp_ms + meta.timestamp_delta) * 1000)
         columns = {
             "key": pa.nulls(len(values), types["key"]),
             "value": pa.array(values, types["value"]),
             "headers": pa.array(headers, types["headers"]),
             "timestamp": pa.array(timestamps_us, types["timestamp"]),
         }
-    except (pa.ArrowException, OverflowError) as error:
-        raise RecordBatchError(f"{envelope.place} cannot be shown as rows: {error}") from error
+    except (RecordBatchError, pa.ArrowException, OverflowError) as error:
+        raise envelope.damage(f"it cannot be shown as rows: {error}") from error
     return pa.RecordBatch.from_arrays([columns[name] for name in types], schema=ROWS_SCHEMA)

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.errors import HeaderError, RecordBatchError
+from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
 from sbp_core.records.sequence import BATCH_MAGIC as MAGIC
 from sbp_core.records.sequence import measure_sequence
 from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordBatchMeta
@@ -89,6 +89,15 @@ class Envelope:
     def place(self) -> str:
         """Where the batch is, for people."""
         return f"record batch at offset {self.base_offset} of stream {self.stream_id}"
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last record."""
+        return self.base_offset + self.record_count
+
+    def damage(self, cause: object) -> DamagedBatchError:
+        """Return the error of a batch that cannot be decoded."""
+        return DamagedBatchError(str(cause), self.stream_id, self.base_offset, self.end_offset)
 
 
 def encode_envelope(

@@ -80,7 +80,8 @@ def decode_rows(envelope: Envelope) -> pa.RecordBatch:
     """Return the rows of a record batch, in ROWS_SCHEMA, fully validated.
 
     Uncompressed columns are views of the envelope's body, unless that is not aligned to 8 octets:
-    then it is copied once. Raises RecordBatchError.
+    then it is copied once. Raises DamagedBatchError, also for an encoding that is not known, and
+    RecordBatchError for columns.
     """
     if envelope.encoding != ROWS_ENCODING:
         if envelope.encoding == COLUMNS_ENCODING:
@@ -90,9 +91,9 @@ def decode_rows(envelope: Envelope) -> pa.RecordBatch:
                 " trim what is before"
             )
         named = "no encoding" if envelope.encoding is None else f"encoding {envelope.encoding!r}"
-        raise RecordBatchError(
-            f'{envelope.place} names {named}; this version reads "{ROWS_ENCODING}". Read the stream'
-            " with a version that knows it"
+        raise envelope.damage(
+            f'it names {named}; this version reads "{ROWS_ENCODING}". Read the stream with a'
+            " version that knows it"
         )
     return decode_body(envelope, ROWS_SCHEMA)
 

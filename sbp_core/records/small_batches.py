@@ -85,7 +85,7 @@ def small_runs(
     """Yield all batches in their order, small ones of a kind together, any other alone.
 
     A run ends when it has `rows_enough` rows or decodes to `bytes_enough` octets. Raises
-    RecordBatchError, which names the batch, for a message that is no rows of Arrow's.
+    DamagedBatchError for a message that is no rows of Arrow's, before batches that come earlier.
     """
     run = Run()
     for envelope in envelopes:
@@ -112,7 +112,7 @@ def _maybe_small(envelope: Envelope) -> _Small | None:
             return _Small(outline.buffers_bytes, outline)
         decoded_bytes = check_outline(outline, body).decoded_bytes
     except RecordBatchError as error:
-        raise RecordBatchError(f"{envelope.place} is damaged: {error}") from error
+        raise envelope.damage(error) from error
     return _Small(decoded_bytes, None) if decoded_bytes < _SMALL_BYTES else None
 
 

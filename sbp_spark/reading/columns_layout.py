@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from sbp_core import limits
 from sbp_core.client import SchemaVersion
-from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.errors import DamagedBatchError, SchemaError
 from sbp_core.records import (
     COLUMNS_ENCODING,
     Change,
@@ -93,7 +93,7 @@ class ColumnsLayout:
     def decode(
         self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
     ) -> Iterator[Piece]:
-        """Yield the columns of some records. Raises SchemaError, RecordBatchError.
+        """Yield the columns of some records. Raises SchemaError, DamagedBatchError.
 
         An old batch may be far smaller than its columns are in the schema that has grown since, so
         they are made piece by piece.
@@ -165,10 +165,10 @@ class ColumnsLayout:
             )
         version = self._versions.maybe_find(span.stream_id, fingerprint)
         if version is None:
-            raise SchemaError(
-                f"{_describe([envelope], span)} is of a schema that the placement driver does"
-                f" not know ({fingerprint}); was it copied from another cluster, or the placement"
-                " driver's file restored from an old copy?"
+            raise envelope.damage(
+                f"it is of a schema that the placement driver does not know ({fingerprint}); was it"
+                " copied from another cluster, or the placement driver's file restored from an old"
+                " copy?"
             )
         return version
 
@@ -210,10 +210,9 @@ def _times(batches: Sequence[Envelope], rows: pa.RecordBatch, start_offset: int)
         return _batch_times(batches, start_offset, rows.num_rows)
     index = rows.schema.get_field_index(name)
     if index < 0 or not pa.types.is_timestamp(rows.schema.field(index).type):
-        raise RecordBatchError(
-            f"{envelope.place} has its times in column {name}, which is no timestamp: read it"
-            " without _metadata.timestamp"
-        )
+        cause = f"it has its times in column {name}, which is no timestamp of its schema"
+        last = batches[-1]
+        raise DamagedBatchError(cause, envelope.stream_id, envelope.base_offset, last.end_offset)
     times = rows.column(index).cast(_TIMESTAMP)
     if not times.null_count:
         return times

@@ -49,6 +49,29 @@ class DataLossError(SbpError):
         )
 
 
+class DamagedRecordsError(DataLossError):
+    """Offsets that were to be read are stored, in a record batch that cannot be decoded."""
+
+    def __init__(self, loss: Loss, names: Mapping[int, str], cause: str) -> None:
+        super().__init__((loss,), names)
+        self.args = (loss, names, cause)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"{self.describe()}. To go on behind them, set failOnDataLoss to false, or to report;"
+            " nothing else of the stream is left out then"
+        )
+
+    def describe(self) -> str:
+        """Return what is damaged, and how."""
+        (loss,) = self.losses
+        return (
+            "records cannot be read, their record batch is damaged:"
+            f" {loss.describe(self.names)}: {self.cause}"
+        )
+
+
 def describe_losses(
     losses: Iterable[Loss], names: Mapping[int, str], *, is_short: bool = False
 ) -> str:
@@ -60,6 +83,11 @@ def describe_losses(
     described = [each.describe(names) for each in every]
     which = listed(described, "; ") if is_short else "; ".join(described)
     return f"{least}{count} offsets are lost, no range holds them: {which}"
+
+
+def log_damage(damage: DamagedRecordsError) -> None:
+    """Write to the log which offsets are passed over, and why."""
+    LOG.warning("data loss: %s; reading goes on behind them", damage.describe())
 
 
 def log_losses(losses: Iterable[Loss], names: Mapping[int, str]) -> None:

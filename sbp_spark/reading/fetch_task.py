@@ -17,6 +17,7 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.reading.columns_layout import ColumnsLayout
+from sbp_spark.reading.damaged_batches import StoredRun, decode_run
 from sbp_spark.reading.layout import Form, Layout, Piece, is_enough
 from sbp_spark.reading.placed_chunks import read_placed_chunks
 from sbp_spark.reading.planning import StreamSpan
@@ -75,7 +76,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         chunks = read_placed_chunks(
             client, ahead, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal
         )
-        yield from decode_chunks(chunks, spans, layout)
+        yield from decode_chunks(chunks, spans, layout, is_loss_fatal=is_loss_fatal)
 
 
 def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
@@ -88,12 +89,17 @@ def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> L
 
 
 def decode_chunks(
-    chunks: Iterable[Chunk], spans: Sequence[StreamSpan], layout: Layout
+    chunks: Iterable[Chunk],
+    spans: Sequence[StreamSpan],
+    layout: Layout,
+    *,
+    is_loss_fatal: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all chunks, cut to their spans; small record batches are joined.
 
     Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each, but
-    for those that a chunk says were skipped.
+    for those that a chunk says were skipped. A record batch that cannot be decoded raises
+    DamagedRecordsError, or is logged and skipped.
     """
     joiner = _Joiner(layout)
     positions = [span.start_offset for span in spans]
@@ -105,7 +111,8 @@ def decode_chunks(
         position = positions[chunk.span_index]
         is_first = position == begins[chunk.span_index]
         for envelopes, end in _runs(chunk.payload, span, position, is_first=is_first):
-            for piece in layout.decode(envelopes, span, position, end):
+            run = StoredRun(envelopes, span, position, end)
+            for piece in decode_run(layout, run, is_loss_fatal=is_loss_fatal):
                 yield from joiner.add(piece)
             position = positions[chunk.span_index] = end
     yield from joiner.flush()

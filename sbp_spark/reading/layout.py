@@ -64,7 +64,8 @@ class Layout(Protocol):
 
         The batches follow on one another, and there is a record of each to yield; they are
         validated as a whole. Pieces are made as they are drawn, none much larger than a batch is
-        when it is decoded. Raises SbpError.
+        when it is decoded. Raises DamagedBatchError for a batch that cannot be decoded, maybe
+        before pieces of earlier ones; and SbpError for what is to be read in another way.
         """
         ...
 

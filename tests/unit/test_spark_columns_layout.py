@@ -23,6 +23,7 @@ from sbp_core.records import (
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.reading import columns_layout, schema_versions
 from sbp_spark.reading.columns_layout import METADATA_FIELD, ColumnsLayout
+from sbp_spark.reading.data_loss import DamagedRecordsError
 from sbp_spark.reading.fetch_task import decode_chunks
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Chunk
@@ -263,7 +264,7 @@ def test_of_some_small_batches_the_damaged_one_is_named(is_required):
         schema_fingerprint=strict.fingerprint,
     )
     payload = batch(numbers(0, 2), strict) + damaged + batch(numbers(3, 4), strict, 3)
-    with pytest.raises(RecordBatchError, match="batch at offset 2 of stream 7 is damaged"):
+    with pytest.raises(DamagedRecordsError, match=r"damaged: stream 7 \(s7\): \[2, 3\): "):
         read([payload], [span(0, 4)], strict.arrow, FakePlacementDriver(s7=[strict]))
 
 
@@ -289,7 +290,9 @@ def test_times_in_a_column_that_is_no_timestamp(column):
     )
     driver = FakePlacementDriver(s7=[FIRST])
     assert rows(read([payload], [span(0, 1)], FIRST.arrow, driver)) == [{"id": 0, "name": None}]
-    with pytest.raises(RecordBatchError, match=f"times in column {column}, which is no timestamp"):
+    with pytest.raises(
+        DamagedRecordsError, match=f"times in column {column}, which is no timestamp"
+    ):
         read([payload], [span(0, 2)], with_metadata(FIRST.arrow), driver, has_metadata=True)
 
 
@@ -309,7 +312,8 @@ def test_columns_in_a_read_of_rows_are_an_error_that_says_where():
 
 
 def test_a_schema_that_the_placement_driver_does_not_know():
-    with pytest.raises(SchemaError, match=f"offset 0 of stream s7 .*{FIRST.fingerprint}"):
+    said = rf"stream 7 \(s7\): \[0, 1\): .*{FIRST.fingerprint}"
+    with pytest.raises(DamagedRecordsError, match=said):
         read([batch(numbers(0, 1), FIRST)], [span(0, 1)], FIRST.arrow, FakePlacementDriver())
 
 

@@ -16,13 +16,12 @@ from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,
     OffsetOutOfRangeError,
-    RecordBatchError,
     StatusCode,
 )
 from sbp_core.records import encode_rows
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.reading import fetch_task, place_columns, prefetch
-from sbp_spark.reading.data_loss import DataLossError, Loss
+from sbp_spark.reading.data_loss import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.fetch_task import (
     ENVELOPES_AT_ONCE,
     BrokenSequenceError,
@@ -189,7 +188,7 @@ def test_gaps_and_overlaps_fail_the_task(stored, told):
 def test_damaged_octets_fail_the_task():
     damaged = bytearray(batch(0, 10))
     damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
-    with pytest.raises(RecordBatchError):
+    with pytest.raises(DamagedRecordsError, match=r"stream 7 \(s7\): \[0, 10\): "):
         list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], ROWS))
 
 
