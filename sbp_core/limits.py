@@ -87,8 +87,18 @@ FRAME_COMPLETION_MS: Final = 30_000
 """From the first octet of a frame to its last, while the socket is read."""
 FRAME_CONTENDED_MS: Final = 5_000
 """The same for a frame that holds memory which other connections wait for."""
+FRAME_STALLED_MS: Final = 2_000
+"""For RECEIVE_WAKE_BYTES more of such a frame, or the rest."""
 WRITE_STALL_MS: Final = 30_000
-"""For a peer to read what piled up beyond WRITE_BUFFER_HIGH_BYTES, or before a close."""
+"""For a peer to read all that waits for it at a time."""
+WRITE_STALL_CONTENDED_MS: Final = 2_000
+"""For a peer to read UNREAD_PROGRESS_BYTES of that, or the rest, while others wait for it."""
+UNREAD_PROGRESS_BYTES: Final = 256 * KIB
+SWEEP_MS: Final = 250
+"""How often peers are looked at that keep the server waiting."""
+HANDLER_CANCEL_MS: Final = 10_000
+"""For work to end that was cancelled, as its caller is gone or the server stops; then what it holds
+is given up and the log says so."""
 
 # Record batches.
 BATCH_BYTES_MAX: Final = 8 * MIB
@@ -120,8 +130,18 @@ SCHEMA_FAULTS_LENGTH_MAX: Final = 8 * KIB
 # Server memory.
 CONNECTIONS_MAX: Final = 1024
 CONNECTIONS_RESERVED: Final = 64
-"""Beyond CONNECTIONS_MAX, for addresses with less than CONNECTIONS_RESERVED_PER_ADDRESS."""
+"""Beyond CONNECTIONS_MAX, for addresses with less than CONNECTIONS_RESERVED_PER_ADDRESS. A quarter
+more is for the machine itself, so that its administrators get in."""
 CONNECTIONS_RESERVED_PER_ADDRESS: Final = 4
+CONNECTIONS_LEAVING_MAX: Final = 64
+"""Connections that were sent away for newcomers and are not closed yet; more are not sent away."""
+UNUSED_CONNECTION_MS: Final = 500
+"""A connection that asked for nothing since it was opened gives its place to a newcomer."""
+SPARED_CONNECTION_MS: Final = 5_000
+"""The same for one that asked for something, since then. PING and the HEARTBEAT of a client ask for
+nothing."""
+EVICTION_PAUSE_MS: Final = 100
+"""After none was found that can be sent away, before a newcomer makes a server look again."""
 CONNECTIONS_PER_ADDRESS_MAX: Final = 128
 """Connections from one address, unless it is the machine's own loopback."""
 ACCEPT_BACKLOG: Final = 1024
@@ -135,14 +155,38 @@ ACCEPT_PAUSE_MS: Final = 1_000
 DESCRIPTORS_RESERVED: Final = 320
 """Of the process, for files instead of connections; a quarter where it has few."""
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
-"""Request octets of one connection being worked on; beyond it its socket is not read."""
-SERVER_IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
-"""The same of all connections, with the large frames that are being received."""
+"""Request bytes of one connection being worked on; beyond it its socket is not read."""
+SERVER_IN_FLIGHT_BYTES_MAX: Final = 192 * MIB
+"""The same of all connections of a range server, with the large frames that are being received and
+CONNECTION_OWN_BYTES of each connection."""
+DRIVER_IN_FLIGHT_BYTES_MAX: Final = 128 * MIB
+"""The same of a placement driver."""
+CONNECTION_OWN_BYTES: Final = 64 * KIB
+"""Of that, what each connection has for itself: a few small requests, whatever others do."""
+SMALL_REQUEST_BYTES_MAX: Final = 256 * KIB
+"""Requests that count for less do not wait behind larger ones."""
+CONNECTION_SMALL_BYTES_MAX: Final = 4 * MIB
+"""What small requests of one connection may count for, before further ones are taken for large."""
 HEADER_IN_FLIGHT_FACTOR: Final = 16
-"""What an octet of a request's header counts for: decoded, it takes many times as much."""
+"""What a byte of a request's header counts for until it is decoded, which takes a lot more."""
+HEADER_IN_FLIGHT_BYTES_MAX: Final = 24 * MIB
+"""What a header counts for at most, until it is decoded."""
+HEADER_TABLE_DECODED_BYTES: Final = 256
+"""What a table of a decoded header counts for, with what a handler makes of it."""
+HEADER_UNUSED_BYTES_MAX: Final = 64 * KIB
+"""Bytes of a header that nothing refers to, beyond as many as are in use: fields that a newer peer
+knows, and how encoders align. A header with more is refused as padded."""
 REQUEST_OVERHEAD_BYTES: Final = 8 * KIB
-"""What a request counts for beside its octets: what it takes to serve it."""
+"""What a request counts for beside its bytes: what it takes to serve it."""
+PING_ECHO_BYTES: Final = KIB
+"""A PING with a larger payload is answered only while few answers wait to be read."""
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
+SERVER_UNREAD_BYTES_MAX: Final = 48 * MIB
+"""Answers of all connections that are made, or wait for their peers to read."""
+CONNECTION_UNREAD_OWN_BYTES: Final = 32 * KIB
+"""What may wait of one connection in any case; and larger answers are bounded as a whole."""
+UNREAD_LOOK_MS: Final = 20
+"""While as many answers wait as may: how often a server looks whether they were read."""
 RESPONSES_RESERVED_MAX: Final = 4
 """Responses that one connection keeps room for while they are made: so many frames more than
 WRITE_BUFFER_HIGH_BYTES may wait to be read by the peer."""
@@ -158,7 +202,7 @@ a few batches as much time as one for many."""
 LOCAL_READ_PAUSE_MS: Final = 60_000
 """Where a look into the files of a server failed, it is not tried again for so long."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
-PENDING_APPEND_BYTES_MAX: Final = 128 * MIB
+PENDING_APPEND_BYTES_MAX: Final = 80 * MIB
 """What appends that wait for the disk count for, of all connections; beyond it they are refused.
 So however slow the disk is, there is room for other requests."""
 APPENDS_ON_WAY_BYTES: Final = 8 * MIB
@@ -348,6 +392,12 @@ assert PRODUCER_LENGTH_MAX + 2 * 20 + 32 + 12 <= TXN_ID_LENGTH_MAX < 2**8
 assert DISK_FREE_FLOOR_BYTES < PLACEMENT_DISK_FREE_BYTES, "new ranges go elsewhere before that"
 assert BATCH_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX
 assert FRAME_BYTES_MAX <= CONNECTION_IN_FLIGHT_BYTES_MAX < SERVER_IN_FLIGHT_BYTES_MAX
+assert CONNECTION_OWN_BYTES <= SMALL_REQUEST_BYTES_MAX <= CONNECTION_SMALL_BYTES_MAX
+assert FRAME_BYTES_MAX + HEADER_IN_FLIGHT_BYTES_MAX < DRIVER_IN_FLIGHT_BYTES_MAX // 2
+assert PING_ECHO_BYTES <= CONNECTION_UNREAD_OWN_BYTES < WRITE_BUFFER_HIGH_BYTES
+assert WRITE_BUFFER_HIGH_BYTES + FETCH_FRAME_BYTES + BATCH_BYTES_MAX < SERVER_UNREAD_BYTES_MAX
+assert WRITE_STALL_CONTENDED_MS < WRITE_STALL_MS
+assert SWEEP_MS < FRAME_STALLED_MS < FRAME_CONTENDED_MS < FRAME_COMPLETION_MS
 assert FRAME_BYTES_MAX < PENDING_APPEND_BYTES_MAX <= SERVER_IN_FLIGHT_BYTES_MAX // 2
 assert RESPONSES_RESERVED_MAX >= READS_AT_WORK_MAX, "where one connection reads, it has all places"
 assert 0 < READ_CHARGE_BYTES_MIN <= READ_QUANTUM_BYTES <= TAIL_WINDOW_BYTES
@@ -356,6 +406,8 @@ assert SEGMENT_FILES_OPEN_MAX < DESCRIPTORS_RESERVED
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS
+assert UNUSED_CONNECTION_MS < SPARED_CONNECTION_MS < IDLE_CONNECTION_MS
+assert HEARTBEAT_INTERVAL_MS < SPARED_CONNECTION_MS, "a range server keeps its connection"
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
 assert RETRY_TOLD_MS < RETRY_BUDGET_MS, "nobody is kept waiting in silence"
 assert 0 < FETCH_POLL_MS <= FETCH_POLL_MS_MAX < FETCH_WAIT_MS_MAX

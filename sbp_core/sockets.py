@@ -55,10 +55,13 @@ class AsyncSocket:
         """Wake up when as many octets came as are worth it; see `Receiving.expect`."""
         self._receiving.expect(missing_bytes)
 
-    def send(self, buffers: Sequence[Octets]) -> None:
-        """Send `buffers` in their order, or give up the connection, which the protocol is told."""
+    def send(self, buffers: Sequence[Octets]) -> int:
+        """Send `buffers` in their order, or give up the connection, which the protocol is told.
+
+        Return how many bytes the system did not take at once: these wait for the peer to read.
+        """
         if self._transport.is_closing():
-            return
+            return 0
         sent = 0
         if not self._transport.get_write_buffer_size():
             try:
@@ -67,8 +70,11 @@ class AsyncSocket:
                 pass
             except OSError:
                 self._transport.abort()
-                return
+                return 0
+        left = 0
         for part in buffers:
             if sent < len(part):
+                left += len(part) - sent
                 self._transport.write(memoryview(part)[sent:] if sent else part)
             sent = max(0, sent - len(part))
+        return left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.pd.handlers import PlacementDriverHandlers
 from sbp_core.pd.membership import Membership
@@ -53,6 +54,7 @@ class PlacementDriver:
             speech=speech,
             clock=self._clock,
             connections_per_address_max=settings.connections_per_address_max,
+            in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
         )
         try:
             await handlers.start()

@@ -2,6 +2,9 @@
 
 SPEC "FETCH".
 
+A request that waits holds memory. Where others need that, it is answered at once with what there
+is; its peer may ask again.
+
 Every request of a frame is answered exactly once: as soon as `min_bytes` of its stream are there,
 or its end offset or the end of a sealed range is reached, or `max_wait_ms` passed (then with what
 there is, perhaps nothing). Requests that are ready together share response frames of about
@@ -175,6 +178,13 @@ class FetchHandler(PromptHandler):
         if not waiting:
             return
         with self._waiters.watch(item.stream_id for item in waiting) as changed:
+
+            def give_up() -> None:
+                nonlocal give_up_at
+                give_up_at = self._clock.monotonic()
+                changed.set()
+
+            fetching.answering.call.yield_for_others(give_up)
             while waiting := await answer_ready():  # what came before the watch as well
                 await _wait(changed, give_up_at - self._clock.monotonic())
                 changed.clear()
@@ -256,7 +266,7 @@ class FetchHandler(PromptHandler):
             self._count(answering.began_at, answers)
             call.respond_now(response_of(answers), cached, is_end=is_end)
             return
-        async with call.reserve():
+        async with call.reserve(sum(answer.length_bytes for answer in answers)):
             job = self._job(call.agreement.isolation, answers)
             async with self._reads.read(job, partial(_read, self._log, call, answers)) as (
                 served,
@@ -268,7 +278,8 @@ class FetchHandler(PromptHandler):
     def _may_send_at_once(self, call: ServerCall, *, others: int) -> bool:
         """Whether what is in memory need not wait for a turn; `others` are sending meanwhile."""
         is_alone = self._reads.is_idle and others < limits.READS_AT_WORK_MAX
-        return is_alone and call.has_room and not call.agreement.has_compression
+        has_room = call.has_room_for(limits.FETCH_FRAME_BYTES)
+        return is_alone and has_room and not call.agreement.has_compression
 
     def _maybe_cached(self, call: ServerCall, answers: Sequence[Answer]) -> Payload | None:
         """Return the payload of the answers if it is there at once.

@@ -82,7 +82,7 @@ class StagedReads:
             return
         job = ReadJob(ReadClass(call.agreement.isolation, is_tail=False), item.max_bytes)
         read = partial(_read, self._log, call, item, staging)
-        async with call.reserve(), self._reads.read(job, read) as found:
+        async with call.reserve(item.max_bytes), self._reads.read(job, read) as found:
             result = found.result
             self._metrics.fetches.add(
                 1,

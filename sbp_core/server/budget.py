@@ -1,70 +1,235 @@
-"""The memory that all connections of a server share for requests."""
+"""The memory that all connections of a server share for what they ask.
+
+Each connection has a small share of its own, which no other can use: a request that fits there
+never waits for others. All beyond comes from a pool with two lanes. Frames and requests that are
+large leave a quarter of the pool to the small ones; these go first, and leave as much to large ones
+that wait. So neither keeps the other waiting for good, and a lane of which nothing is taken lets
+its next claim through in any case. Within a lane addresses take turns, and one address has three
+quarters of the pool at most.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+import enum
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+_SHARE: Final = 3, 4
+"""Of the pool: what one lane has while the other one waits, and what one address has."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Claim:
-    """A claim to `size` octets that waits for its turn; then `on_granted` is called, once."""
+class Lane(enum.Enum):
+    """Which part of the pool a charge is taken from."""
 
+    SMALL = "small"
+    LARGE = "large"
+
+
+class Place(enum.Enum):
+    """Where the bytes of a charge are counted."""
+
+    WAITING = "nowhere yet"
+    OWN = "in the connection's own share"
+    POOL = "in the pool"
+    RELEASED = "nowhere any more"
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One connection of `address`: what is taken of its own share, and its claims that wait."""
+
+    address: str = ""
+    own_bytes: int = 0
+    waiting: list[Charge] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """Bytes that a connection holds, or waits for: then `on_granted` is called, once."""
+
+    account: Account
     size: int
+    lane: Lane
     on_granted: Callable[[], None]
+    place: Place = Place.WAITING
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no room for it yet."""
+        return self.place is Place.WAITING
 
 
 class Budget:
-    """At most `bytes_max` octets, given out in the order in which they are claimed.
+    """At most `bytes_max` bytes in the pool, and `own_bytes_max` for each connection beside it.
 
-    What is there already is taken even beyond that; then claims wait until enough was given back.
-    A claim is granted in any case when nothing else is taken.
+    What is there already is counted even beyond that; then claims wait until enough was given back.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, *, own_bytes_max: int = 0) -> None:
         self._bytes_max = bytes_max
+        self._own_bytes_max = own_bytes_max
+        self._share_bytes = bytes_max * _SHARE[0] // _SHARE[1]
         self._taken_bytes = 0
-        self._claims: deque[Claim] = deque()
+        self._pool_bytes = 0
+        self._lane_bytes = dict.fromkeys(Lane, 0)
+        self._address_bytes: Counter[str] = Counter()
+        self._queues: dict[Lane, OrderedDict[str, deque[Charge]]] = {
+            lane: OrderedDict() for lane in Lane
+        }
+        self._yielding: dict[Charge, Callable[[], None]] = {}
+        self._is_granting = False
+
+    @property
+    def bytes_max(self) -> int:
+        """Bytes of the pool."""
+        return self._bytes_max
 
     @property
     def taken_bytes(self) -> int:
-        """Octets in use."""
+        """Bytes in use, of the pool and of what connections have for themselves."""
         return self._taken_bytes
 
     @property
+    def waiting_count(self) -> int:
+        """Claims that wait."""
+        return sum(len(queue) for queues in self._queues.values() for queue in queues.values())
+
+    @property
     def is_contended(self) -> bool:
-        """Whether somebody waits."""
-        return bool(self._claims)
+        """Whether a claim waits."""
+        return any(self._queues.values())
 
-    def take(self, size: int) -> None:
-        """Count octets that are there already."""
-        self._taken_bytes += size
+    def claim(
+        self, account: Account, size: int, lane: Lane, on_granted: Callable[[], None]
+    ) -> Charge:
+        """Return a charge of `size` bytes, which may have to wait."""
+        charge = Charge(account, size, lane, on_granted)
+        if account.own_bytes + size <= self._own_bytes_max:
+            self._put(charge, Place.OWN)
+        elif not self._queues[lane] and self._fits(charge):
+            self._put(charge, Place.POOL)
+        else:
+            self._queues[lane].setdefault(account.address, deque()).append(charge)
+            account.waiting.append(charge)
+            self._ask_to_yield()
+        return charge
 
-    def give_back(self, size: int) -> None:
-        """Free octets, and grant the claims that fit now."""
-        self._taken_bytes -= size
-        self._grant()
+    def resize(self, charge: Charge, size: int) -> None:
+        """Count `size` bytes from now on: so much is there, whether or not there is room for it."""
+        place = charge.place
+        if place is Place.RELEASED or size == charge.size:
+            return
+        if place is Place.WAITING:
+            charge.size = size
+        else:
+            self._take_out(charge)
+            charge.size = size
+            fits_own = charge.account.own_bytes + size <= self._own_bytes_max
+            self._put(charge, Place.OWN if place is Place.OWN and fits_own else Place.POOL)
+        self._grant(charge.account)
 
-    def maybe_wait(self, size: int, on_granted: Callable[[], None]) -> Claim | None:
-        """Take `size` octets now and return None, or return the claim that waits for them."""
-        if not self._claims and self._has_room(size):
-            self._taken_bytes += size
-            return None
-        claim = Claim(size, on_granted)
-        self._claims.append(claim)
-        return claim
+    def release(self, charge: Charge) -> None:
+        """Give the bytes back, or forget the claim; of no effect the second time."""
+        if charge.place is Place.RELEASED:
+            return
+        if charge.place is Place.WAITING:
+            self._unqueue(charge)
+        else:
+            self._take_out(charge)
+            self._yielding.pop(charge, None)
+        charge.place = Place.RELEASED
+        self._grant(charge.account)
 
-    def withdraw(self, claim: Claim) -> None:
-        """Forget a claim that was not granted."""
-        self._claims.remove(claim)
-        self._grant()
+    def yield_for_others(self, charge: Charge, on_wanted: Callable[[], None]) -> None:
+        """Call `on_wanted` when a claim has to wait while `charge` holds something of the pool."""
+        if charge.place is Place.POOL:
+            self._yielding[charge] = on_wanted
+            if self.is_contended:
+                self._ask_to_yield()
 
-    def _has_room(self, size: int) -> bool:
-        return not self._taken_bytes or self._taken_bytes + size <= self._bytes_max
+    def _ask_to_yield(self) -> None:
+        yielding, self._yielding = self._yielding, {}
+        for on_wanted in yielding.values():
+            on_wanted()
 
-    def _grant(self) -> None:
-        while self._claims and self._has_room(self._claims[0].size):
-            claim = self._claims.popleft()
-            self._taken_bytes += claim.size
-            claim.on_granted()
+    def _fits(self, charge: Charge) -> bool:
+        lane, size = charge.lane, charge.size
+        if not self._lane_bytes[lane]:
+            return True
+        return self._has_room(lane, size) and self._is_within_share(charge)
+
+    def _has_room(self, lane: Lane, size: int) -> bool:
+        is_bound = lane is Lane.LARGE or bool(self._queues[Lane.LARGE])
+        if is_bound and self._lane_bytes[lane] + size > self._share_bytes:
+            return False
+        return self._pool_bytes + size <= self._bytes_max
+
+    def _is_within_share(self, charge: Charge) -> bool:
+        taken = self._address_bytes[charge.account.address]
+        return not taken or taken + charge.size <= self._share_bytes
+
+    def _put(self, charge: Charge, place: Place) -> None:
+        charge.place = place
+        self._taken_bytes += charge.size
+        if place is Place.OWN:
+            charge.account.own_bytes += charge.size
+        else:
+            self._count_in_pool(charge, charge.size)
+
+    def _take_out(self, charge: Charge) -> None:
+        self._taken_bytes -= charge.size
+        if charge.place is Place.OWN:
+            charge.account.own_bytes -= charge.size
+        else:
+            self._count_in_pool(charge, -charge.size)
+
+    def _count_in_pool(self, charge: Charge, size: int) -> None:
+        self._pool_bytes += size
+        self._lane_bytes[charge.lane] += size
+        address = charge.account.address
+        self._address_bytes[address] += size
+        if not self._address_bytes[address]:
+            del self._address_bytes[address]
+
+    def _unqueue(self, charge: Charge) -> None:
+        queues, address = self._queues[charge.lane], charge.account.address
+        queues[address].remove(charge)
+        if not queues[address]:
+            del queues[address]
+        charge.account.waiting.remove(charge)
+
+    def _grant(self, freed: Account) -> None:
+        """Grant what fits now; whoever is told so may give back at once."""
+        if self._is_granting:
+            return
+        self._is_granting = True
+        try:
+            for charge in [*freed.waiting]:
+                if charge.is_waiting and freed.own_bytes + charge.size <= self._own_bytes_max:
+                    self._unqueue(charge)
+                    self._let_in(charge, Place.OWN)
+            while (next_charge := self._maybe_next()) is not None:
+                self._let_in(next_charge, Place.POOL)
+        finally:
+            self._is_granting = False
+
+    def _let_in(self, charge: Charge, place: Place) -> None:
+        self._put(charge, place)
+        charge.on_granted()
+
+    def _maybe_next(self) -> Charge | None:
+        """Take the next claim that fits from its queue; its address is the last one after that."""
+        for lane in Lane:
+            queues = self._queues[lane]
+            for address, queue in queues.items():
+                charge = queue[0]
+                if self._fits(charge):
+                    self._unqueue(charge)
+                    if address in queues:
+                        queues.move_to_end(address)
+                    return charge
+                if not self._has_room(lane, charge.size):
+                    break
+        return None

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sbp_core import limits
 from sbp_core.errors import (
     FrameError,
     HeaderError,
@@ -23,7 +24,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.server.clock import Clock
-from sbp_core.server.intake import memory_bytes
+from sbp_core.server.intake import Held, memory_bytes
 from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
@@ -31,11 +32,12 @@ from sbp_core.wire.checksum import Octets
 from sbp_core.wire.dialect import Speech, merge_answers
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
+    ClientRole,
     Feature,
     HeartbeatRequest,
     HeartbeatResponse,
     Status,
-    decode_header,
+    decode_measured,
     encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -45,6 +47,11 @@ T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
 _NOTHING: Final = Payload()
+
+_WITH_PAYLOAD: Final = frozenset({Opcode.APPEND})
+"""Requests whose payload is of use; that of others is not kept."""
+_CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
+"""The heartbeats of servers keep their connections, those of clients say nothing."""
 
 
 class Responder(Protocol):
@@ -80,10 +87,16 @@ class Responder(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the peer reads, so that a frame need not wait."""
+        """Whether the peer reads, so that a small frame need not wait."""
 
-    def reserve(self) -> AbstractAsyncContextManager[None]:
-        """Wait for room for one response frame, and keep it."""
+    def has_room_for(self, size: int) -> bool:
+        """Whether a frame of `size` bytes need not wait."""
+
+    def note_use(self) -> None:
+        """Note that the connection is in use, though no request says so."""
+
+    def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
+        """Wait for room for one response frame of about `size` bytes, and keep it."""
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame for which room is reserved."""
@@ -106,11 +119,12 @@ class ServerCall:
         *,
         peer_name: str,
         received_at: float,
+        held: Held | None = None,
     ) -> None:
         self.opcode = operation
-        self.memory_bytes = memory_bytes(frame)
-        """What the request counts for while it is worked on."""
-        self.payload = memoryview(frame.payload)
+        self.payload = memoryview(frame.payload if operation in _WITH_PAYLOAD else b"")
+        self._held = held
+        self._memory_bytes = memory_bytes(frame) if held is None else held.size
         self.agreement = responder.agreement
         self._frame = frame
         self._responder = responder
@@ -139,13 +153,27 @@ class ServerCall:
         """What the peer has proven to be."""
         return self._responder.standing
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the request counts for while it is worked on."""
+        return self._memory_bytes
+
+    def yield_for_others(self, on_wanted: Callable[[], None]) -> None:
+        """Call `on_wanted`, at most once, when others wait for memory that the request holds.
+
+        For a call that waits and need not: it should come to an end then.
+        """
+        if self._held is not None:
+            self._held.yield_for_others(on_wanted)
+
     def decode(self, table: type[T]) -> T:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
         Where deadlines were agreed on, the call ends when the `timeout_ms` of the header is over:
         nobody waits for its answer any longer. RequestTimeoutError if that is so already.
         """
-        header = decode_header(table, self._frame.header)
+        header, decoded_bytes = decode_measured(table, self._frame.header)
+        self._keep_only(decoded_bytes)
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
             self.give_up_at = self._received_at + timeout_ms / 1000
@@ -154,6 +182,15 @@ class ServerCall:
             if self._patience is not None:
                 self._patience.reschedule(self.give_up_at)
         return header
+
+    def _keep_only(self, decoded_bytes: int) -> None:
+        """Let go of the request's bytes: what was decoded is kept, and a payload that is of use."""
+        frame = self._frame
+        size = decoded_bytes + len(self.payload) + limits.REQUEST_OVERHEAD_BYTES
+        self._frame = Frame(frame.opcode, frame.flags, frame.call_id)
+        if size != self._memory_bytes and self._held is not None:
+            self._memory_bytes = size
+            self._held.settle(size)
 
     async def finish(self, rest: Rest) -> None:
         """Run the rest of the handler, and answer what it raises."""
@@ -224,6 +261,8 @@ class ServerCall:
 
         Features of the `response` are accepted by the handler itself.
         """
+        if request.client_role in _CLUSTER_ROLES:
+            self._responder.note_use()
         if self._speech.is_foreign:
             await self.respond(replace(response, features=()))
             return
@@ -236,13 +275,17 @@ class ServerCall:
         """Whether `respond_now` may be called without `reserve`, if nothing is awaited before."""
         return self._responder.has_room
 
-    def reserve(self) -> AbstractAsyncContextManager[None]:
-        """Wait until the peer has room for one response frame; keep it while the body runs.
+    def has_room_for(self, size: int) -> bool:
+        """The same for a response of `size` bytes."""
+        return self._responder.has_room_for(size)
+
+    def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
+        """Wait until there is room for one response frame of about `size` bytes; keep it meanwhile.
 
         For a response whose making holds what others wait for: those must not wait for this peer.
         A connection makes RESPONSES_RESERVED_MAX such responses at a time.
         """
-        return self._responder.reserve()
+        return self._responder.reserve(size)
 
     def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
         """Return a payload as it is to be sent; takes a while where it is compressed.
@@ -322,11 +365,16 @@ class Dispatcher:
         self._clock = clock
 
     def begin(
-        self, frame: Frame, responder: Responder, peer_name: str, received_at: float
+        self,
+        frame: Frame,
+        responder: Responder,
+        peer_name: str,
+        received_at: float,
+        held: Held | None = None,
     ) -> Serving | None:
         """Begin to serve `frame`, which came at `received_at` of the loop's clock.
 
-        Return the rest, None if nothing is left.
+        Return the rest, None if nothing is left. `held` is what the request counts for.
         """
         operation = self.speech.operation_of(frame.opcode)
         call = ServerCall(
@@ -337,6 +385,7 @@ class Dispatcher:
             self._clock,
             peer_name=peer_name,
             received_at=received_at,
+            held=held,
         )
         try:
             handler = self._handlers.get(operation)

@@ -1,4 +1,8 @@
-"""Accepts connections, bounds their number and patience, drains all of them at the end."""
+"""Accepts connections, bounds their number and patience, drains all of them at the end.
+
+A server that is full sends the connection away that has been of no use for the longest time, and
+takes the newcomer. The one that goes is told by GOAWAY: a client that comes back notices nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,29 @@ import itertools
 import logging
 import socket
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError, StatusCode, ThrottledError
 from sbp_core.server.accepting import Acceptor, is_spare
-from sbp_core.server.admission import Admission
+from sbp_core.server.admission import Admission, local_reserve, owner_of
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.peer import Peer
 from sbp_core.server.turns import Turns
+from sbp_core.server.unread import Unread
 from sbp_core.session.connection import Connection
 from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
 
-_SWEEPS_PER_BOUND: Final = 4
-"""How often peers are looked at within the shortest time that one may take."""
+_OWN_BYTES: Final = limits.CONNECTION_OWN_BYTES * (
+    limits.CONNECTIONS_MAX + limits.CONNECTIONS_RESERVED + local_reserve()
+)
+"""What all connections have for themselves together."""
 
 
 class Listener:
@@ -40,15 +48,23 @@ class Listener:
         clock: Clock,
         connections_per_address_max: int = limits.CONNECTIONS_PER_ADDRESS_MAX,
         idle_connection_ms: int = limits.IDLE_CONNECTION_MS,
+        in_flight_bytes_max: int = limits.SERVER_IN_FLIGHT_BYTES_MAX,
     ) -> None:
         self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock)
         self._speech = speech
         self._clock = clock
-        self._idle_seconds = idle_connection_ms / 1000
-        self._budget = Budget(limits.SERVER_IN_FLIGHT_BYTES_MAX)
+        self._idle_ms = idle_connection_ms
+        self._budget = Budget(
+            in_flight_bytes_max - _OWN_BYTES, own_bytes_max=limits.CONNECTION_OWN_BYTES
+        )
+        self._unread = Unread(limits.SERVER_UNREAD_BYTES_MAX, clock.monotonic)
         self._turns = Turns()
         self._connection_ids = itertools.count(1)
         self._peers: set[Peer] = set()
+        self._departed: set[Peer] = set()
+        """Peers that are gone, while something is done for them yet."""
+        self._sent_away: set[Peer] = set()
+        self._no_spare_until = 0.0
         self._admission = Admission(connections_per_address_max)
         self._refused_count = 0
         """Connections since the last sweep."""
@@ -87,7 +103,7 @@ class Listener:
             return
         self._acceptor.close()
         if self._connecting:
-            await asyncio.wait(self._connecting)
+            await asyncio.wait(self._connecting, timeout=timeout_ms / 1000)
         if self._sweeper is not None:
             self._sweeper.cancel()
         peers = list(self._peers)
@@ -99,11 +115,14 @@ class Listener:
             for task in late:
                 task.cancel()
                 finishing[task].abort()
+        self._unread.close()
 
     def sweep(self) -> None:
         """Close the connections of peers that kept the server waiting for too long."""
+        self._unread.look()
         for peer in list(self._peers):
-            peer.close_if_overdue(self._idle_seconds)
+            peer.close_if_overdue(self._idle_ms)
+        self._departed = {peer for peer in self._departed if not peer.forsake_if_overdue()}
         if self._refused_count:
             _LOG.warning("%d more connections were refused", self._refused_count)
             self._refused_count = 0
@@ -114,7 +133,8 @@ class Listener:
                 raise ThrottledError(
                     StatusCode.TOO_MANY_REQUESTS, "the server can open only a few more files"
                 )
-            self._admission.enter(address)
+            owner = owner_of(address)
+            self._admit(owner)
         except ThrottledError as error:
             if not self._refused_count:
                 _LOG.warning("a connection from %s is refused: %s", address, error)
@@ -124,10 +144,12 @@ class Listener:
         peer = Peer(
             self._dispatcher,
             self._clock,
-            lambda closed: self._on_closed(closed, address),
+            self._on_closed,
             budget=self._budget,
+            unread=self._unread,
             turns=self._turns,
             connection_id=next(self._connection_ids),
+            owner=owner,
         )
         self._peers.add(peer)
         connecting = asyncio.create_task(self._connect(peer, connection, address))
@@ -141,11 +163,55 @@ class Listener:
         except OSError as error:
             _LOG.debug("%s: lost at once: %s", address, error)
             connection.close()
-            self._on_closed(peer, address)
+            self._on_closed(peer)
 
-    def _on_closed(self, peer: Peer, address: str) -> None:
+    def _on_closed(self, peer: Peer) -> None:
+        if peer not in self._peers:
+            return
         self._peers.discard(peer)
-        self._admission.leave(address)
+        self._admission.leave(peer.owner, was_sent_away=peer in self._sent_away)
+        self._sent_away.discard(peer)
+        if not peer.forsake_if_overdue():
+            self._departed.add(peer)
+
+    def _admit(self, owner: str) -> None:
+        """Count a connection, in the place of another if need be. Raises ThrottledError."""
+        try:
+            self._admission.enter(owner)
+        except ThrottledError:
+            spare = self._maybe_spare(owner)
+            if spare is None:
+                raise
+            _LOG.debug("%s: sent away, another connection needs its place", spare.name)
+            self._sent_away.add(spare)
+            self._admission.send_away(spare.owner)
+            spare.go_away()
+            self._admission.enter(owner)
+
+    def _maybe_spare(self, owner: str) -> Peer | None:
+        """Return the connection that should make room for one of `owner`, None if there is none.
+
+        It is the one that has been spare for the longest time, of those whose owners have at least
+        as many connections as the newcomer's: nobody gets more by pushing out others.
+        """
+        now = self._clock.monotonic()
+        if not self._admission.may_send_away or now < self._no_spare_until:
+            return None
+        is_full, count = self._admission.is_full_for(owner), self._admission.count_of(owner)
+        spare_ms, spare = max(
+            (
+                (peer.spare_ms(), peer)
+                for peer in self._peers
+                if (not is_full or peer.owner == owner)
+                and self._admission.count_of(peer.owner) >= count
+            ),
+            key=itemgetter(0),
+            default=(-1.0, None),
+        )
+        if spare is None or spare_ms < 0:
+            self._no_spare_until = now + limits.EVICTION_PAUSE_MS / 1000
+            return None
+        return spare
 
     def _turn_away(self, connection: socket.socket, reason: SbpError) -> None:
         """Say why, and close; what the peer sent until then is not looked at."""
@@ -156,7 +222,6 @@ class Listener:
             connection.recv(limits.RECEIVE_BUFFER_BYTES)  # unread octets would reset it
 
     async def _sweep_for_ever(self) -> None:
-        shortest_seconds = min(self._idle_seconds, limits.FRAME_CONTENDED_MS / 1000)
         while True:
-            await asyncio.sleep(shortest_seconds / _SWEEPS_PER_BOUND)
+            await asyncio.sleep(min(self._idle_ms, limits.SWEEP_MS) / 1000)
             self.sweep()

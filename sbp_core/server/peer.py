@@ -1,9 +1,9 @@
-"""One accepted connection: octets through the session, requests to the dispatcher, backpressure.
+"""One accepted connection: bytes through the session, requests to the dispatcher, backpressure.
 
 Memory is bounded from both sides: while there is no room for more requests (see intake.py), or the
-peer does not read its answers, the socket is not read; meanwhile handlers wait in `send_response`
-or `reserve`. Time is bounded too: a peer gets so long to send its first frame, to complete one that
-it began, and to read what was sent.
+peer does not read its answers (see unread.py), the socket is not read; handlers wait in
+`send_response` or `reserve` then. Time is bounded too: a peer gets so long to send its first frame,
+to complete one that it began, and to read what was sent; less while others wait for what it holds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from functools import partial
 from typing import Final, cast
 
 from sbp_core import limits
-from sbp_core.errors import DeadlineExceededError, SbpError
+from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
 from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
-from sbp_core.server.intake import Intake, memory_bytes
+from sbp_core.server.intake import Held, Intake, memory_bytes
+from sbp_core.server.patience import FramePatience, Use, is_overdue
 from sbp_core.server.trust import Standing
 from sbp_core.server.turns import Turns
+from sbp_core.server.unread import Backlog, Unread
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import (
     ConnectionBroken,
@@ -53,9 +55,13 @@ class Peer(asyncio.BufferedProtocol):
         on_closed: Callable[[Peer], None],
         *,
         budget: Budget,
+        unread: Unread,
         turns: Turns,
         connection_id: int,
+        owner: str = "",
     ) -> None:
+        self.owner = owner
+        """Whom the connection is counted for: its address, or network."""
         self.name = f"connection {connection_id}"
         self._connection_id = connection_id
         self._dispatcher = dispatcher
@@ -65,31 +71,32 @@ class Peer(asyncio.BufferedProtocol):
         self._session = Connection()
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Held] = {}
         self._deferred_count = 0
-        self._intake = Intake(budget, self._on_room)
+        self._intake = Intake(budget, self._on_room, address=owner)
+        self._unread = unread
+        self._backlog = Backlog(self._unsent_bytes)
         self._turns = turns
         self._has_turn = False
         self._is_from_this_host = False
         self.standing = Standing()
         """What the peer has proven to be."""
-        self._waiting: Frame | None = None
+        self._waiting: tuple[Frame, Held] | None = None
         """A request for which there is no room yet."""
         self._is_behind = False
         """Whether frames may be here that were not handled yet; then the socket is not read."""
         self._received_at = 0.0
-        self._seen_frame_count = 0
         self._is_reading = True
-        self._paused_at = 0.0
         self._writable = asyncio.Event()
         self._writable.set()
         self._reservations = asyncio.Semaphore(limits.RESPONSES_RESERVED_MAX)
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._closed = asyncio.Event()
-        self._last_active = clock.monotonic()
-        self._frame_since: float | None = self._last_active
-        self._unread_since: float | None = None
+        now = clock.monotonic()
+        self._use = Use(now)
+        self._patience = FramePatience(self._session, self._intake, now)
+        self._lost_at: float | None = None
         self._leave_at: float | None = None
         """After GOAWAY of either side: when to close, once nothing is being served."""
 
@@ -113,6 +120,7 @@ class Peer(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the frames that are complete, when it is this connection's turn."""
         if not self._session.buffer_updated(nbytes):
+            self._intake.expect_frame(self._session.large_frame_bytes)
             self._expect_more()
             return
         self._received_at = asyncio.get_running_loop().time()
@@ -123,9 +131,13 @@ class Peer(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the tasks that serve the peer; calls without one end in their own time."""
         self._session.close()
-        self._waiting = None
+        self._lost_at = self._clock.monotonic()
+        if self._waiting is not None:
+            self._waiting[1].end()
+            self._waiting = None
         self._is_behind = False
         self._intake.close()
+        self._unread.forget(self._backlog)
         self._writable.set()
         for task in self._tasks:
             task.cancel()
@@ -137,14 +149,12 @@ class Peer(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The peer does not read fast enough: answers wait."""
         self._writable.clear()
-        self._unread_since = self._clock.monotonic()
         self._go_on()
 
     def resume_writing(self) -> None:
         """The peer reads again."""
         self._writable.set()
-        if not self._is_closing:
-            self._unread_since = None
+        self._unread.look()
         self._go_on()
 
     # Responder
@@ -174,29 +184,38 @@ class Peer(asyncio.BufferedProtocol):
         """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
         return self._session.pack(parts, crc32)
 
+    def note_use(self) -> None:
+        """Note that the connection is in use, though no request says so."""
+        self._use.note(self._clock.monotonic())
+
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
     ) -> None:
-        """Send one response frame once the peer has room for it."""
-        await self._wait_writable()
+        """Send one response frame once there is room for it."""
+        await self._wait_for_room(len(header) + sum(map(len, payload.parts)))
         self.send_now(request, header, payload, is_end=is_end)
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""
-        await self._wait_writable()
+        await self._wait_for_room(0)
         self._refuse(request, error)
 
     @property
     def has_room(self) -> bool:
         """Whether the peer reads what it is sent."""
-        return self._writable.is_set()
+        return self._writable.is_set() and self._unread.has_room(self._backlog, 0)
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether a frame of `size` bytes need not wait."""
+        return self._writable.is_set() and self._unread.has_room(self._backlog, size)
 
     @asynccontextmanager
-    async def reserve(self) -> AsyncIterator[None]:
-        """Wait for room for one response frame, and keep it."""
+    async def reserve(self, size: int) -> AsyncIterator[None]:
+        """Wait for room for one response frame of about `size` bytes, and keep it."""
         async with self._reservations:
-            await self._wait_writable()
-            yield
+            await self._wait_for_room(size)
+            with self._unread.making(size):
+                yield
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame for which room is reserved."""
@@ -205,22 +224,59 @@ class Peer(asyncio.BufferedProtocol):
 
     # The listener's view
 
-    def close_if_overdue(self, idle_seconds_max: float) -> None:
+    @property
+    def is_leaving(self) -> bool:
+        """Whether either side said that the connection ends."""
+        return self._leave_at is not None
+
+    def spare_ms(self) -> float:
+        """Return for how long the connection could have been closed without harm, in ms.
+
+        Negative while it is too young for that, in use, or at work.
+        """
+        if self._has_work or self._session.large_frame_bytes or self.is_leaving:
+            return -1.0
+        return self._use.spare_ms(self._clock.monotonic())
+
+    def close_if_overdue(self, idle_ms_max: float) -> None:
         """Close the connection if the peer made the server wait for longer than it may."""
         now = self._clock.monotonic()
-        if _is_overdue(self._unread_since, now, limits.WRITE_STALL_MS):
-            _LOG.warning("%s: cut off, it does not read what it is sent", self.name)
+        if self._backlog.is_overdue(now, is_contended=self._unread.is_contended):
+            _LOG.warning(
+                "%s: cut off, it does not read: %d bytes wait for it", self.name, self._backlog.size
+            )
             self.abort()
         elif self._is_closing:
             return
-        elif self._is_reading and _is_overdue(self._frame_since, now, self._frame_ms):
-            _LOG.warning("%s: closing, no whole frame within %d ms", self.name, self._frame_ms)
-            self._part(DeadlineExceededError(f"no whole frame arrived within {self._frame_ms} ms"))
+        elif self._is_reading and (late_ms := self._patience.late_ms(now)):
+            _LOG.warning("%s: closing, no whole frame within %d ms", self.name, late_ms)
+            self._part(DeadlineExceededError(f"no whole frame arrived within {late_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
-        elif not self._has_work and now - self._last_active > idle_seconds_max:
+        elif not self._has_work and self._use.idle_ms(now) > idle_ms_max:
             _LOG.debug("%s: idle, sending it away", self.name)
             self.go_away()
+
+    def forsake_if_overdue(self) -> bool:
+        """After the end of the connection: whether nothing is done for it any longer.
+
+        Work that does not end though it was cancelled is a mistake in its handler. What it counts
+        for is given back all the same, so that it costs no one else their turn.
+        """
+        if not self._tasks:
+            return True
+        now = self._clock.monotonic()
+        if not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):
+            return False
+        for task, held in self._tasks.items():
+            _LOG.error(
+                "%s: work goes on %d ms after it was cancelled, and is left to itself: %r",
+                self.name,
+                limits.HANDLER_CANCEL_MS,
+                task,
+            )
+            held.end()
+        return True
 
     def go_away(self) -> None:
         """Announce that no new requests are taken, and let the peer close the connection.
@@ -249,8 +305,6 @@ class Peer(asyncio.BufferedProtocol):
         """Close after what was sent has left, for which the peer has to read it."""
         if self._transport is not None:
             self._transport.close()
-            if self._unread_since is None:
-                self._unread_since = self._clock.monotonic()
 
     def abort(self) -> None:
         """Close at once, whatever the peer has not read yet."""
@@ -269,37 +323,22 @@ class Peer(asyncio.BufferedProtocol):
         is_serving = bool(self._tasks) or self._deferred_count > 0
         return is_serving or self._waiting is not None or self._is_behind
 
-    @property
-    def _frame_ms(self) -> int:
-        """How long the frame that is awaited may take."""
-        if self._intake.is_in_the_way:
-            return limits.FRAME_CONTENDED_MS
-        if self._session.received_frame_count:
-            return limits.FRAME_COMPLETION_MS
-        return limits.FIRST_FRAME_MS
-
-    def _note_frame_progress(self) -> None:
-        """Note when the frame began of which a part is here, if there is one."""
-        frame_count = self._session.received_frame_count
-        has_completed = frame_count > self._seen_frame_count
-        self._seen_frame_count = frame_count
-        if not frame_count:
-            return
-        if not self._session.is_mid_frame:
-            self._frame_since = None
-        elif has_completed or self._frame_since is None:
-            self._frame_since = self._clock.monotonic()
-
-    async def _wait_writable(self) -> None:
-        while not self._writable.is_set():  # whoever is woken first may fill the buffer again
-            await self._writable.wait()
+    async def _wait_for_room(self, size: int) -> None:
+        while self._lost_at is None:  # the first that is woken may fill the room again
+            if not self._writable.is_set():
+                await self._writable.wait()
+            elif not self._unread.has_room(self._backlog, size):
+                await self._unread.wait_read()
+            else:
+                return
 
     def _on_event(self, event: Event) -> None:
-        self._last_active = self._clock.monotonic()
         match event:
             case RequestReceived(frame) if frame.opcode == Opcode.PING:
-                self._write(self._session.send_response(frame, frame.header, [frame.payload]))
+                self._echo(frame)
             case RequestReceived(frame):
+                if frame.opcode != Opcode.HEARTBEAT:
+                    self.note_use()
                 self._start(frame)
             case RequestRefused(frame, error):
                 self._refuse(frame, error)
@@ -314,41 +353,52 @@ class Peer(asyncio.BufferedProtocol):
             case _:
                 pass
 
+    def _echo(self, frame: Frame) -> None:
+        size = len(frame.header) + len(frame.payload)
+        if size > limits.PING_ECHO_BYTES and not self._unread.may_echo(size):
+            error = ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"a PING of {size} bytes is not echoed while so many answers wait to be read; one"
+                f" of {limits.PING_ECHO_BYTES} is",
+            )
+            self._refuse(frame, error)
+            return
+        self._write(self._session.send_response(frame, frame.header, [frame.payload]))
+
     def _start(self, frame: Frame) -> None:
-        size = memory_bytes(frame)
-        self._intake.begin(size)
-        if self._intake.is_waiting:
-            self._waiting = frame
+        held = self._intake.begin(memory_bytes(frame))
+        if held.is_waiting:
+            self._waiting = frame, held
         else:
-            self._serve(frame, size)
+            self._serve(frame, held)
 
-    def _serve(self, frame: Frame, size: int) -> None:
-        rest = self._dispatcher.begin(frame, self, self.name, self._received_at)
-        self._go_on_serving(rest, size)
+    def _serve(self, frame: Frame, held: Held) -> None:
+        rest = self._dispatcher.begin(frame, self, self.name, self._received_at, held)
+        self._go_on_serving(rest, held, is_use=frame.opcode != Opcode.HEARTBEAT)
 
-    def _go_on_serving(self, rest: Serving | None, size: int) -> None:
-        """Do what is left of a request that counts for `size` octets."""
+    def _go_on_serving(self, rest: Serving | None, held: Held, *, is_use: bool) -> None:
+        """Do what is left of a request that counts for what is `held`."""
         if rest is None:
-            self._intake.end(size)
+            held.end()
         elif isinstance(rest, Deferred):
             self._deferred_count += 1
-            rest.when_due(partial(self._on_due, rest, size))
+            rest.when_due(partial(self._on_due, rest, held))
         else:
             task = asyncio.create_task(rest)
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._on_done, size))
+            self._tasks[task] = held
+            task.add_done_callback(partial(self._on_done, is_use))
 
-    def _on_due(self, deferred: Deferred, size: int) -> None:
+    def _on_due(self, deferred: Deferred, held: Held) -> None:
         rest = deferred.finish()
         self._deferred_count -= 1
-        self._go_on_serving(rest, size)
-        self._last_active = self._clock.monotonic()
+        self._go_on_serving(rest, held, is_use=True)
+        self.note_use()
         self._note_rest()
 
-    def _on_done(self, size: int, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._intake.end(size)
-        self._last_active = self._clock.monotonic()
+    def _on_done(self, is_use: bool, task: asyncio.Task[None]) -> None:  # noqa: FBT001
+        self._tasks.pop(task).end()
+        if is_use:
+            self.note_use()
         self._note_rest()
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("%s: an answer could not be sent: %s", self.name, error)
@@ -366,12 +416,12 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def _may_go_on(self) -> bool:
-        return self._intake.may_read and self._writable.is_set()
+        return self._intake.may_read and self.has_room
 
     def _on_room(self) -> None:
         if self._waiting is not None and not self._intake.is_waiting:
-            frame, self._waiting = self._waiting, None
-            self._serve(frame, memory_bytes(frame))
+            (frame, held), self._waiting = self._waiting, None
+            self._serve(frame, held)
             self._note_rest()
         self._go_on()
 
@@ -407,23 +457,25 @@ class Peer(asyncio.BufferedProtocol):
             self._is_behind = False
             self._intake.expect_frame(self._session.large_frame_bytes)
             self._expect_more()
-            self._note_frame_progress()
+            self._patience.note_progress(self._clock.monotonic())
 
     def _expect_more(self) -> None:
         if self._socket is not None:
             self._socket.expect(self._session.missing_bytes)
 
     def _update_reading(self) -> None:
-        wanted = self._may_go_on and not self._is_behind
+        has_room = self.has_room
+        if not has_room and self._writable.is_set() and self._lost_at is None:
+            self._unread.when_read(self._go_on)
+        wanted = self._intake.may_read and has_room and not self._is_behind
         if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted
         if wanted:
-            if self._frame_since is not None:  # the pause was not the peer's
-                self._frame_since += self._clock.monotonic() - self._paused_at
+            self._patience.resume(self._clock.monotonic())
             self._transport.resume_reading()
         else:
-            self._paused_at = self._clock.monotonic()
+            self._patience.pause(self._clock.monotonic())
             self._transport.pause_reading()
 
     def _refuse(self, request: Frame, error: SbpError) -> None:
@@ -436,8 +488,9 @@ class Peer(asyncio.BufferedProtocol):
 
     def _write(self, buffers: Sequence[Octets]) -> None:
         if buffers and self._socket is not None:
-            self._socket.send(buffers)
+            unsent_bytes = self._socket.send(buffers)
+            if unsent_bytes:
+                self._unread.add(self._backlog, unsent_bytes)
 
-
-def _is_overdue(since: float | None, now: float, bound_ms: int) -> bool:
-    return since is not None and now - since > bound_ms / 1000
+    def _unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()

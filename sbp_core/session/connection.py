@@ -113,8 +113,13 @@ class Connection:
 
     @property
     def large_frame_bytes(self) -> int:
-        """Octets of the frame that is being received, if it needs much memory; else 0."""
+        """Bytes of the frame that is being received, once it needs much memory; else 0."""
         return self._decoder.large_frame_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are here of the frame that is being received."""
+        return self._decoder.pending_bytes
 
     @property
     def missing_bytes(self) -> int:

@@ -182,9 +182,18 @@ class FrameDecoder:
 
     @property
     def large_frame_bytes(self) -> int:
-        """Octets of the frame that is being received, if its buffer has to grow for it; else 0."""
-        is_large = self._frame_bytes > limits.RECEIVE_BUFFER_BYTES
-        return self._frame_bytes if is_large else 0
+        """Bytes of the frame that is being received, once its buffer has to grow for it; else 0.
+
+        An announced length alone is no reason: as much as the buffer holds has to be there.
+        """
+        if self._frame_bytes <= limits.RECEIVE_BUFFER_BYTES:
+            return 0
+        return self._frame_bytes if self.pending_bytes >= limits.RECEIVE_BUFFER_BYTES else 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are here and not handed out, of the frame that is being received."""
+        return self._end - self._start
 
     def get_buffer(self) -> memoryview:
         """Return where the next octets go: at least one octet long."""
@@ -345,8 +354,8 @@ class FrameDecoder:
         A frame is placed so that its payload is aligned.
         """
         pending = self._end - self._start
-        grown = limits.RECEIVE_GROWTH_FACTOR * max(pending, limits.RECEIVE_BUFFER_BYTES)
-        wanted = min(self._frame_bytes, grown)
+        is_large = pending >= limits.RECEIVE_BUFFER_BYTES
+        wanted = min(self._frame_bytes, limits.RECEIVE_GROWTH_FACTOR * pending) if is_large else 0
         start = self._lead_bytes if self._frame_bytes else 0
         end = start + pending
         fresh = _allocate(start + max(limits.RECEIVE_BUFFER_BYTES, wanted, 2 * pending))

@@ -20,6 +20,7 @@ __all__ = [
     "RESPONSE_TABLES",
     "RESULT_FIELDS",
     "decode_header",
+    "decode_measured",
     "decode_system_error",
     "encode_header",
 ]
@@ -101,6 +102,11 @@ def encode_header(header: object) -> bytes:
 def decode_header(table: type[T], data: bytes | bytearray | memoryview) -> T:
     """Verify and copy a header into its table. Raises HeaderError when it is not a valid one."""
     return _SCHEMA.decode(table, data)
+
+
+def decode_measured(table: type[T], data: bytes | bytearray | memoryview) -> tuple[T, int]:
+    """Return what `decode_header` does, and the bytes of memory that it counts for."""
+    return _SCHEMA.decode_measured(table, data)
 
 
 def decode_system_error(data: bytes | bytearray | memoryview) -> SystemErrorResponse:

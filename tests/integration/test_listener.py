@@ -15,6 +15,8 @@ from sbp_core.session.connection import Connection
 from sbp_core.session.events import GoawayReceived, ResponseReceived
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import (
+    AppendRequest,
+    AppendResponse,
     IdAllocationRequest,
     IdAllocationResponse,
     Status,
@@ -39,6 +41,7 @@ class Service:
             Opcode.ALLOCATE_ID: self.allocate,
             Opcode.DESCRIBE_STREAMS: self.fail,
             Opcode.TRIM_STREAMS: self.say_too_much,
+            Opcode.APPEND: self.append,
         }
 
     async def allocate(self, call):
@@ -47,6 +50,10 @@ class Service:
         self.started.set()
         await self.gate.wait()
         await call.respond(IdAllocationResponse(id=7, status=SUCCESS))
+
+    async def append(self, call):
+        await self.gate.wait()
+        await call.respond(AppendResponse(throttle_time_ms=len(call.payload)))
 
     async def fail(self, call):
         raise RuntimeError("a bug")
@@ -91,10 +98,10 @@ def test_ping_echoes_header_and_payload():
 def test_an_operation_that_is_not_served_is_refused_by_name():
     async def body(service, listener, port):
         async with RawClient("127.0.0.1", port) as client:
-            (frame,) = await client.call(Opcode.APPEND)
+            (frame,) = await client.call(Opcode.FETCH)
             status = status_of(frame)
             assert status.code == StatusCode.UNSUPPORTED_OPERATION
-            assert status.message == "APPEND is not served by a range server"
+            assert status.message == "FETCH is not served by a range server"
 
     run(body)
 
@@ -209,28 +216,54 @@ def test_one_connection_too_many_is_told_so(monkeypatch):
     run(body)
 
 
-@pytest.mark.parametrize(
-    ("padding_bytes", "payload_bytes"),
-    [(0, 600_000), (600_000 // limits.HEADER_IN_FLIGHT_FACTOR, 0)],
-    ids=["payloads", "headers"],
-)
-def test_requests_beyond_the_bound_are_not_even_read(monkeypatch, padding_bytes, payload_bytes):
+def test_requests_beyond_the_bound_are_not_even_read(monkeypatch):
     monkeypatch.setattr(limits, "CONNECTION_IN_FLIGHT_BYTES_MAX", 1 << 20)
 
     async def body(service, listener, port):
-        header = encode_header(IdAllocationRequest()) + bytes(padding_bytes)
         async with RawClient("127.0.0.1", port) as client, RawClient("127.0.0.1", port) as other:
             calls = [
-                asyncio.create_task(client.ask(Opcode.ALLOCATE_ID, header, [bytes(payload_bytes)]))
+                asyncio.create_task(client.ask(Opcode.APPEND, AppendRequest(), [bytes(600_000)]))
                 for _ in range(30)
             ]
-            await service.started.wait()
+            while not listener._budget.taken_bytes:
+                await other.call(Opcode.PING)
             for _ in range(20):
                 await other.call(Opcode.PING)
-            assert service.started_count <= 3
+                assert listener._budget.taken_bytes <= 3 * 700_000
             service.gate.set()
             answers = await asyncio.gather(*calls)
-            assert [answer.id for (answer,) in answers] == [7] * 30
+            assert [answer.throttle_time_ms for (answer,) in answers] == [600_000] * 30
+
+    run(body)
+
+
+def test_a_request_counts_for_what_was_decoded_of_it():
+    """Neither padding nor a payload that is of no use is kept while a request is worked on."""
+
+    async def body(service, listener, port):
+        header = encode_header(IdAllocationRequest()) + bytes(limits.HEADER_UNUSED_BYTES_MAX // 2)
+        async with RawClient("127.0.0.1", port) as client:
+            calls = [
+                asyncio.create_task(client.ask(Opcode.ALLOCATE_ID, header, [bytes(10 << 20)]))
+                for _ in range(20)
+            ]
+            while service.started_count < 20:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert listener._budget.taken_bytes <= 20 * 2 * limits.REQUEST_OVERHEAD_BYTES
+            service.gate.set()
+            assert [answer.id for (answer,) in await asyncio.gather(*calls)] == [7] * 20
+            assert listener._budget.taken_bytes == 0
+
+    run(body)
+
+
+def test_a_header_that_is_padding_for_the_most_part_is_refused():
+    async def body(service, listener, port):
+        header = encode_header(IdAllocationRequest()) + bytes(2 * limits.HEADER_UNUSED_BYTES_MAX)
+        async with RawClient("127.0.0.1", port) as client:
+            (frame,) = await client.call(Opcode.ALLOCATE_ID, header)
+            assert "send it without the padding" in status_of(frame).message
+            assert listener._budget.taken_bytes == 0
 
     run(body)
 

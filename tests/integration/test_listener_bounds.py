@@ -19,14 +19,24 @@ from sbp_core.server.dispatch import Later, PromptHandler
 from sbp_core.server.listener import Listener
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import FrameDecoder, encode_frame
-from sbp_core.wire.headers import AppendResponse, IdAllocationResponse, decode_system_error
+from sbp_core.wire.headers import (
+    AppendResponse,
+    IdAllocationResponse,
+    decode_system_error,
+    encode_header,
+)
 from sbp_core.wire.opcodes import Flag, Opcode
 
 PING = b"".join(encode_frame(Opcode.PING, Flag.REQUEST, 1, b"", [b"hello"]))
 PONG_BYTES = len(PING)
+QUESTION = b"".join(encode_frame(Opcode.LIST_RANGES, Flag.REQUEST, 1))
+ANSWER_BYTES = len(QUESTION) + len(encode_header(IdAllocationResponse()))
+PREFIX_BYTES = len(QUESTION)
 FIRST_FRAME_MS = limits.FIRST_FRAME_MS
 FRAME_MS = limits.FRAME_COMPLETION_MS
 STALL_MS = limits.WRITE_STALL_MS
+HERE_BYTES = limits.RECEIVE_BUFFER_BYTES + limits.RECEIVE_WAKE_BYTES
+"""So much of a large frame is looked at, for sure."""
 
 
 class Prompt(PromptHandler):
@@ -203,16 +213,29 @@ def test_every_frame_has_its_own_time():
     async def body(bench):
         async with bench.connection() as (reader, writer):
             await ping(reader, writer)
-            writer.write(PING[:7])
+            writer.write(QUESTION[:7])
             for _ in range(5):
                 bench.later(FRAME_MS - 1)
-                writer.write(PING[7:] + PING[:7])
-                await reader.readexactly(PONG_BYTES)
-            writer.write(PING[7:])
-            await reader.readexactly(PONG_BYTES)
+                writer.write(QUESTION[7:] + QUESTION[:7])
+                await reader.readexactly(ANSWER_BYTES)
+            writer.write(QUESTION[7:])
+            await reader.readexactly(ANSWER_BYTES)
             bench.later(limits.IDLE_CONNECTION_MS)
             await ping(reader, writer)
             assert bench.listener.connection_count == 1
+
+    run(body)
+
+
+def test_a_connection_that_asks_for_nothing_is_idle_whatever_it_pings():
+    async def body(bench):
+        async with bench.connection() as (reader, writer):
+            for _ in range(2):
+                await ping(reader, writer)
+                bench.later(limits.IDLE_CONNECTION_MS // 2)
+            await ping(reader, writer)
+            bench.later(1)
+            assert opcodes(await reader.readexactly(PREFIX_BYTES)) == [Opcode.GOAWAY]
 
     run(body)
 
@@ -344,30 +367,77 @@ def test_running_out_of_descriptors_stops_neither_the_server_nor_its_connections
     run(body)
 
 
-def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner():
+def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner(caplog):
     """Room for one large frame: the second waits, unread, until the first is there or given up."""
     large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
 
     async def body(bench):
         budget = bench.listener._budget = Budget(20 << 20)
         bench.gate.set()
-        async with bench.connection() as (slow, slow_writer), bench.connection() as (fast, writer):
-            slow_writer.write(large[:1_000])
+        here_bytes = HERE_BYTES
+        async with bench.connection() as (_, slow_writer), bench.connection() as (fast, writer):
+            slow_writer.write(large[:here_bytes])
             while budget.taken_bytes < len(large):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             writer.write(large)
             while not budget.is_contended:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            bench.later(limits.FRAME_CONTENDED_MS)
+            (peer,) = [each for each in bench.listener._peers if each._intake.is_in_the_way]
+            for _ in range(limits.FRAME_CONTENDED_MS // limits.FRAME_STALLED_MS):
+                bench.later(limits.FRAME_STALLED_MS)
+                slow_writer.write(bytes(limits.RECEIVE_WAKE_BYTES))
+                here_bytes += limits.RECEIVE_WAKE_BYTES
+                while peer._session.pending_bytes < here_bytes:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            bench.later(limits.FRAME_CONTENDED_MS % limits.FRAME_STALLED_MS)
             assert bench.listener.connection_count == 2
             bench.later(1)
-            assert "no whole frame arrived within 5000 ms" in await farewell(slow)
+            assert "no whole frame within 5000 ms" in caplog.text
             assert (await fast.readexactly(7))[5:] == Opcode.ALLOCATE_ID.to_bytes(2, "big")
         async with RawClient("127.0.0.1", bench.port) as other:
             await other.call(Opcode.PING)
             while bench.listener.connection_count > 1:
                 await other.call(Opcode.PING)
         assert budget.taken_bytes == 0
+
+    run(body)
+
+
+def test_a_frame_in_the_way_that_stands_still_is_cut_off_at_once(caplog):
+    large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
+
+    async def body(bench):
+        budget = bench.listener._budget = Budget(20 << 20)
+        bench.gate.set()
+        async with bench.connection() as (_, slow_writer), bench.connection() as (fast, writer):
+            slow_writer.write(large[:HERE_BYTES])
+            while budget.taken_bytes < len(large):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            bench.later(limits.FRAME_STALLED_MS + 1)
+            assert bench.listener.connection_count == 2, "nobody waits for its memory"
+            writer.write(large)
+            while not budget.is_contended:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for ms in (0, limits.FRAME_STALLED_MS, 1):
+                assert bench.listener.connection_count == 2
+                bench.later(ms)
+            assert "no whole frame within 2000 ms" in caplog.text
+            assert (await fast.readexactly(7))[5:] == Opcode.ALLOCATE_ID.to_bytes(2, "big")
+
+    run(body)
+
+
+def test_what_is_announced_and_not_sent_costs_nothing():
+    large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
+
+    async def body(bench):
+        budget = bench.listener._budget = Budget(20 << 20)
+        bench.gate.set()
+        async with bench.connection() as (_, slow_writer), bench.connection() as (fast, writer):
+            slow_writer.write(large[:60_000])
+            writer.write(large)
+            assert (await fast.readexactly(7))[5:] == Opcode.ALLOCATE_ID.to_bytes(2, "big")
+            assert budget.taken_bytes == 0
 
     run(body)
 
@@ -448,7 +518,7 @@ def test_connections_with_requests_that_wait_take_turns():
             while not budget.is_contended:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             other.write(_numbered(request, 1))
-            while len(budget._claims) < 2:  # noqa: ASYNC110
+            while budget.waiting_count < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             bench.gate.set()
             await late.readexactly(1 << 20)

@@ -39,6 +39,7 @@ _U16: Final = struct.Struct("<H")
 _I32: Final = struct.Struct("<i")
 _U32: Final = struct.Struct("<I")
 
+_ALIGNMENT_BYTES: Final = 8
 _REFERENCE_CODE: Final = "I"
 _VTABLE_BYTES_MIN: Final = 4  # its own size, the size of the table
 _TABLE_BYTES_MIN: Final = 4  # the distance to its vtable
@@ -70,6 +71,13 @@ class _Plan:
     unpack: Callable[[bytes, int], tuple[Any, ...]]
     references: tuple[_Reference, ...]
     arrange: Callable[[Sequence[Any]], tuple[Any, ...]]
+
+    @property
+    def used_bytes(self) -> int:
+        """What a table takes at most for its known fields, each aligned, and for its vtable."""
+        inline_bytes = sum(_ALIGNMENT_BYTES + field.inline_bytes for _, field in self.fields)
+        vtable_bytes = _VTABLE_BYTES_MIN + _U16.size * len(self.fields)
+        return _TABLE_BYTES_MIN + inline_bytes + vtable_bytes + REFERENCE_BYTES
 
 
 class ReadTable:
@@ -161,9 +169,42 @@ class Reader:
         """Return the buffer's root, a table of this name. Raises HeaderError."""
         try:
             (offset,) = _U32.unpack_from(self._data)
-            return self._read_table(self._tables[name], self._follow(0, offset), 0)
+            value = self._read_table(self._tables[name], self._follow(0, offset), 0)
         except (struct.error, UnicodeDecodeError) as error:
             raise HeaderError(f"{name}: not a valid table: {error}") from error
+        if self._size > limits.HEADER_UNUSED_BYTES_MAX:
+            self._check_padding(name)
+        return value
+
+    @property
+    def decoded_bytes(self) -> int:
+        """What was read counts for in memory."""
+        return limits.HEADER_TABLE_DECODED_BYTES * self._table_count + self._vector_bytes
+
+    @property
+    def _table_count(self) -> int:
+        return self._tables_max - self._tables_left
+
+    @property
+    def _vector_bytes(self) -> int:
+        """Bytes of strings and vectors, HEADER_VECTOR_BYTES more for each."""
+        return limits.HEADER_DECODED_BYTES_MAX - self._octets_left
+
+    def _check_padding(self, name: str) -> None:
+        """Refuse a buffer that is for the most part in no use.
+
+        Each table counts as the largest layout that was met, with a vtable of its own: encoders of
+        other languages do not share these, and align everything. Half of a buffer, and then
+        HEADER_UNUSED_BYTES_MAX, may be what a newer peer knows and this reader does not.
+        """
+        table_bytes = max(plan.used_bytes for plan in self._plans.values())
+        used_bytes = self._table_count * table_bytes + self._vector_bytes
+        unused_bytes_max = used_bytes + limits.HEADER_UNUSED_BYTES_MAX
+        if self._size - used_bytes > unused_bytes_max:
+            raise HeaderError(
+                f"{name}: a header of {self._size} bytes of which {used_bytes} are in use at most;"
+                f" no more than {unused_bytes_max} may be unused: send it without the padding"
+            )
 
     def _follow(self, position: int, offset: int) -> int:
         """Follow the forward offset stored at `position`."""

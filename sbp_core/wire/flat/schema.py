@@ -60,15 +60,24 @@ class Schema:
 
         Raises HeaderError when any part of it lies outside the data or breaks a limit.
         """
+        return self.decode_measured(table, data)[0]
+
+    def decode_measured(
+        self, table: type[T], data: bytes | bytearray | memoryview
+    ) -> tuple[T, int]:
+        """Return what `decode` does, and what that counts for in memory, in bytes."""
         octets = bytes(data)
         name = table.__name__
+        small_bytes = limits.HEADER_IN_FLIGHT_FACTOR * len(octets)
         with contextlib.suppress(UnicodeDecodeError):  # the reader says what is wrong
             known: T | None = self._templates.maybe_read(table, octets)
             if known is not None:
-                return known
-        value: T = Reader(self._read, octets, self._depth_max).read_root(name)
+                return known, small_bytes
+        reader = Reader(self._read, octets, self._depth_max)
+        value: T = reader.read_root(name)
         self._templates.consider(table, octets, partial(maybe_template, self._read, name, octets))
-        return value
+        is_small = len(octets) <= limits.TEMPLATE_BYTES_MAX
+        return value, small_bytes if is_small else reader.decoded_bytes
 
     def maybe_recognise(self, table: type, data: bytes) -> tuple[Any, ...] | None:
         """Return what is known of a buffer, and its contents that are not, as `remember` was told.

@@ -1,0 +1,192 @@
+"""Answers that are made or wait for their peers to read: how much they take, and how long.
+
+The socket of a peer that reads takes all that is sent. What a socket does not take waits in memory:
+of one connection up to WRITE_BUFFER_HIGH_BYTES, of all together up to a bound. At the bound no
+large answer is made, and a peer that does not read gets nothing more at all; it is cut off as soon
+as it has read nothing for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+
+_ECHO_PART: Final = 2
+"""Echoes have a half of the room, so that there is always some for answers."""
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Since when a peer is awaited to have read `target_bytes` of all that it was sent."""
+
+    since: float
+    target_bytes: int
+
+
+class Backlog:
+    """What one connection was sent and has not read, as its transport tells by `measure`."""
+
+    def __init__(self, measure: Callable[[], int]) -> None:
+        self._measure = measure
+        self.size = 0
+        """Bytes that wait, when it was looked at last."""
+        self._sent_bytes = 0
+        self._all: _Mark | None = None
+        self._some: _Mark | None = None
+
+    def add(self, size: int, now: float) -> None:
+        """The socket did not take `size` bytes at once."""
+        self._sent_bytes += size
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """See what was read."""
+        self.size = size = self._measure()
+        read_bytes = self._sent_bytes - size
+        if not size:
+            self._all = self._some = None
+            return
+        if self._all is None or read_bytes >= self._all.target_bytes:
+            self._all = _Mark(now, self._sent_bytes)
+        if self._some is None or read_bytes >= self._some.target_bytes:
+            wanted = min(size, limits.UNREAD_PROGRESS_BYTES)
+            self._some = _Mark(now, read_bytes + wanted)
+
+    def is_overdue(self, now: float, *, is_contended: bool) -> bool:
+        """Whether the peer had its time to read, which is short while others wait."""
+        if self._all is not None and now - self._all.since > limits.WRITE_STALL_MS / 1000:
+            return True
+        is_large = self.size > limits.CONNECTION_UNREAD_OWN_BYTES
+        if not is_contended or not is_large or self._some is None:
+            return False
+        return now - self._some.since > limits.WRITE_STALL_CONTENDED_MS / 1000
+
+
+class Unread:
+    """The backlogs of all connections, and what is being made for them: at most `bytes_max` bytes.
+
+    `monotonic` gives seconds.
+    """
+
+    def __init__(self, bytes_max: int, monotonic: Callable[[], float]) -> None:
+        self._bytes_max = bytes_max
+        self._monotonic = monotonic
+        self._backlogs: set[Backlog] = set()
+        self._backlog_bytes = 0
+        self._making_bytes = 0
+        self._callbacks: dict[Callable[[], None], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that wait or are being made."""
+        return self._backlog_bytes + self._making_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether large answers have to wait."""
+        return self._backlog_bytes + self._making_bytes >= self._bytes_max
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether an answer waits because others were not read."""
+        return bool(self._callbacks) or self.is_full
+
+    def has_room(self, backlog: Backlog, size: int) -> bool:
+        """Whether an answer of `size` bytes may be made for a connection."""
+        if backlog.size + size <= limits.CONNECTION_UNREAD_OWN_BYTES:
+            return True
+        total = self.total_bytes
+        if size <= limits.CONNECTION_UNREAD_OWN_BYTES:
+            return total < self._bytes_max
+        return not total or total + size <= self._bytes_max
+
+    def may_echo(self, size: int) -> bool:
+        """Whether as much may be sent to a peer that asked for nothing else."""
+        return self.total_bytes + size <= self._bytes_max // _ECHO_PART
+
+    def add(self, backlog: Backlog, size: int) -> None:
+        """The socket of a connection did not take `size` bytes at once."""
+        self._backlog_bytes -= backlog.size
+        backlog.add(size, self._monotonic())
+        self._backlog_bytes += backlog.size
+        if backlog.size:
+            self._backlogs.add(backlog)
+
+    def look(self) -> None:
+        """See what was read, and go on with what waited for that."""
+        now = self._monotonic()
+        for backlog in [*self._backlogs]:
+            self._backlog_bytes -= backlog.size
+            backlog.look(now)
+            self._backlog_bytes += backlog.size
+            if not backlog.size:
+                self._backlogs.discard(backlog)
+        self._tell()
+
+    def forget(self, backlog: Backlog) -> None:
+        """A connection is closed."""
+        if backlog in self._backlogs:
+            self._backlogs.discard(backlog)
+            self._backlog_bytes -= backlog.size
+            backlog.size = 0
+            self._tell()
+
+    @contextmanager
+    def making(self, size: int) -> Iterator[None]:
+        """Count an answer of `size` bytes until it was sent."""
+        self._making_bytes += size
+        try:
+            yield
+        finally:
+            self._making_bytes -= size
+            self._tell()
+
+    def when_read(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when something was read; there may be room then."""
+        self._callbacks[callback] = None
+        self._look_soon()
+
+    async def wait_read(self) -> None:
+        """Wait until something was read."""
+        read = asyncio.get_running_loop().create_future()
+
+        def tell() -> None:
+            if not read.done():
+                read.set_result(None)
+
+        self.when_read(tell)
+        try:
+            await read
+        finally:
+            self._callbacks.pop(tell, None)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.look()
+        if self._callbacks:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(
+                limits.UNREAD_LOOK_MS / 1000, self._on_timer
+            )
+
+    def _tell(self) -> None:
+        """Wake those that wait if there is room for more."""
+        if self.is_full or not self._callbacks:
+            return
+        callbacks, self._callbacks = self._callbacks, {}
+        for callback in callbacks:
+            callback()
