@@ -55,6 +55,14 @@ class AsyncSocket:
         """Wake up when as many octets came as are worth it; see `Receiving.expect`."""
         self._receiving.expect(missing_bytes)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the peer reset the connection, which nobody notices who does not read from it."""
+        try:
+            return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        except (OSError, ValueError):  # it is closed
+            return False
+
     def send(self, buffers: Sequence[Octets]) -> int:
         """Send `buffers` in their order, or give up the connection, which the protocol is told.
 

@@ -34,6 +34,7 @@ from sbp_core.wire.opcodes import Flag, Opcode
 _TIMEOUT_S: Final = limits.REQUEST_TIMEOUT_MS / 1000
 """An answer that takes longer came too late: our clients would have given up."""
 _DRAIN_S: Final = 2 * _TIMEOUT_S
+_CONNECT_PAUSE_S: Final = 0.1
 _BUFFERS_PER_SEND: Final = 64
 _READ_BYTES: Final = 256 * 1024
 
@@ -158,8 +159,13 @@ class _Sender:
     def _ask(self, octets: bytes) -> None:
         self.socket.sendall(octets)
         decoder = FrameDecoder()
-        while not list(decoder.frames()):
-            decoder.receive_data(self.socket.recv(_READ_BYTES))
+        while not (frames := list(decoder.frames())):
+            received = self.socket.recv(_READ_BYTES)
+            if not received:
+                raise ConnectionResetError
+            decoder.receive_data(received)
+        if frames[0].opcode == Opcode.GOAWAY:
+            raise ConnectionResetError
 
     def call(self, call_id: int, now: float) -> None:
         """Queue a call."""
@@ -200,6 +206,18 @@ class _Sender:
         return found
 
 
+def _connected(load: Load, number: int) -> _Sender:
+    """Return a connection that the server took; one that is full takes it a little later."""
+    until = time.perf_counter() + _TIMEOUT_S
+    while True:
+        try:
+            return _Sender(load, number)
+        except ConnectionResetError:
+            if time.perf_counter() > until:
+                raise
+            time.sleep(_CONNECT_PAUSE_S)
+
+
 class _Judge:
     """Tells acknowledged calls from refused ones: answers of one length say the same."""
 
@@ -226,7 +244,7 @@ def _code_of(frame: Frame) -> int:
 
 
 def _run(pipe: Pipe, load: Load) -> None:
-    senders = [_Sender(load, number) for number in range(load.connection_count)]
+    senders = [_connected(load, number) for number in range(load.connection_count)]
     for sender in senders:
         sender.call_once()
     pipe.send(None)

@@ -17,11 +17,12 @@ from functools import partial
 from typing import Final, cast
 
 from sbp_core import limits
-from sbp_core.errors import DeadlineExceededError, SbpError, StatusCode, ThrottledError
+from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
+from sbp_core.server.echo import Echo
 from sbp_core.server.intake import Held, Intake, memory_bytes
 from sbp_core.server.patience import FramePatience, Use, is_overdue
 from sbp_core.server.trust import Standing
@@ -76,6 +77,7 @@ class Peer(asyncio.BufferedProtocol):
         self._intake = Intake(budget, self._on_room, address=owner)
         self._unread = unread
         self._backlog = Backlog(self._unsent_bytes)
+        self._echo = Echo(unread, self._on_echo_room)
         self._turns = turns
         self._has_turn = False
         self._is_from_this_host = False
@@ -120,7 +122,7 @@ class Peer(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the frames that are complete, when it is this connection's turn."""
         if not self._session.buffer_updated(nbytes):
-            self._intake.expect_frame(self._session.large_frame_bytes)
+            self._expect_frame()
             self._expect_more()
             return
         self._received_at = asyncio.get_running_loop().time()
@@ -138,6 +140,7 @@ class Peer(asyncio.BufferedProtocol):
         self._is_behind = False
         self._intake.close()
         self._unread.forget(self._backlog)
+        self._echo.end()
         self._writable.set()
         for task in self._tasks:
             task.cancel()
@@ -192,13 +195,17 @@ class Peer(asyncio.BufferedProtocol):
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
     ) -> None:
         """Send one response frame once there is room for it."""
-        await self._wait_for_room(len(header) + sum(map(len, payload.parts)))
-        self.send_now(request, header, payload, is_end=is_end)
+        size = len(header) + sum(map(len, payload.parts))
+        if self.has_room_for(size):
+            self.send_now(request, header, payload, is_end=is_end)
+            return
+        async with self._room(size):
+            self.send_now(request, header, payload, is_end=is_end)
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""
-        await self._wait_for_room(0)
-        self._refuse(request, error)
+        async with self._room(0):
+            self._refuse(request, error)
 
     @property
     def has_room(self) -> bool:
@@ -212,10 +219,8 @@ class Peer(asyncio.BufferedProtocol):
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
         """Wait for room for one response frame of about `size` bytes, and keep it."""
-        async with self._reservations:
-            await self._wait_for_room(size)
-            with self._unread.making(size):
-                yield
+        async with self._reservations, self._room(size):
+            yield
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame for which room is reserved."""
@@ -234,7 +239,8 @@ class Peer(asyncio.BufferedProtocol):
 
         Negative while it is too young for that, in use, or at work.
         """
-        if self._has_work or self._session.large_frame_bytes or self.is_leaving:
+        is_receiving = self._session.large_frame_bytes and not self._echo.is_awaited
+        if self._has_work or is_receiving or self.is_leaving:
             return -1.0
         return self._use.spare_ms(self._clock.monotonic())
 
@@ -248,6 +254,8 @@ class Peer(asyncio.BufferedProtocol):
             self.abort()
         elif self._is_closing:
             return
+        elif not self._is_reading and self._socket is not None and self._socket.is_broken:
+            self.abort()
         elif self._is_reading and (late_ms := self._patience.late_ms(now)):
             _LOG.warning("%s: closing, no whole frame within %d ms", self.name, late_ms)
             self._part(DeadlineExceededError(f"no whole frame arrived within {late_ms} ms"))
@@ -323,19 +331,20 @@ class Peer(asyncio.BufferedProtocol):
         is_serving = bool(self._tasks) or self._deferred_count > 0
         return is_serving or self._waiting is not None or self._is_behind
 
-    async def _wait_for_room(self, size: int) -> None:
-        while self._lost_at is None:  # the first that is woken may fill the room again
-            if not self._writable.is_set():
-                await self._writable.wait()
-            elif not self._unread.has_room(self._backlog, size):
-                await self._unread.wait_read()
-            else:
-                return
+    @asynccontextmanager
+    async def _room(self, size: int) -> AsyncIterator[None]:
+        """Wait until the peer reads and there is room for `size` bytes; keep that meanwhile."""
+        while True:
+            await self._writable.wait()
+            async with self._unread.room(self._backlog, size):
+                if self._writable.is_set():  # the first that is woken may fill the socket again
+                    yield
+                    return
 
     def _on_event(self, event: Event) -> None:
         match event:
             case RequestReceived(frame) if frame.opcode == Opcode.PING:
-                self._echo(frame)
+                self._answer_ping(frame)
             case RequestReceived(frame):
                 if frame.opcode != Opcode.HEARTBEAT:
                     self.note_use()
@@ -353,17 +362,13 @@ class Peer(asyncio.BufferedProtocol):
             case _:
                 pass
 
-    def _echo(self, frame: Frame) -> None:
-        size = len(frame.header) + len(frame.payload)
-        if size > limits.PING_ECHO_BYTES and not self._unread.may_echo(size):
-            error = ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
-                f"a PING of {size} bytes is not echoed while so many answers wait to be read; one"
-                f" of {limits.PING_ECHO_BYTES} is",
-            )
-            self._refuse(frame, error)
+    def _answer_ping(self, frame: Frame) -> None:
+        refusal = self._echo.maybe_refusal(len(frame.header) + len(frame.payload))
+        if refusal is not None:
+            self._refuse(frame, refusal)
             return
         self._write(self._session.send_response(frame, frame.header, [frame.payload]))
+        self._echo.end()
 
     def _start(self, frame: Frame) -> None:
         held = self._intake.begin(memory_bytes(frame))
@@ -416,7 +421,7 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def _may_go_on(self) -> bool:
-        return self._intake.may_read and self.has_room
+        return self._intake.may_read and self.has_room and not self._echo.is_awaited
 
     def _on_room(self) -> None:
         if self._waiting is not None and not self._intake.is_waiting:
@@ -455,9 +460,23 @@ class Peer(asyncio.BufferedProtocol):
             self._on_event(event)
         if event is None or not self._session.is_mid_frame:
             self._is_behind = False
-            self._intake.expect_frame(self._session.large_frame_bytes)
+            self._expect_frame()
             self._expect_more()
             self._patience.note_progress(self._clock.monotonic())
+
+    def _expect_frame(self) -> None:
+        """Claim the room of a frame that outgrows the receive buffer; for a PING, of its echo."""
+        size = self._session.large_frame_bytes
+        is_ping = size and self._session.awaited_opcode == Opcode.PING
+        if is_ping and not self._echo.may_receive(size):
+            self._go_on()
+        else:
+            self._intake.expect_frame(size)
+
+    def _on_echo_room(self) -> None:
+        if self._lost_at is None:
+            self._expect_frame()
+            self._go_on()
 
     def _expect_more(self) -> None:
         if self._socket is not None:
@@ -467,7 +486,7 @@ class Peer(asyncio.BufferedProtocol):
         has_room = self.has_room
         if not has_room and self._writable.is_set() and self._lost_at is None:
             self._unread.when_read(self._go_on)
-        wanted = self._intake.may_read and has_room and not self._is_behind
+        wanted = self._may_go_on and not self._is_behind
         if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted

@@ -1,13 +1,14 @@
 """Connections that have frames to be handled take turns, and so does the rest of the server.
 
 In one turn of the event loop FRAMES_PER_TURN_MAX frames are handled, one of each connection after
-the other. What is beyond waits for the next turn: meanwhile what was begun goes on, so a server
-with too much to do finishes requests instead of beginning more of them.
+the other, or as many as take TURN_MS. What is beyond waits for the next turn: what was begun goes
+on before that, so a server with too much to do finishes requests instead of beginning more of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ class Turns:
     def __init__(self) -> None:
         self._steps: deque[Step] = deque()
         self._left_count = limits.FRAMES_PER_TURN_MAX
+        self._over_at: float | None = None
+        """When the turn ends, once a frame was handled in it."""
         self._is_next_due = False
         self._is_running = False
 
@@ -33,8 +36,10 @@ class Turns:
 
     def _run(self) -> None:
         self._is_running = True
+        if self._over_at is None:
+            self._over_at = time.perf_counter() + limits.TURN_MS / 1000
         try:
-            while self._steps and self._left_count:
+            while self._steps and self._left_count and time.perf_counter() < self._over_at:
                 step = self._steps.popleft()
                 self._left_count -= 1
                 if step():
@@ -48,5 +53,6 @@ class Turns:
     def _begin_next(self) -> None:
         self._is_next_due = False
         self._left_count = limits.FRAMES_PER_TURN_MAX
+        self._over_at = None
         if self._steps:
             self._run()

@@ -9,8 +9,8 @@ as it has read nothing for a while.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,7 +79,10 @@ class Unread:
         self._backlogs: set[Backlog] = set()
         self._backlog_bytes = 0
         self._making_bytes = 0
+        self._waiting: dict[asyncio.Future[None], tuple[Backlog, int]] = {}
+        """Answers that wait for room, in their order."""
         self._callbacks: dict[Callable[[], None], None] = {}
+        self._echoes: dict[Callable[[], None], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -95,20 +98,43 @@ class Unread:
     @property
     def is_contended(self) -> bool:
         """Whether an answer waits because others were not read."""
-        return bool(self._callbacks) or self.is_full
+        return bool(self._waiting or self._callbacks) or self.is_full
 
     def has_room(self, backlog: Backlog, size: int) -> bool:
-        """Whether an answer of `size` bytes may be made for a connection."""
+        """Whether an answer of `size` bytes may be made at once for a connection."""
         if backlog.size + size <= limits.CONNECTION_UNREAD_OWN_BYTES:
             return True
-        total = self.total_bytes
         if size <= limits.CONNECTION_UNREAD_OWN_BYTES:
-            return total < self._bytes_max
-        return not total or total + size <= self._bytes_max
+            return not self.is_full
+        return not self._waiting and self._fits(size)
 
-    def may_echo(self, size: int) -> bool:
-        """Whether as much may be sent to a peer that asked for nothing else."""
-        return self.total_bytes + size <= self._bytes_max // _ECHO_PART
+    def may_begin_echo(self, size: int) -> bool:
+        """Take room for the echo of a large PING until `end_echo`, if there is some."""
+        if self.total_bytes + size > self._bytes_max // _ECHO_PART:
+            return False
+        self._making_bytes += size
+        return True
+
+    def end_echo(self, size: int) -> None:
+        """The echo was sent, or never will be."""
+        self._give_back(size)
+
+    def when_echo(self, size: int, callback: Callable[[], None]) -> None:
+        """Call `callback`, once, when there may be room for an echo. It keeps nobody waiting."""
+        self._echoes[callback] = size
+        self._look_soon()
+
+    @asynccontextmanager
+    async def room(self, backlog: Backlog, size: int) -> AsyncIterator[None]:
+        """Wait for room for an answer of `size` bytes, and count it while the body runs."""
+        if self.has_room(backlog, size):
+            self._making_bytes += size
+        else:
+            await self._wait(backlog, size)
+        try:
+            yield
+        finally:
+            self._give_back(size)
 
     def add(self, backlog: Backlog, size: int) -> None:
         """The socket of a connection did not take `size` bytes at once."""
@@ -137,44 +163,39 @@ class Unread:
             backlog.size = 0
             self._tell()
 
-    @contextmanager
-    def making(self, size: int) -> Iterator[None]:
-        """Count an answer of `size` bytes until it was sent."""
-        self._making_bytes += size
-        try:
-            yield
-        finally:
-            self._making_bytes -= size
-            self._tell()
-
     def when_read(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when something was read; there may be room then."""
+        """Call `callback`, once, when not everything is full any longer."""
         self._callbacks[callback] = None
         self._look_soon()
-
-    async def wait_read(self) -> None:
-        """Wait until something was read."""
-        read = asyncio.get_running_loop().create_future()
-
-        def tell() -> None:
-            if not read.done():
-                read.set_result(None)
-
-        self.when_read(tell)
-        try:
-            await read
-        finally:
-            self._callbacks.pop(tell, None)
 
     def close(self) -> None:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
 
+    def _fits(self, size: int) -> bool:
+        total = self.total_bytes
+        return not total or total + size <= self._bytes_max
+
+    async def _wait(self, backlog: Backlog, size: int) -> None:
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = backlog, size
+        self._look_soon()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if self._waiting.pop(granted, None) is None:
+                self._give_back(size)
+            raise
+
+    def _give_back(self, size: int) -> None:
+        self._making_bytes -= size
+        self._tell()
+
     def _on_timer(self) -> None:
         self._timer = None
         self.look()
-        if self._callbacks:
+        if self._waiting or self._callbacks or self._echoes:
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -184,9 +205,23 @@ class Unread:
             )
 
     def _tell(self) -> None:
-        """Wake those that wait if there is room for more."""
-        if self.is_full or not self._callbacks:
-            return
-        callbacks, self._callbacks = self._callbacks, {}
-        for callback in callbacks:
+        """Let those go on that wait, in their order, as far as there is room."""
+        while self._waiting:
+            granted, (backlog, size) = next(iter(self._waiting.items()))
+            is_own = backlog.size + size <= limits.CONNECTION_UNREAD_OWN_BYTES
+            if not is_own and not self._fits(size):
+                break
+            del self._waiting[granted]
+            if not granted.done():
+                self._making_bytes += size
+                granted.set_result(None)
+        if not self.is_full and self._callbacks:
+            callbacks, self._callbacks = self._callbacks, {}
+            for callback in callbacks:
+                callback()
+        while self._echoes:
+            callback, size = next(iter(self._echoes.items()))
+            if self.total_bytes + size > self._bytes_max // _ECHO_PART:
+                break
+            del self._echoes[callback]
             callback()

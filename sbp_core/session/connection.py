@@ -117,6 +117,11 @@ class Connection:
         return self._decoder.large_frame_bytes
 
     @property
+    def awaited_opcode(self) -> int:
+        """The opcode of the frame that is being received, once it is known; 0 before."""
+        return self._decoder.awaited_opcode
+
+    @property
     def pending_bytes(self) -> int:
         """Bytes that are here of the frame that is being received."""
         return self._decoder.pending_bytes
@@ -295,6 +300,7 @@ class Connection:
         Their outcome is unknown, unless the peer was over its limit and looked at none of them.
         """
         self.state = ConnectionState.CLOSED
+        self._decoder.drop()
         calls, self._calls = self._calls, {}
         self._requests.clear()
         text = f"the connection ended: {reason}" if reason else "the connection ended"

@@ -146,7 +146,8 @@ class FrameDecoder:
     yields what is complete. A frame with the wrong magic or an unknown opcode is skipped, as SPEC
     "Magic Code" and "Operation Code" demand. FrameError means that the connection cannot be read
     any further; it is raised again by every later call. `frame_count` counts the complete frames,
-    `discarded_count` those that were skipped. `header_checksum` is for the owner to set.
+    `discarded_count` those that were skipped; `awaited_opcode` is that of a frame that is
+    incomplete, else 0. `header_checksum` is for the owner to set.
     """
 
     def __init__(self) -> None:
@@ -154,6 +155,7 @@ class FrameDecoder:
         self.header_checksum = HeaderChecksum.IGNORED
         self.frame_count = 0
         self.discarded_count = 0
+        self.awaited_opcode = 0
         self._bad_magic_run = 0
         self._buffer = _allocate(limits.RECEIVE_BUFFER_BYTES)
         self._start = 0
@@ -208,6 +210,11 @@ class FrameDecoder:
     def buffer_updated(self, count: int) -> None:
         """Tell that `count` octets were written into the last `get_buffer`."""
         self._end += count
+
+    def drop(self) -> None:
+        """Let go of what was received: nothing more will be read, whoever keeps the decoder."""
+        self._buffer = _NO_BUFFER
+        self._start = self._end = 0
 
     def receive_data(self, data: Octets) -> None:
         """Copy octets in. For tests and callers that have the octets already."""
@@ -273,6 +280,7 @@ class FrameDecoder:
         if header_bytes > min(length - limits.FRAME_BYTES_MIN, limits.HEADER_BYTES_MAX):
             raise FrameError(f"header length {header_bytes} does not fit a frame of {length}")
         self._frame_bytes = length + _CHECKSUM.size
+        self.awaited_opcode = opcode
         self._lead_bytes = -(_PREFIX.size + header_bytes) % _PAYLOAD_ALIGNMENT_BYTES
         self.state = DecoderState.BODY
         return True
@@ -321,7 +329,7 @@ class FrameDecoder:
                 " payload) does not match its checksum"
             )
         payload = self._take_payload(header_end, payload_end, frame_end)
-        self._frame_bytes = 0
+        self._frame_bytes = self.awaited_opcode = 0
         self.state = DecoderState.PREFIX
         return Frame(opcode, flags, call_id, header, payload)
 
@@ -362,6 +370,9 @@ class FrameDecoder:
         fresh[start:end] = self._buffer[self._start : self._end]
         self._buffer = fresh
         self._start, self._end = start, end
+
+
+_NO_BUFFER: Final = memoryview(bytearray())
 
 
 def _allocate(size: int) -> memoryview:

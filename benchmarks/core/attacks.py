@@ -1,0 +1,215 @@
+"""What bare sockets can do to servers on purpose, from a process of its own.
+
+Each attack is some connections that do the same; one that was closed or refused comes again. They
+speak valid frames, so that nothing but the server's bounds stands in their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.wire.frame import encode_frame
+from sbp_core.wire.headers import (
+    CommitTxnRequest,
+    CreateRangeRequest,
+    CreateStreamsRequest,
+    FetchInfo,
+    FetchRequest,
+    Stream,
+    StreamRange,
+    encode_header,
+)
+from sbp_core.wire.opcodes import Flag, Opcode
+
+_MIB: Final = 1024 * 1024
+_PAUSE_S: Final = 0.25
+"""Before a connection that was closed comes again."""
+_BYTE_S: Final = 1.0
+_PING_S: Final = 1.0
+_LEAVE_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The ports of a placement driver and of a range server, and a stream with old records."""
+
+    driver_port: int
+    server_port: int
+    stream_id: int
+    old_batches: int
+
+
+class _Wire:
+    """One connection of an attacker."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, octets: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, octets)
+
+    async def receive(self) -> bytes:
+        octets = await self._loop.sock_recv(self._socket, _MIB)
+        if not octets:
+            raise ConnectionResetError
+        return octets
+
+
+Attacker = Callable[[_Wire, Target, int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """So many connections to one of the two servers, each doing what `attacker` does."""
+
+    name: str
+    connection_count: int
+    is_at_driver: bool
+    attacker: Attacker
+
+
+def _frame(opcode: Opcode, header: object, payload: bytes = b"", call_id: int = 1) -> bytes:
+    octets = header if isinstance(header, bytes) else encode_header(header)
+    return b"".join(encode_frame(opcode, Flag.REQUEST, call_id, octets, [payload]))
+
+
+def _padded(header: object) -> bytes:
+    octets = encode_header(header)
+    return octets + bytes(limits.HEADER_BYTES_MAX - len(octets))
+
+
+async def _fetch_padded(wire: _Wire, target: Target, _: int) -> None:
+    info = FetchInfo(stream_id=target.stream_id, fetch_offset=-1)
+    header = _padded(FetchRequest(max_wait_ms=60_000, fetch_requests=(info,)))
+    await _ask_on_and_on(wire, Opcode.FETCH, header)
+
+
+async def _commit_padded(wire: _Wire, _: Target, number: int) -> None:
+    header = _padded(
+        CommitTxnRequest(producer=f"attacker-{number}", timeout_ms=60_000, batch_number=1)
+    )
+    await _ask_on_and_on(wire, Opcode.COMMIT_TXN, header)
+
+
+async def _ask_on_and_on(wire: _Wire, opcode: Opcode, header: bytes) -> None:
+    frame = _frame(opcode, header)
+    while True:
+        await wire.send(frame)
+        await wire.receive()
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _announce(wire: _Wire, _: Target, number: int) -> None:
+    """Send a byte a second of a frame of 16 MiB; half of them a good part of it before."""
+    frame = _LARGE_PING
+    here = 200_000 if number % 2 else 100
+    await wire.send(frame[:here])
+    for at in range(here, len(frame)):
+        await asyncio.sleep(_BYTE_S)
+        await wire.send(frame[at : at + 1])
+
+
+async def _ping_unread(wire: _Wire, _: Target, __: int) -> None:
+    while True:
+        await wire.send(_LARGE_PING)
+
+
+async def _fetch_unread(wire: _Wire, target: Target, _: int) -> None:
+    """Ask for all that is old, in many calls at a time, and read nothing of it."""
+    infos = tuple(
+        FetchInfo(
+            request_index=at,
+            stream_id=target.stream_id,
+            fetch_offset=at,
+            batch_max_bytes=limits.BATCH_BYTES_MAX,
+        )
+        for at in range(target.old_batches)
+    )
+    header = encode_header(FetchRequest(fetch_requests=infos))
+    for call_id in range(1, 1_000):
+        await wire.send(_frame(Opcode.FETCH, header, call_id=call_id))
+    await asyncio.sleep(3_600)
+
+
+async def _ping_idly(wire: _Wire, _: Target, __: int) -> None:
+    while True:
+        await wire.send(_SMALL_PING)
+        await wire.receive()
+        await asyncio.sleep(_PING_S)
+
+
+async def _create_and_leave(wire: _Wire, target: Target, number: int) -> None:
+    await asyncio.sleep(_LEAVE_S)
+    if number % 2:
+        stream = Stream(name=f"left-{number}-{time.monotonic_ns()}")
+        frame = _frame(Opcode.CREATE_STREAMS, CreateStreamsRequest(streams=(stream,)))
+    else:
+        stream_range = StreamRange(stream_id=target.stream_id, range_index=0)
+        frame = _frame(Opcode.CREATE_RANGE, CreateRangeRequest(stream_range=stream_range))
+    await wire.send(frame)
+    raise ConnectionResetError
+
+
+_LARGE_PING: Final = _frame(Opcode.PING, b"", bytes(15_000_000))
+_SMALL_PING: Final = _frame(Opcode.PING, b"", b"still here")
+
+ATTACKS: Final[Mapping[str, Attack]] = {
+    attack.name: attack
+    for attack in (
+        Attack("padded-fetches", 5, False, _fetch_padded),
+        Attack("padded-commits", 12, True, _commit_padded),
+        Attack("slow-announcers", 300, False, _announce),
+        Attack("unread-pings", 200, False, _ping_unread),
+        Attack("unread-fetches", 200, False, _fetch_unread),
+        Attack("idle-pingers", 1_040, False, _ping_idly),
+        Attack("callers-that-leave", 20, True, _create_and_leave),
+    )
+}
+
+
+class Attackers:
+    """An attack that goes on in a process of its own, until the body is over."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_attack, args=(name, target), daemon=True)
+
+    def __enter__(self) -> int:
+        """Begin; return the process id."""
+        self._process.start()
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _attack(name: str, target: Target) -> None:
+    attack = ATTACKS[name]
+    asyncio.run(_attack_with_all(attack, target))
+
+
+async def _attack_with_all(attack: Attack, target: Target) -> None:
+    port = target.driver_port if attack.is_at_driver else target.server_port
+    numbers = range(attack.connection_count)
+    await asyncio.gather(*(_attack_again(attack.attacker, port, target, n) for n in numbers))
+
+
+async def _attack_again(attacker: Attacker, port: int, target: Target, number: int) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        with socket.socket() as connected, suppress(OSError):
+            connected.setblocking(False)
+            await loop.sock_connect(connected, ("127.0.0.1", port))
+            await attacker(_Wire(connected), target, number)
+        await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,165 @@
+"""Answers that peers do not read: how many wait, for how long, and what waits because of them."""
+
+import asyncio
+
+from manual_clock import ManualClock
+
+from sbp_core import limits
+from sbp_core.server.unread import Backlog, Unread
+
+OWN = limits.CONNECTION_UNREAD_OWN_BYTES
+STALL_MS = limits.WRITE_STALL_MS
+CONTENDED_MS = limits.WRITE_STALL_CONTENDED_MS
+SOME = limits.UNREAD_PROGRESS_BYTES
+MIB = limits.MIB
+
+
+class Peer:
+    """A connection whose transport holds `size` bytes."""
+
+    def __init__(self, unread):
+        self.size = 0
+        self.unread = unread
+        self.backlog = Backlog(lambda: self.size)
+
+    def send(self, size):
+        self.size += size
+        self.unread.add(self.backlog, size)
+
+    def read(self, size):
+        self.size -= size
+
+
+class Bench:
+    def __init__(self, bytes_max=8 * MIB):
+        self.clock = ManualClock()
+        self.unread = Unread(bytes_max, self.clock.monotonic)
+
+    def peer(self):
+        return Peer(self.unread)
+
+    def is_overdue(self, peer, ms, *, is_contended=False):
+        self.clock.advance(ms)
+        self.unread.look()
+        return peer.backlog.is_overdue(self.clock.monotonic(), is_contended=is_contended)
+
+
+def test_who_reads_all_in_time_is_never_overdue():
+    bench = Bench()
+    peer = bench.peer()
+    for _ in range(3):
+        peer.send(3 * MIB)
+        assert not bench.is_overdue(peer, STALL_MS)
+        peer.read(3 * MIB)
+        assert not bench.is_overdue(peer, STALL_MS)
+
+
+def test_who_reads_a_byte_now_and_then_is_overdue_all_the_same():
+    bench = Bench()
+    peer = bench.peer()
+    peer.send(MIB)
+    for _ in range(10):
+        peer.read(1)
+        assert not bench.is_overdue(peer, STALL_MS // 10)
+    assert bench.is_overdue(peer, 1)
+
+
+def test_while_others_wait_it_is_overdue_sooner_unless_it_reads_on():
+    bench = Bench()
+    peer = bench.peer()
+    peer.send(4 * MIB)
+    for _ in range(4):
+        assert not bench.is_overdue(peer, CONTENDED_MS, is_contended=True)
+        peer.read(SOME)
+        assert not bench.is_overdue(peer, 0, is_contended=True)
+    assert not bench.is_overdue(peer, CONTENDED_MS, is_contended=True)
+    assert bench.is_overdue(peer, 1, is_contended=True)
+    assert not bench.is_overdue(peer, 0, is_contended=False)
+
+
+def test_who_has_little_waiting_is_in_nobodys_way():
+    bench = Bench()
+    peer = bench.peer()
+    peer.send(OWN)
+    assert not bench.is_overdue(peer, STALL_MS, is_contended=True)
+    assert bench.is_overdue(peer, 1)
+
+
+def test_at_the_bound_large_answers_wait_and_small_ones_of_who_reads_do_not():
+    bench = Bench()
+    deaf, reader = bench.peer(), bench.peer()
+    assert bench.unread.has_room(reader.backlog, 8 * MIB)
+    deaf.send(5 * MIB)
+    assert bench.unread.has_room(reader.backlog, 3 * MIB)
+    assert not bench.unread.has_room(reader.backlog, 4 * MIB)
+    deaf.send(3 * MIB)
+    assert bench.unread.is_full
+    assert bench.unread.has_room(reader.backlog, OWN)
+    assert not bench.unread.has_room(reader.backlog, OWN + 1)
+    assert not bench.unread.has_room(deaf.backlog, 0)
+    deaf.read(8 * MIB)
+    bench.unread.look()
+    assert bench.unread.total_bytes == 0
+    assert bench.unread.has_room(reader.backlog, 20 * MIB), "one in any case"
+
+
+def test_what_is_being_made_counts_until_it_is_sent():
+    bench = Bench()
+    peer = bench.peer()
+    with bench.unread.making(6 * MIB):
+        assert not bench.unread.has_room(peer.backlog, 3 * MIB)
+    assert bench.unread.has_room(peer.backlog, 3 * MIB)
+
+
+def test_echoes_leave_half_of_the_room():
+    bench = Bench()
+    deaf = bench.peer()
+    assert bench.unread.may_echo(4 * MIB)
+    deaf.send(MIB)
+    assert not bench.unread.may_echo(4 * MIB)
+
+
+def test_a_connection_that_is_closed_makes_room():
+    async def body():
+        bench = Bench()
+        deaf, reader = bench.peer(), bench.peer()
+        deaf.send(8 * MIB)
+        waiting = asyncio.create_task(bench.unread.wait_read())
+        await asyncio.sleep(0)
+        assert bench.unread.is_contended
+        bench.unread.forget(deaf.backlog)
+        await waiting
+        assert bench.unread.has_room(reader.backlog, 8 * MIB)
+        assert bench.unread.total_bytes == 0
+        bench.unread.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_it_is_noticed_that_a_peer_reads_again():
+    async def body():
+        bench = Bench()
+        deaf = bench.peer()
+        deaf.send(8 * MIB)
+        waiting = asyncio.create_task(bench.unread.wait_read())
+        await asyncio.sleep(0)
+        deaf.read(MIB)
+        await waiting
+        bench.unread.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_who_gives_up_waiting_is_forgotten():
+    async def body():
+        bench = Bench()
+        deaf = bench.peer()
+        deaf.send(8 * MIB)
+        waiting = asyncio.create_task(bench.unread.wait_read())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not bench.unread._callbacks
+        bench.unread.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
