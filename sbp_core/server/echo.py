@@ -1,7 +1,7 @@
 """Room for the echoes of large PINGs: the answers that cost a peer nothing to ask for.
 
-One that fits in the receive buffer is echoed or refused; a larger one is not even read until there is
-room for its echo. Neither keeps anybody else waiting.
+One that fits in the receive buffer is echoed or refused; a larger one is not even read until there
+is room for its echo. Neither keeps anybody else waiting.
 """
 
 from __future__ import annotations

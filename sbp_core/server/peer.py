@@ -210,7 +210,7 @@ class Peer(asyncio.BufferedProtocol):
     @property
     def has_room(self) -> bool:
         """Whether the peer reads what it is sent."""
-        return self._writable.is_set() and self._unread.has_room(self._backlog, 0)
+        return self.has_room_for(0)
 
     def has_room_for(self, size: int) -> bool:
         """Whether a frame of `size` bytes need not wait."""
@@ -229,18 +229,13 @@ class Peer(asyncio.BufferedProtocol):
 
     # The listener's view
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether either side said that the connection ends."""
-        return self._leave_at is not None
-
     def spare_ms(self) -> float:
         """Return for how long the connection could have been closed without harm, in ms.
 
         Negative while it is too young for that, in use, or at work.
         """
         is_receiving = self._session.large_frame_bytes and not self._echo.is_awaited
-        if self._has_work or is_receiving or self.is_leaving:
+        if self._has_work or is_receiving or self._leave_at is not None:
             return -1.0
         return self._use.spare_ms(self._clock.monotonic())
 
@@ -268,20 +263,15 @@ class Peer(asyncio.BufferedProtocol):
     def forsake_if_overdue(self) -> bool:
         """After the end of the connection: whether nothing is done for it any longer.
 
-        Work that does not end though it was cancelled is a mistake in its handler. What it counts
-        for is given back all the same, so that it costs no one else their turn.
+        Work that does not end though it was cancelled is a mistake in its handler; what it counts
+        for is given back all the same.
         """
-        if not self._tasks:
-            return True
         now = self._clock.monotonic()
-        if not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):
+        if self._tasks and not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):
             return False
         for task, held in self._tasks.items():
             _LOG.error(
-                "%s: work goes on %d ms after it was cancelled, and is left to itself: %r",
-                self.name,
-                limits.HANDLER_CANCEL_MS,
-                task,
+                "%s: left to itself, it does not end by being cancelled: %r", self.name, task
             )
             held.end()
         return True
@@ -289,8 +279,8 @@ class Peer(asyncio.BufferedProtocol):
     def go_away(self) -> None:
         """Announce that no new requests are taken, and let the peer close the connection.
 
-        A request that is under way already is refused, so the peer knows that it had no effect. A
-        peer that does not close is left to wait for GOAWAY_GRACE_MS.
+        A request that is under way already is refused, so the peer knows that it had no effect. It
+        has GOAWAY_GRACE_MS to close.
         """
         self._write(self._session.send_goaway())
         if self._leave_at is None:
@@ -318,8 +308,6 @@ class Peer(asyncio.BufferedProtocol):
         """Close at once, whatever the peer has not read yet."""
         if self._transport is not None:
             self._transport.abort()
-
-    # Inside
 
     @property
     def _is_closing(self) -> bool:

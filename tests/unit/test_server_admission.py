@@ -4,7 +4,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import ThrottledError
-from sbp_core.server.admission import Admission
+from sbp_core.server.admission import Admission, local_reserve, owner_of
 
 ORDINARY = limits.CONNECTIONS_MAX
 RESERVED = limits.CONNECTIONS_RESERVED
@@ -13,7 +13,7 @@ FEW = limits.CONNECTIONS_RESERVED_PER_ADDRESS
 
 def fill(admission, address, count):
     for _ in range(count):
-        admission.enter(address)
+        admission.enter(owner_of(address))
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,19 @@ def test_one_address_has_so_many_and_others_are_not_touched(first, same, other):
     fill(admission, first, 2)
     for address in (first, same):
         with pytest.raises(ThrottledError, match="has 2 connections open already"):
-            admission.enter(address)
-    admission.enter(other)
-    admission.leave(same)
-    admission.enter(first)
+            admission.enter(owner_of(address))
+    admission.enter(owner_of(other))
+    admission.leave(owner_of(same))
+    admission.enter(owner_of(first))
     assert admission.connection_count == 3
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.5.0.1", "::1", "::ffff:127.0.0.1"])
 def test_the_machine_itself_may_have_all(address):
     admission = Admission(1)
-    fill(admission, address, ORDINARY)
-    with pytest.raises(ThrottledError, match=f"{ORDINARY} connections open already"):
-        admission.enter(address)
+    fill(admission, address, ORDINARY + local_reserve())
+    with pytest.raises(ThrottledError, match=f"{ORDINARY + local_reserve()} connections open"):
+        admission.enter(owner_of(address))
 
 
 def test_a_flood_from_one_place_does_not_keep_others_out():
@@ -51,12 +51,12 @@ def test_a_flood_from_one_place_does_not_keep_others_out():
     for number in range(RESERVED // FEW):
         fill(admission, f"192.0.2.{number}", FEW)
         with pytest.raises(ThrottledError):
-            admission.enter(f"192.0.2.{number}")
+            admission.enter(owner_of(f"192.0.2.{number}"))
     assert admission.connection_count == ORDINARY + RESERVED
     with pytest.raises(ThrottledError):
-        admission.enter("198.51.100.1")
-    admission.leave("192.0.2.0")
-    admission.enter("198.51.100.1")
+        admission.enter(owner_of("198.51.100.1"))
+    admission.leave(owner_of("192.0.2.0"))
+    admission.enter(owner_of("198.51.100.1"))
 
 
 def test_what_left_is_forgotten():
@@ -64,6 +64,31 @@ def test_what_left_is_forgotten():
     for number in range(256):
         fill(admission, f"192.0.2.{number}", 3)
         for _ in range(3):
-            admission.leave(f"192.0.2.{number}")
+            admission.leave(owner_of(f"192.0.2.{number}"))
     assert admission.connection_count == 0
     assert not admission._counts
+
+
+def test_the_machine_itself_gets_in_when_others_filled_the_server_and_its_reserve():
+    admission = Admission(ORDINARY)
+    fill(admission, "192.0.2.255", ORDINARY)
+    for number in range(RESERVED // FEW):
+        fill(admission, f"192.0.2.{number}", FEW)
+    with pytest.raises(ThrottledError):
+        admission.enter(owner_of("198.51.100.1"))
+    fill(admission, "127.0.0.1", FEW)
+
+
+def test_who_is_sent_away_makes_room_and_few_are_at_a_time():
+    admission = Admission(limits.CONNECTIONS_LEAVING_MAX + 1)
+    owner = owner_of("192.0.2.1")
+    fill(admission, owner, limits.CONNECTIONS_LEAVING_MAX + 1)
+    assert admission.is_full_for(owner)
+    for _ in range(limits.CONNECTIONS_LEAVING_MAX):
+        assert admission.may_send_away
+        admission.send_away(owner)
+        admission.enter(owner)
+    assert not admission.may_send_away
+    admission.leave(owner, was_sent_away=True)
+    assert admission.may_send_away
+    assert admission.count_of(owner) == limits.CONNECTIONS_LEAVING_MAX + 1

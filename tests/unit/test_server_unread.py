@@ -103,63 +103,108 @@ def test_at_the_bound_large_answers_wait_and_small_ones_of_who_reads_do_not():
     assert bench.unread.has_room(reader.backlog, 20 * MIB), "one in any case"
 
 
-def test_what_is_being_made_counts_until_it_is_sent():
-    bench = Bench()
-    peer = bench.peer()
-    with bench.unread.making(6 * MIB):
-        assert not bench.unread.has_room(peer.backlog, 3 * MIB)
-    assert bench.unread.has_room(peer.backlog, 3 * MIB)
-
-
-def test_echoes_leave_half_of_the_room():
-    bench = Bench()
-    deaf = bench.peer()
-    assert bench.unread.may_echo(4 * MIB)
-    deaf.send(MIB)
-    assert not bench.unread.may_echo(4 * MIB)
-
-
-def test_a_connection_that_is_closed_makes_room():
-    async def body():
+def run(body):
+    async def main():
         bench = Bench()
-        deaf, reader = bench.peer(), bench.peer()
-        deaf.send(8 * MIB)
-        waiting = asyncio.create_task(bench.unread.wait_read())
-        await asyncio.sleep(0)
-        assert bench.unread.is_contended
-        bench.unread.forget(deaf.backlog)
-        await waiting
-        assert bench.unread.has_room(reader.backlog, 8 * MIB)
-        assert bench.unread.total_bytes == 0
+        await body(bench)
         bench.unread.close()
 
-    asyncio.run(asyncio.wait_for(body(), 30))
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class Answer:
+    """An answer that waits for room, and keeps it until the test says that it was sent."""
+
+    def __init__(self, peer, size):
+        self.is_made = False
+        self.sent = asyncio.Event()
+        self.task = asyncio.create_task(self._make(peer, size))
+
+    async def _make(self, peer, size):
+        async with peer.unread.room(peer.backlog, size):
+            self.is_made = True
+            await self.sent.wait()
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_what_is_being_made_counts_until_it_is_sent():
+    async def body(bench):
+        first, second = (Answer(bench.peer(), 5 * MIB) for _ in range(2))
+        small = Answer(bench.peer(), OWN)
+        await settle()
+        assert (first.is_made, second.is_made, small.is_made) == (True, False, True)
+        assert bench.unread.is_contended
+        first.sent.set()
+        await settle()
+        assert second.is_made
+        second.sent.set()
+        small.sent.set()
+        await asyncio.gather(first.task, second.task, small.task)
+        assert bench.unread.total_bytes == 0
+
+    run(body)
+
+
+def test_answers_have_their_room_in_the_order_in_which_they_asked():
+    async def body(bench):
+        answers = [Answer(bench.peer(), size * MIB) for size in (8, 6, 1, 1)]
+        for expected in ([1, 0, 0, 0], [1, 1, 1, 1]):
+            await settle()
+            assert [answer.is_made for answer in answers] == [*map(bool, expected)]
+            answers[0].sent.set()
+        for answer in answers:
+            answer.sent.set()
+            await answer.task
+        assert bench.unread.total_bytes == 0
+
+    run(body)
+
+
+def test_who_gives_up_gives_its_room_back_whenever_that_is():
+    async def body(bench):
+        deaf = bench.peer()
+        deaf.send(8 * MIB)
+        waiting, granted = Answer(bench.peer(), MIB), Answer(bench.peer(), MIB)
+        await settle()
+        waiting.task.cancel()
+        await settle()
+        bench.unread.forget(deaf.backlog)
+        granted.task.cancel()  # in the moment in which it has its room
+        await asyncio.gather(waiting.task, granted.task, return_exceptions=True)
+        assert not granted.is_made
+        assert bench.unread.total_bytes == 0
+        assert not bench.unread.is_contended
+
+    run(body)
+
+
+def test_echoes_leave_half_of_the_room_and_keep_nobody_waiting():
+    async def body(bench):
+        assert bench.unread.may_begin_echo(4 * MIB)
+        assert not bench.unread.may_begin_echo(1)
+        told = []
+        bench.unread.when_echo(MIB, lambda: told.append(bench.unread.may_begin_echo(MIB)))
+        assert not bench.unread.is_contended
+        bench.unread.end_echo(4 * MIB)
+        assert told == [True]
+        bench.unread.end_echo(MIB)
+        assert bench.unread.total_bytes == 0
+
+    run(body)
 
 
 def test_it_is_noticed_that_a_peer_reads_again():
-    async def body():
-        bench = Bench()
+    async def body(bench):
         deaf = bench.peer()
         deaf.send(8 * MIB)
-        waiting = asyncio.create_task(bench.unread.wait_read())
-        await asyncio.sleep(0)
+        went_on = asyncio.Event()
+        bench.unread.when_read(went_on.set)
         deaf.read(MIB)
-        await waiting
-        bench.unread.close()
+        await went_on.wait()
+        assert not bench.unread.is_contended
 
-    asyncio.run(asyncio.wait_for(body(), 30))
-
-
-def test_who_gives_up_waiting_is_forgotten():
-    async def body():
-        bench = Bench()
-        deaf = bench.peer()
-        deaf.send(8 * MIB)
-        waiting = asyncio.create_task(bench.unread.wait_read())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        assert not bench.unread._callbacks
-        bench.unread.close()
-
-    asyncio.run(asyncio.wait_for(body(), 30))
+    run(body)
