@@ -43,8 +43,8 @@ def add_consume(add_parser: AddParser, client: Parser) -> None:
         description="Print the value of each record and a newline, up to the records that are"
         " there now; of a stream with a schema, the columns of each record as a JSON object. With"
         " --json one object per record, which tells its offset, too; bytes that are not UTF-8"
-        ' stand in objects as {"base64": ...}. On a terminal, control characters in values are shown'
-        " as escapes such as \\x1b; in a pipe or file values are as they were written.",
+        ' stand in objects as {"base64": ...}. A terminal shows control characters in values as'
+        " escapes such as \\x1b; in a pipe or file values are as they were written.",
     )
     consume.add_argument("stream", metavar="NAME_OR_ID")
     start = consume.add_mutually_exclusive_group()
