@@ -51,6 +51,8 @@ CALLS_IN_FLIGHT_MAX: Final = 1024
 CALL_ID_MAX: Final = 2**31 - 1
 REQUEST_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_MS: Final = 5_000
+CLOSE_TIMEOUT_MS: Final = 2_000
+"""How long a client waits for one connection to end that it closes."""
 SEAL_TIMEOUT_MS: Final = 5_000
 """How long the placement driver waits for a range server to seal, or to say where it ends."""
 SYNC_TASKS_MAX: Final = 64
@@ -63,6 +65,24 @@ FETCH_WAIT_MS_MAX: Final = 60_000
 FETCH_POLL_MS: Final = 10
 """First pause before a server that does not wait for data is asked again; each doubles."""
 FETCH_POLL_MS_MAX: Final = 500
+
+# What a server may make a client keep, or do.
+ANSWER_BYTES_MAX: Final = 64 * MIB
+"""All frames that answer one call, unless it asked for more: half a million streams."""
+ANSWER_FRAME_BYTES: Final = KIB
+"""What each frame of an answer counts for beside its bytes, so that empty ones are not free."""
+UNASKED_FRAMES_MAX: Final = 16_384
+"""Frames in a row that no call waits for: requests, late answers, unknown ones."""
+UNASKED_BYTES_MAX: Final = 1024 * MIB
+"""The same in bytes: more than the late answers of all calls that one connection may have open."""
+UNSENT_BYTES_MAX: Final = 128 * MIB
+"""What may wait to be sent on one connection of a client before it accepts another call."""
+PING_ECHO_BYTES: Final = KIB
+"""Requests of a server with more to echo are refused while it reads slowly."""
+PING_UNSENT_BYTES_MAX: Final = 64 * KIB
+"""So much may wait to be sent on a connection of a client before it echoes large requests."""
+ANSWERS_UNSENT_BYTES_MAX: Final = MIB
+"""Answers to a server's requests that may wait to be sent before the connection is ended."""
 
 # Heartbeats.
 HEARTBEAT_INTERVAL_MS: Final = 3_000

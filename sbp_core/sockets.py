@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Sequence
@@ -42,6 +43,20 @@ class Receiving:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
 
 
+def is_own_address(connected: socket.socket) -> bool:
+    """Whether the peer of a TCP connection has a loopback address, or the address of this end.
+
+    A system that connects to one of its own addresses does so from the same one.
+    """
+    try:
+        peer, own = connected.getpeername()[0], connected.getsockname()[0]
+        address = ipaddress.ip_address(peer)
+    except (OSError, ValueError):  # it is lost already, or no IP socket
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return bool(peer == own or (mapped or address).is_loopback)
+
+
 class AsyncSocket:
     """The TCP socket of an asyncio transport, which goes on doing what it cannot do at once."""
 
@@ -50,6 +65,17 @@ class AsyncSocket:
         self._socket: socket.socket = transport.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._receiving = Receiving(self._socket)
+        self._taken_bytes = 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait until the system takes them."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the system took, of all that it did not take at once."""
+        return self._taken_bytes - self.unsent_bytes
 
     def expect(self, missing_bytes: int) -> None:
         """Wake up when as many octets came as are worth it; see `Receiving.expect`."""
@@ -84,5 +110,6 @@ class AsyncSocket:
             if sent < len(part):
                 left += len(part) - sent
                 self._transport.write(memoryview(part)[sent:] if sent else part)
+                self._taken_bytes += len(part) - sent
             sent = max(0, sent - len(part))
         return left

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import logging
+from typing import Final, cast
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting
@@ -14,6 +15,7 @@ from sbp_core.client.conversation import (
     Ticket,
     connect_failed,
     lost,
+    unread,
 )
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
@@ -22,9 +24,16 @@ from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.opcodes import Opcode
 
+_LOG: Final = logging.getLogger(__name__)
+
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """A connection to `endpoint` that is being made while the first calls are queued already."""
+    """A connection to `endpoint` that is being made while the first calls are queued already.
+
+    `_ended` is done as soon as there is no socket any longer, and never will be. A connection that
+    was just made is not cancelled but aborted: uvloop forgets `connection_lost` for one whose
+    `create_connection` is cancelled after `connection_made`.
+    """
 
     def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
         self._address = parse_endpoint(endpoint)
@@ -35,8 +44,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._socket: AsyncSocket | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
-        self._ended = asyncio.Event()
-        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._connecting = self._loop.create_task(self._connect())
 
     @property
     def is_usable(self) -> bool:
@@ -50,7 +61,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def start(self, call: Call, sink: Sink) -> Ticket:
         """Send a call, return its ticket. Raises SbpError when nothing was sent."""
-        ticket, buffers = self._conversation.start(call, sink)
+        ticket, buffers = self._conversation.start(call, sink, self._unsent_bytes)
         self._send(buffers)
         return ticket
 
@@ -79,14 +90,25 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._conversation.retire()
         self._close_if_finished()
 
-    async def close(self) -> None:
+    def abort(self, reason: object = "closed by this client") -> None:
         """End the connection; open calls fail. Octets not sent yet are dropped."""
-        self._connecting.cancel()
-        await asyncio.wait([self._connecting])
-        self._end(lost(self._conversation.endpoint, "closed by this client"))
+        self._end(lost(self._conversation.endpoint, reason))
         if self._transport is not None:
             self._transport.abort()
-            await self._ended.wait()
+        else:
+            self._connecting.cancel()
+
+    async def close(self) -> None:
+        """Abort the connection, and return when its socket is closed, or soon."""
+        self.abort()
+        waiting = {self._connecting, self._ended}
+        _, pending = await asyncio.wait(waiting, timeout=limits.CLOSE_TIMEOUT_MS / 1000)
+        if pending:
+            _LOG.warning(
+                "the connection to %s did not end within %d ms of its close; it is left alone",
+                self._conversation.endpoint,
+                limits.CLOSE_TIMEOUT_MS,
+            )
 
     # asyncio.BufferedProtocol.
 
@@ -106,7 +128,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what is open."""
         self._end(lost(self._conversation.endpoint, exc or "the server closed it"))
-        self._ended.set()
+        self._note_ended()
 
     def pause_writing(self) -> None:
         """Let `drain` wait."""
@@ -124,7 +146,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take in received octets."""
         if self._conversation.buffer_updated(nbytes):
-            self._send(self._conversation.receive())
+            self._send(self._conversation.receive(self._unsent_bytes))
             self._close_if_finished()
         if self._socket is not None:
             self._socket.expect(self._conversation.missing_bytes)
@@ -134,23 +156,67 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return False
 
     async def _connect(self) -> None:
-        endpoint = self._conversation.endpoint
         host, port = self._address
+        deadline = self._loop.call_later(self._connect_seconds, self._on_connect_timeout)
         try:
-            async with asyncio.timeout(self._connect_seconds):
-                await asyncio.get_running_loop().create_connection(lambda: self, host, port)
+            await self._loop.create_connection(lambda: self, host, port)
         except (OSError, UnicodeError) as failure:
-            self._end(connect_failed(endpoint, failure, self._connect_seconds))
+            self._fail_to_connect(failure)
+        except asyncio.CancelledError:  # from outside perhaps, with a connection just made
+            self._end(lost(self._conversation.endpoint, "the making of it was cancelled"))
+            self._transport = self._socket = None
+            raise
+        finally:
+            deadline.cancel()
+            if self._transport is None:
+                self._note_ended()
+
+    def _on_connect_timeout(self) -> None:
+        if self._transport is None:
+            self._fail_to_connect(TimeoutError())
+            self._connecting.cancel()
+
+    def _fail_to_connect(self, failure: Exception) -> None:
+        self._end(connect_failed(self._conversation.endpoint, failure, self._connect_seconds))
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return sum(map(len, self._queued)) if self._socket is None else self._socket.unsent_bytes
 
     def _send(self, buffers: list[Octets]) -> None:
+        if self._conversation.phase is Phase.CLOSED:
+            return
         if self._socket is None:
             self._queued += buffers
         elif buffers:
             self._socket.send(buffers)
+            if self._stall_timer is None and self._socket.unsent_bytes:
+                self._watch_for_stall(self._socket)
+
+    def _watch_for_stall(self, sending: AsyncSocket) -> None:
+        """Look later whether the server has read any of what waits to be sent."""
+        sent_bytes = sending.sent_bytes
+
+        def look() -> None:
+            self._stall_timer = None
+            if not sending.unsent_bytes or self._conversation.phase is Phase.CLOSED:
+                return
+            if sending.sent_bytes == sent_bytes:
+                self.abort(unread(sending.unsent_bytes))
+            else:
+                self._watch_for_stall(sending)
+
+        self._stall_timer = self._loop.call_later(limits.WRITE_STALL_MS / 1000, look)
 
     def _close_if_finished(self) -> None:
-        if self._conversation.is_finished and self._transport is not None:
-            self._transport.close()
+        if self._conversation.is_finished:
+            self.abort()  # what is not sent yet is of calls that nobody waits for
+
+    def _note_ended(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     def _end(self, error: SbpError) -> None:
         self._queued = []

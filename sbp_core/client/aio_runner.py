@@ -70,12 +70,17 @@ class AsyncPool:
         return connection, connection.start(call, sink)
 
     async def close(self) -> None:
-        """End all connections; calls that are open fail, new ones are refused."""
+        """End all connections; calls that are open fail, new ones are refused.
+
+        If this is cancelled they end nevertheless; another close waits for them.
+        """
         self._is_closed = True
-        connections = [*self._connections.values(), *self._retired]
+        self._retired |= {*self._connections.values()}
         self._connections.clear()
+        for connection in self._retired:
+            connection.abort()
+        await asyncio.gather(*(connection.close() for connection in self._retired))
         self._retired.clear()
-        await asyncio.gather(*(connection.close() for connection in connections))
 
     def _acquire(self, endpoint: str) -> AsyncConnection:
         if self._is_closed:

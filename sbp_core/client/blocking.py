@@ -389,7 +389,7 @@ class Client:
         try:
             yield from read_pieces(placed, piece_bytes)
         except READ_ERRORS as error:
-            _LOG.info("stream %d is read through its server: %s", placed.stream_id, error)
+            _LOG.debug("stream %d is read through its server: %s", placed.stream_id, error)
             if self._context.maybe_local is not None:
                 self._context.maybe_local.on_failure(placed.endpoint, time.monotonic() * 1000)
 

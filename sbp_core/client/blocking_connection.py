@@ -7,6 +7,7 @@ import itertools
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from typing import Final
 
@@ -19,17 +20,17 @@ from sbp_core.client.conversation import (
     Ticket,
     connect_failed,
     lost,
+    unread,
 )
 from sbp_core.client.endpoint import parse_endpoint
 from sbp_core.client.program import Call
 from sbp_core.errors import SbpError
-from sbp_core.sockets import Receiving
+from sbp_core.sockets import Receiving, is_own_address
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.opcodes import Opcode
 
 _BUFFERS_PER_SEND: Final = 512
 """Below every system's IOV_MAX."""
-_CLOSE_SECONDS: Final = 2.0
 
 
 class BlockingConnection:
@@ -47,6 +48,11 @@ class BlockingConnection:
         self._outgoing: deque[memoryview] = deque(
             memoryview(each) for each in self._conversation.greeting()
         )
+        self._unsent_bytes = sum(map(len, self._outgoing))
+        self._progress_at = 0.0
+        """When the system last took something, or had taken all."""
+        self.is_on_this_machine = False
+        """Whether the server is, by the address that the connection was made to."""
         self._socket: socket.socket | None = None
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -66,10 +72,15 @@ class BlockingConnection:
         """Whether its calls have ended and its socket is closed or closing."""
         return self._conversation.phase is Phase.CLOSED
 
+    @property
+    def maybe_cluster_id(self) -> str | None:
+        """The cluster that the server says it is of, once it has answered the greeting."""
+        return self._conversation.maybe_cluster_id
+
     def start(self, call: Call, sink: Sink) -> Ticket:
         """Send a call, return its ticket. Raises SbpError when nothing was sent."""
         with self._lock:
-            ticket, buffers = self._conversation.start(call, sink)
+            ticket, buffers = self._conversation.start(call, sink, self._unsent_bytes)
             self._send(buffers)
             return ticket
 
@@ -98,13 +109,16 @@ class BlockingConnection:
             self._is_closing = True
             self._wake()
         if threading.current_thread() is not self._thread:
-            self._thread.join(_CLOSE_SECONDS)
+            self._thread.join(limits.CLOSE_TIMEOUT_MS / 1000)
 
     # With the lock held.
 
     def _send(self, buffers: list[Octets]) -> None:
         was_empty = not self._outgoing
         self._outgoing.extend(memoryview(each) for each in buffers if len(each))
+        self._unsent_bytes += sum(map(len, buffers))
+        if was_empty:
+            self._progress_at = time.monotonic()
         if self._socket is None or not was_empty:
             return
         try:
@@ -123,6 +137,8 @@ class BlockingConnection:
                 sent = connected.sendmsg(batch)
             except BlockingIOError:
                 return
+            self._unsent_bytes -= sent
+            self._progress_at = time.monotonic()
             while sent and sent >= len(self._outgoing[0]):
                 sent -= len(self._outgoing.popleft())
             if sent:
@@ -153,6 +169,7 @@ class BlockingConnection:
             with self._lock:
                 self._socket = None
                 self._outgoing.clear()
+                self._unsent_bytes = 0
                 self._conversation.end(error)
                 for each in (connected, self._waker, self._woken):
                     if each is not None:
@@ -166,6 +183,7 @@ class BlockingConnection:
             endpoint = self._conversation.endpoint
             raise connect_failed(endpoint, failure, self._connect_seconds) from failure
         connected.setblocking(False)
+        self.is_on_this_machine = is_own_address(connected)
         return connected
 
     def _serve(self, connected: socket.socket) -> None:
@@ -174,6 +192,7 @@ class BlockingConnection:
             self._socket = connected
             if self._conversation.phase is Phase.CONNECTING:
                 self._conversation.phase = Phase.OPEN
+            self._progress_at = time.monotonic()
             self._flush(connected)
         with selectors.PollSelector() as selector:  # no kernel state that a fork would share
             selector.register(self._woken, selectors.EVENT_READ)
@@ -184,14 +203,22 @@ class BlockingConnection:
                 if self._outgoing:
                     interest |= selectors.EVENT_WRITE
                 selector.modify(connected, interest)
-                for key, _ in selector.select():
+                for key, _ in selector.select(self._maybe_stall_seconds()):
                     if key.fileobj is self._woken:
                         self._woken.recv(limits.KIB)
                 if self._outgoing:
                     with self._lock:
                         self._flush(connected)
+                if self._maybe_stall_seconds() == 0:
+                    raise lost(self._conversation.endpoint, unread(self._unsent_bytes))
                 self._receive(connected)
                 receiving.expect(self._conversation.missing_bytes)
+
+    def _maybe_stall_seconds(self) -> float | None:
+        """Return for how long the server may go on reading nothing, None if it need not read."""
+        if not self._outgoing:
+            return None
+        return max(0.0, self._progress_at + limits.WRITE_STALL_MS / 1000 - time.monotonic())
 
     def _receive(self, connected: socket.socket) -> None:
         try:
@@ -203,5 +230,5 @@ class BlockingConnection:
         if not self._conversation.buffer_updated(count):
             return
         with self._lock:
-            self._send(self._conversation.receive())
+            self._send(self._conversation.receive(self._unsent_bytes))
             self._is_closing = self._is_closing or self._conversation.is_finished

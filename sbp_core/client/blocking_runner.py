@@ -15,7 +15,7 @@ from sbp_core import limits
 from sbp_core.client.blocking_connection import BlockingConnection
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.conversation import Ticket
-from sbp_core.client.local_log import READ_ERRORS, PlacedBatches, read_placed
+from sbp_core.client.local_log import READ_ERRORS, PlacedBatches, Whereabouts, read_placed
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -23,6 +23,7 @@ from sbp_core.client.program import (
     Effect,
     Emit,
     Inbox,
+    Locate,
     Now,
     Program,
     ReadPlaces,
@@ -72,6 +73,12 @@ class ConnectionPool:
                 raise
         connection = self._acquire(call.endpoint)
         return connection, connection.start(call, sink)
+
+    def maybe_cluster_id(self, endpoint: str) -> str | None:
+        """Return the cluster that a server named on its connection, None if there is none."""
+        with self._lock:
+            connection = self._connections.get(endpoint)
+        return None if connection is None else connection.maybe_cluster_id
 
     def close(self) -> None:
         """End all connections; calls that are open fail, new ones are refused."""
@@ -166,6 +173,8 @@ class BlockingRunner:
             self._abandon(effect.number)
         if isinstance(effect, ReadPlaces):
             return _maybe_read(effect.placed)
+        if isinstance(effect, Locate):
+            return self._locate(effect)
         return None
 
     def _start(self, call: Call) -> int:
@@ -203,6 +212,11 @@ class BlockingRunner:
             except queue.Empty:
                 continue
 
+    def _locate(self, wanted: Locate) -> Whereabouts:
+        connection, _, _ = self._tickets[wanted.number]
+        cluster_id = self._pool.maybe_cluster_id(wanted.driver)
+        return Whereabouts(connection.is_on_this_machine, cluster_id)
+
     def _abandon(self, number: int) -> None:
         self._inbox.abandon(number)
         if number in self._tickets:
@@ -221,5 +235,5 @@ def _maybe_read(placed: PlacedBatches) -> memoryview | None:
     try:
         return read_placed(placed)
     except READ_ERRORS as error:
-        _LOG.info("stream %d is read through its server: %s", placed.stream_id, error)
+        _LOG.debug("stream %d is read through its server: %s", placed.stream_id, error)
         return None

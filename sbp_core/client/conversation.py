@@ -15,14 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.client.program import Call
+from sbp_core.client.unasked import AnswerBytes, Unasked
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
     DeadlineExceededError,
     HeaderError,
+    NotLeaderError,
+    Outcome,
+    ProtocolError,
     SbpError,
     StatusCode,
+    ThrottledError,
     UnsupportedError,
 )
 from sbp_core.session.connection import Connection
@@ -44,9 +50,11 @@ from sbp_core.wire.headers import (
     HeartbeatRequest,
     HeartbeatResponse,
     decode_header,
+    decode_system_error,
     encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
 
 Sink = Callable[[Frame | SbpError], None]
 
@@ -73,6 +81,7 @@ class Ticket:
     """A call that somebody waits for; it has no id while it is held."""
 
     sink: Sink
+    left: AnswerBytes
     call_id: int | None = None
 
 
@@ -85,10 +94,13 @@ class Conversation:
     def __init__(self, endpoint: str, client_id: str, wishes: Wishes) -> None:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
+        self.maybe_cluster_id: str | None = None
+        """The cluster that the server says it is of, once the greeting is answered."""
         self._client_id = client_id
         self._offer = offer(wishes)
         self._greeting_id = 0
         self._session = Connection()
+        self._unasked = Unasked()
         self._maybe_dialect: Dialect | None = None
         self._held: dict[Ticket, Call] = {}
         self._tickets: dict[int, Ticket] = {}
@@ -123,14 +135,21 @@ class Conversation:
         )
         return buffers
 
-    def start(self, call: Call, sink: Sink) -> tuple[Ticket, list[Octets]]:
+    def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Octets]]:
         """Open a call; return its ticket and the octets to send, none while it is held.
 
-        Raises SbpError when it cannot be sent; is_usable tells whether the connection is to blame.
+        `unsent_bytes` wait to be sent already. Raises SbpError when the call cannot be sent;
+        is_usable tells whether the connection is to blame.
         """
-        if isinstance(self._reason, ConnectError):
-            raise self._reason
-        ticket = Ticket(sink)
+        if self._reason is not None:
+            raise not_sent(self.endpoint, self._reason)
+        if unsent_bytes > limits.UNSENT_BYTES_MAX:
+            raise ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"{unsent_bytes} bytes wait to be sent to {self.endpoint}, which does not read"
+                f" them; at most {limits.UNSENT_BYTES_MAX} are kept",
+            )
+        ticket = Ticket(sink, AnswerBytes(call.answer_bytes_max))
         is_early = self._maybe_dialect is None and self._session.state is ConnectionState.OPEN
         if is_early and (call.feature is not None or depends_on_dialect(call.opcode)):
             self._held[ticket] = call
@@ -170,27 +189,44 @@ class Conversation:
 
         Needs no lock, as long as one thread calls it, `get_buffer` and `receive`.
         """
+        self._unasked.on_received(count)
         return self._session.buffer_updated(count)
 
-    def receive(self) -> list[Octets]:
-        """Give the frames that are complete to who waits; return the octets to send back."""
+    def receive(self, unsent_bytes: int = 0) -> list[Octets]:
+        """Give the frames that are complete to who waits; return the octets to send back.
+
+        `unsent_bytes` wait to be sent already: a server that asks without reading, or sends without
+        being asked, ends the connection.
+        """
         outgoing: list[Octets] = []
-        for event in self._session.events():
-            outgoing += self._on_event(event)
+        if not unsent_bytes:
+            self._unasked.on_sent()
+        try:
+            for event in self._session.events():
+                buffers = self._on_event(event, unsent_bytes)
+                unsent_bytes += sum(map(len, buffers))
+                outgoing += buffers
+            self._unasked.check_received(self._session.seen_frame_count)
+        except ProtocolError as error:
+            self.end(lost(self.endpoint, error))
+            return []
         return outgoing
 
     def end(self, error: SbpError) -> None:
-        """The connection is over: every open call gets `error`."""
+        """The connection is over: every open call gets `error`; one that is held was never sent."""
         self.phase = Phase.CLOSED
         self._reason = self._reason or error
         self._session.close()
-        tickets = [*self._tickets.values(), *self._held]
+        tickets, held = [*self._tickets.values()], [*self._held]
         self._tickets, self._held = {}, {}
         for ticket in tickets:
             ticket.sink(error)
+        for ticket in held:
+            ticket.sink(not_sent(self.endpoint, error))
 
     def _send(self, ticket: Ticket, call: Call) -> list[Octets]:
-        if call.feature is not None and not self.agreement.has(call.feature):
+        is_answered = self._maybe_dialect is not None  # otherwise the session says what is wrong
+        if is_answered and call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
                 f"the server at {self.endpoint} does not know {_WITHOUT[call.feature]}",
@@ -201,7 +237,7 @@ class Conversation:
         self._tickets[ticket.call_id] = ticket
         return buffers
 
-    def _on_event(self, event: Event) -> list[Octets]:
+    def _on_event(self, event: Event, unsent_bytes: int) -> list[Octets]:
         if isinstance(event, ResponseReceived):
             return self._on_response(event)
         if isinstance(event, CallFailed):
@@ -209,9 +245,9 @@ class Conversation:
             if ticket is not None:
                 ticket.sink(event.error)
         elif isinstance(event, RequestReceived):
-            return self._answer(event.frame)
+            return self._counted(self._answer(event.frame, unsent_bytes))
         elif isinstance(event, RequestRefused):
-            return self._session.send_system_error(event.frame, event.error)
+            return self._counted(self._session.send_system_error(event.frame, event.error))
         elif isinstance(event, ConnectionBroken):
             self.end(lost(self.endpoint, str(event.error)))
         return []
@@ -220,23 +256,40 @@ class Conversation:
         if event.call_id == self._greeting_id:
             return self._on_greeted(event.frame)
         ticket = self._tickets.get(event.call_id)
+        if ticket is None:
+            return []
+        self._unasked.on_awaited(self._session.seen_frame_count)
+        error = ticket.left.take(event.frame)
+        if error is not None:
+            del self._tickets[event.call_id]
+            error.outcome = Outcome.UNKNOWN
+            ticket.sink(error)
+            raise error
         if event.is_end:
-            self._tickets.pop(event.call_id, None)
-        if ticket is not None:
-            ticket.sink(event.frame)
+            del self._tickets[event.call_id]
+        ticket.sink(event.frame)
         return []
 
     def _on_greeted(self, frame: Frame) -> list[Octets]:
         """Adopt the server's dialect and what it accepts; return the octets of what was held.
 
-        One that does not even know HEARTBEAT is taken to speak as the specification does.
+        One that does not even know HEARTBEAT is taken to speak as the specification does. One that
+        cannot answer it now has declined nothing: the connection is as good as lost.
         """
-        self._maybe_dialect = Dialect.SPECIFICATION
-        if not frame.is_system_error:
-            with contextlib.suppress(HeaderError):
+        answer = HeartbeatResponse()
+        with contextlib.suppress(HeaderError):
+            if frame.is_system_error:
+                answer = HeartbeatResponse(status=decode_system_error(frame.header).status)
+            else:
                 answer = decode_header(HeartbeatResponse, frame.header)
-                self._maybe_dialect = dialect_of(answer.status)
-                self._session.adopt(settle(self._offer, answer.features), is_client=True)
+        failure = maybe_error(answer.status)
+        if failure is not None and failure.retriable and not isinstance(failure, NotLeaderError):
+            self.end(lost(self.endpoint, f"it did not take up the conversation: {failure}"))
+            return []
+        self._unasked.on_awaited(self._session.seen_frame_count)
+        self._maybe_dialect = dialect_of(answer.status)
+        self.maybe_cluster_id = answer.cluster_id
+        self._session.adopt(settle(self._offer, answer.features), is_client=True)
         held, self._held = self._held, {}
         outgoing: list[Octets] = []
         for ticket, call in held.items():
@@ -246,8 +299,15 @@ class Conversation:
                 ticket.sink(error)
         return outgoing
 
-    def _answer(self, request: Frame) -> list[Octets]:
+    def _counted(self, answer: list[Octets]) -> list[Octets]:
+        self._unasked.on_answer(sum(map(len, answer)))
+        return answer
+
+    def _answer(self, request: Frame, unsent_bytes: int) -> list[Octets]:
         """Answer what a server may ask its client: PING with its echo, HEARTBEAT in kind."""
+        refusal = self._unasked.maybe_refusal(request, unsent_bytes)
+        if refusal is not None:
+            return self._session.send_system_error(request, refusal)
         if request.opcode == Opcode.PING:
             return self._session.send_response(request, request.header, [request.payload])
         if request.opcode == Opcode.HEARTBEAT:
@@ -270,6 +330,21 @@ def connect_failed(endpoint: str, failure: Exception, connect_seconds: float) ->
     return ConnectError(f"cannot connect to {endpoint}: {reason}")
 
 
+def not_sent(endpoint: str, reason: SbpError) -> ConnectError:
+    """Return the error of a call on a connection that ended before, for this reason."""
+    if isinstance(reason, ConnectError):
+        return reason
+    return ConnectError(f"nothing was sent to {endpoint}: {reason}")
+
+
 def lost(endpoint: str, reason: object) -> ConnectionLostError:
     """Return the error of a connection that ended while calls were open."""
     return ConnectionLostError(f"the connection to {endpoint} ended: {reason}")
+
+
+def unread(unsent_bytes: int) -> str:
+    """Return why a connection is ended on which the server reads nothing."""
+    return (
+        f"the server has read nothing for {limits.WRITE_STALL_MS} ms, and {unsent_bytes} bytes wait"
+        " to be sent"
+    )

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from sbp_core import limits
 from sbp_core.client.calls import Attempts, Context, unanswered
 from sbp_core.client.fetch_answer import Found, Question, read_answer
-from sbp_core.client.local_log import PlacedBatches
+from sbp_core.client.local_log import PlacedBatches, Whereabouts
 from sbp_core.client.placement import chunks, locate, no_server, revalidate, stream_bounds
 from sbp_core.client.program import (
     Abandon,
     Arrival,
     Call,
     Emit,
+    Locate,
     Now,
     Program,
     ReadPlaces,
@@ -210,7 +211,7 @@ class _Fetch:
             elif answer.is_hasty and is_serving:
                 self._wait(task, now_ms)  # the frame may have had no room for this one
             elif answer.placed is not None:
-                yield from self._read_placed(task, answer, answer.placed)
+                yield from self._read_placed(task, answer, answer.placed, arrival.number)
             elif not answer.payload and _may_go_on(task, answer.next_offset, now_ms):
                 empty.append((task, answer))
             else:
@@ -223,16 +224,24 @@ class _Fetch:
         if empty:
             yield from self._follow(empty, now_ms)
 
-    def _read_placed(self, task: _Task, answer: Found, placed: PlacedBatches) -> Program[None]:
+    def _read_placed(
+        self, task: _Task, answer: Found, told: PlacedBatches, number: int
+    ) -> Program[None]:
         """Answer a task with what is on this machine's disk, or let the server do it.
 
         There may be more than the task asks for.
         """
+        local = self._context.maybe_local
+        assert local is not None, "places are asked for by those that read them"
+        driver = self._context.drivers.endpoint
+        whereabouts: Whereabouts = yield Locate(number, driver)
+        placed = local.maybe_admitted(told, whereabouts)
+        if placed is None:
+            yield from self._read_through(task, told)
+            return
         if self._leaves_placed:
             yield Emit(replace(_outcome(task, answer), maybe_placed=placed))
             return
-        if task.offset == LATEST:
-            task.offset = placed.start_offset  # not the tail of later, if it is asked again
         first = placed.up_to(min(task.item.max_bytes, limits.BATCH_BYTES_MAX))
         payload: memoryview | None = yield ReadPlaces(first)
         if payload is not None:
@@ -240,7 +249,13 @@ class _Fetch:
             next_offset = answer.next_offset if is_all else first.end_offset
             yield Emit(_outcome(task, replace(answer, payload=payload, next_offset=next_offset)))
             return
+        yield from self._read_through(task, placed)
+
+    def _read_through(self, task: _Task, placed: PlacedBatches) -> Program[None]:
+        """Let the server of placed batches send them itself, and what follows for a while."""
         now_ms: float = yield Now()
+        if task.offset == LATEST:
+            task.offset = placed.start_offset  # not the tail of later
         if self._context.maybe_local is not None:
             self._context.maybe_local.on_failure(placed.endpoint, now_ms)
         self._wait(task, now_ms)

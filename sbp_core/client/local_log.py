@@ -4,11 +4,18 @@ A server that is asked by a reader on its own machine says where large batches a
 there is what the server would have read: each batch has a checksum, which covers its stream and
 its place as well, and the log is that server's, as its folder holds the instance that the answer
 names.
+
+A server could name the log of somebody else. So a folder is opened only if the connection goes to
+this machine, if the file `instance` in it names the cluster whose placement driver the client
+asks, and if it is the first folder that this server named. No link is followed on the way, and
+nothing but regular files is opened. Where any of that fails the server sends the batches.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,10 +30,12 @@ from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError, RecordBatchError
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
 from sbp_core.log.files import (
+    INSTANCE_BYTES_MAX,
     INSTANCE_NAME,
     SEGMENT_HEADER_BYTES,
     decode_segment_header,
-    segment_path,
+    encode_instance,
+    segment_name,
 )
 from sbp_core.records import write_base_offset
 from sbp_core.wire.headers import BatchPlace
@@ -34,8 +43,11 @@ from sbp_core.wire.headers import BatchPlace
 CAN_READ: Final = hasattr(os, "preadv")
 """Whether this system has what it takes."""
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if CAN_READ else 0
-"""No file that is none keeps who opens it waiting."""
-_INSTANCE_BYTES_MAX: Final = 64
+"""A FIFO does not keep the client waiting that opens it, and finds out what it is."""
+_SEARCH: Final = getattr(os, "O_PATH", os.O_RDONLY)
+"""Folders need not be readable for their files to be, where the system can tell."""
+_FOLDER_FLAGS: Final = _SEARCH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY if CAN_READ else 0
+_LOG: Final = logging.getLogger(__name__)
 _PREFIX_BYTES_MAX: Final = 255
 """Of what was staged, the id in front of the batch."""
 _FILE_OF: Final = attrgetter("segment", "generation")
@@ -54,6 +66,8 @@ class PlacedBatches:
     stream_id: int
     range_index: int
     places: tuple[BatchPlace, ...]
+    cluster_id: str = ""
+    """What the log must be of: the client's cluster, "" before that is known."""
 
     @property
     def length_bytes(self) -> int:
@@ -75,12 +89,54 @@ class PlacedBatches:
         return replace(self, places=next(_pieces(self.places, bytes_max)))
 
 
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What the client knows of a server by itself, not by what that says of itself.
+
+    `is_on_this_machine`: by the address that the connection goes to. `maybe_cluster_id`: that of
+    the placement driver which named the server.
+    """
+
+    is_on_this_machine: bool
+    maybe_cluster_id: str | None
+
+
 class LocalReads:
-    """Which servers are asked for places: those whose files could be read, as far as is known."""
+    """Which servers are asked for places, and which places are read.
+
+    Asked are those whose files could be read so far. Threads may share it.
+    """
 
     def __init__(self, pause_ms: float) -> None:
         self._pause_ms = pause_ms
         self._off_until_ms: dict[str, float] = {}
+        self._directories: dict[tuple[str, str], str] = {}
+        """By server and cluster: the folder that it named first."""
+
+    def maybe_admitted(
+        self, placed: PlacedBatches, whereabouts: Whereabouts
+    ) -> PlacedBatches | None:
+        """Return the batches with the cluster that their log must be of, None to open nothing."""
+        cluster_id = whereabouts.maybe_cluster_id
+        reason = None
+        if not whereabouts.is_on_this_machine:
+            reason = "it is not on this machine, by the address of the connection"
+        elif not cluster_id:
+            reason = "its placement driver names no cluster"
+        else:
+            key = placed.endpoint, cluster_id
+            known = self._directories.setdefault(key, placed.directory)
+            if known != placed.directory:
+                reason = f"it named {known!r:.200} before"
+        if reason is None:
+            return replace(placed, cluster_id=cluster_id or "")
+        _LOG.debug(
+            "the log %.200r that the server at %s names is not opened: %s",
+            placed.directory,
+            placed.endpoint,
+            reason,
+        )
+        return None
 
     def takes_places(self, endpoint: str, now_ms: float) -> bool:
         """Whether places will do in the answer of a server."""
@@ -120,20 +176,27 @@ def read_pieces(placed: PlacedBatches, piece_bytes: int) -> Iterator[PlacedPiece
     A segment is open while those in it are drawn. Raises as `read_placed` does, behind what is
     well.
     """
-    directory = Path(placed.directory)
     if not placed.instance.isalnum() or not placed.instance.isascii():
         raise LogError(f"the server told of {placed.instance!r:.100} as what its log is")
-    if not directory.is_absolute() or "\0" in placed.directory:
+    if not Path(placed.directory).is_absolute() or "\0" in placed.directory:
         raise LogError(f"the server told of a log in {placed.directory!r:.100}")
     if not all(map(_is_possible, placed.places)):
         raise LogError("the server told of places that no batches can be at")
-    with _opened(directory / INSTANCE_NAME) as descriptor:
-        instance = os.read(descriptor, _INSTANCE_BYTES_MAX)
-    if instance != placed.instance.encode():
-        raise LogError(f"{directory} is the log of another server, or of an earlier start of it")
+    with _opened_folder(Path(placed.directory)) as folder:
+        yield from _read_in_folder(folder, placed, piece_bytes)
+
+
+def _read_in_folder(folder: int, placed: PlacedBatches, piece_bytes: int) -> Iterator[PlacedPiece]:
+    with _opened(INSTANCE_NAME, folder) as descriptor:
+        found = os.read(descriptor, INSTANCE_BYTES_MAX)
+    if found != encode_instance(placed.instance, placed.cluster_id):
+        raise LogError(
+            f"{placed.directory} is the log of another server or cluster, or of another start of"
+            " the server"
+        )
     range_key = placed.stream_id, placed.range_index
     for (segment, generation), places in groupby(placed.places, _FILE_OF):
-        with _opened(segment_path(directory, segment)) as descriptor:
+        with _opened(segment_name(segment), folder) as descriptor:
             _check_segment(descriptor, segment, generation)
             for piece in _pieces(places, piece_bytes):
                 payload = _read_piece(descriptor, range_key, piece)
@@ -165,10 +228,26 @@ def _is_possible(place: BatchPlace) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open a file while the body runs. Raises OSError."""
-    descriptor = os.open(path, _FLAGS)
+def _opened_folder(path: Path) -> Iterator[int]:
+    """Open a folder while the body runs, without following a link. Raises OSError."""
+    descriptor = os.open(path.anchor, _FOLDER_FLAGS)
     try:
+        for name in path.parts[1:]:
+            inner = os.open(name, _FOLDER_FLAGS, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened(name: str, folder: int) -> Iterator[int]:
+    """Open a regular file in a folder while the body runs. Raises OSError, LogError."""
+    descriptor = os.open(name, _FLAGS, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LogError(f"{name} in the folder that the server told of is no regular file")
         yield descriptor
     finally:
         os.close(descriptor)

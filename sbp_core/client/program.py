@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from sbp_core import limits
 from sbp_core.client.local_log import PlacedBatches
 from sbp_core.errors import SbpError
 from sbp_core.session.negotiation import FeatureName
@@ -26,7 +27,8 @@ T = TypeVar("T")
 class Call(Struct, frozen=True):
     """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
 
-    One that needs a `feature` is sent only where that was agreed on.
+    One that needs a `feature` is sent only where that was agreed on. An answer that is longer than
+    `answer_bytes_max` ends the call and the connection.
     """
 
     endpoint: str
@@ -35,6 +37,7 @@ class Call(Struct, frozen=True):
     timeout_ms: float
     payload: tuple[Octets, ...] = ()
     feature: FeatureName | None = None
+    answer_bytes_max: int = limits.ANSWER_BYTES_MAX
 
 
 class Start(Struct, frozen=True):
@@ -72,7 +75,15 @@ class ReadPlaces(Struct, frozen=True):
     placed: PlacedBatches
 
 
-Effect = Start | Receive | Abandon | Now | Emit | ReadPlaces
+class Locate(Struct, frozen=True):
+    """Result: the Whereabouts of the server of call `number`, in the cluster of `driver`."""
+
+    number: int
+    driver: str
+
+
+Effect = Start | Receive | Abandon | Now | Emit | ReadPlaces | Locate
+"""`Locate` and `ReadPlaces` are for programs whose context has LocalReads (blocking client)."""
 Program = Generator[Effect, Any, T]
 
 

@@ -44,7 +44,8 @@ _NAME: Final = re.compile(r"([0-9]{20})\.log", re.ASCII)
 
 SEGMENT_HEADER_BYTES: Final = _OWN_END + _CRC.size
 INSTANCE_NAME: Final = "instance"
-"""The file that says which start of which server a log is open in, to tell it from others."""
+"""The file that says which start of which server a log is open in, and of which cluster."""
+INSTANCE_BYTES_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,19 @@ class SegmentHeader:
     end: int = 0
 
 
+def encode_instance(instance: str, cluster_id: str) -> bytes:
+    """Return what the file INSTANCE_NAME holds; earlier versions wrote the instance alone."""
+    return f"{instance} {cluster_id}\n".encode()
+
+
+def segment_name(base: int) -> str:
+    """Return the file name of the segment that starts at position `base`."""
+    return f"{base:020d}.log"
+
+
 def segment_path(directory: Path, base: int) -> Path:
     """Return the path of the segment that starts at position `base`."""
-    return directory / f"{base:020d}.log"
+    return directory / segment_name(base)
 
 
 def maybe_segment_base(name: str) -> int | None:

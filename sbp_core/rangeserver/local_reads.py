@@ -3,7 +3,8 @@
 Who may open the files of the log, as a process of the same user may, can read it without the
 server, which then copies and checks nothing. So a FETCH that says that places will do, and that
 comes from this machine, is answered with these. Whether it is the same file system, too, the
-reader finds out: the log's folder holds a file with the server's instance, which the answer names.
+reader finds out: the log's folder holds a file with the server's instance, which the answer names,
+and with the cluster, which the reader knows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.log.disk import Disk, describe_os_error, write_file
-from sbp_core.log.files import INSTANCE_NAME
+from sbp_core.log.files import INSTANCE_NAME, encode_instance
 from sbp_core.log.rows import Slot
 from sbp_core.rangeserver.fetch_items import Answer, response_of
 from sbp_core.server.dispatch import ServerCall
@@ -28,15 +28,50 @@ from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class LocalReads:
-    """The log of this start of the server, for those who can open its files."""
+    """The log of this start of the server, for readers that can open its files.
 
-    directory: Path
-    instance: str
+    There are none before `publish`.
+    """
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._instance = uuid.uuid4().hex
+        self._maybe_path: str | None = None
+
+    def publish(self, cluster_id: str | None) -> None:
+        """Let readers know the log, which is of this cluster.
+
+        Where that cannot be written, or the directory be told, or the cluster has no id, readers
+        are served like all others.
+        """
+        path = self._directory / INSTANCE_NAME
+        if cluster_id is None:
+            _LOG.debug("readers on this machine go through the server: the cluster has no id")
+            return
+        try:
+            directory = str(self._directory.resolve())
+            directory.encode()
+            content = encode_instance(self._instance, cluster_id)
+            write_file(self._disk, path, [content], is_durable=False)
+        except UnicodeEncodeError:
+            _LOG.warning(
+                "readers on this machine go through the server: %r is no text", self._directory
+            )
+        except OSError as error:
+            _LOG.warning(
+                "readers on this machine go through the server: writing %s failed: %s",
+                path,
+                describe_os_error(error),
+            )
+        else:
+            self._maybe_path = directory
 
     def may_serve(self, call: ServerCall, request: FetchRequest) -> bool:
         """Whether places will do for who asks."""
+        if self._maybe_path is None:
+            return False
         if call.agreement.isolation:  # it takes turns with other classes, which files do not
             return False
         return request.takes_places and call.is_from_this_host and not call.is_one_frame
@@ -51,8 +86,8 @@ class LocalReads:
         return replace(
             response,
             fetch_responses=tuple(results),
-            log_directory=str(self.directory),
-            log_instance=self.instance,
+            log_directory=self._maybe_path,
+            log_instance=self._instance,
         )
 
 
@@ -61,31 +96,6 @@ def are_worth_places(answers: Sequence[Answer]) -> bool:
     slots = [slot for answer in answers for slot in answer.slots]
     batch_bytes = sum([slot.body_length for slot in slots])
     return batch_bytes >= max(1, len(slots) * limits.LOCAL_READ_BATCH_BYTES_MIN)
-
-
-def maybe_local_reads(disk: Disk, directory: Path) -> LocalReads | None:
-    """Let readers of the log in `directory` know this start of the server.
-
-    None where that cannot be written, or the directory be told: then they are served like all
-    others.
-    """
-    try:
-        str(directory.absolute()).encode()
-    except UnicodeEncodeError:
-        _LOG.warning("readers on this machine go through the server: %r is no text", directory)
-        return None
-    local_reads = LocalReads(directory.absolute(), uuid.uuid4().hex)
-    path = directory / INSTANCE_NAME
-    try:
-        write_file(disk, path, [local_reads.instance.encode("ascii")], is_durable=False)
-    except OSError as error:
-        _LOG.warning(
-            "readers on this machine go through the server: writing %s failed: %s",
-            path,
-            describe_os_error(error),
-        )
-        return None
-    return local_reads
 
 
 def _place(slot: Slot) -> BatchPlace:

@@ -24,7 +24,7 @@ from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
 from sbp_core.rangeserver.in_flight import InFlight
-from sbp_core.rangeserver.local_reads import maybe_local_reads
+from sbp_core.rangeserver.local_reads import LocalReads
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.offset_lookup import LookupHandler
@@ -124,6 +124,9 @@ class RangeServer:
         )
         in_flight = InFlight()
         stagings = Stagings(log.staged, in_flight)
+        local_reads = None
+        if settings.local_reads:
+            local_reads = LocalReads(self._disk, settings.data_dir / "log")
         self._end_txn = end_txn = EndTxnHandler(host, stagings, committer)
         self._listener = Listener(
             {
@@ -138,7 +141,7 @@ class RangeServer:
                     check_driver=membership.check_driver,
                 ),
                 Opcode.END_TXN: membership.only_for_driver(end_txn),
-                **await self._reading(host, log),
+                **self._reading(host, log, local_reads),
                 **RangeOperations(host, membership).handlers(),
             },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
@@ -151,6 +154,10 @@ class RangeServer:
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)
+        if local_reads is not None:
+            await asyncio.get_running_loop().run_in_executor(
+                self._readers, local_reads.publish, membership.maybe_cluster_id
+            )
         self._housekeeping = Housekeeping(
             host,
             log,
@@ -166,13 +173,10 @@ class RangeServer:
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
 
-    async def _reading(self, host: RangeHost, log: Log) -> Mapping[Opcode, Handler]:
+    def _reading(
+        self, host: RangeHost, log: Log, local_reads: LocalReads | None
+    ) -> Mapping[Opcode, Handler]:
         """Return the handlers of what only reads the log."""
-        local_reads = None
-        if self._settings.local_reads:
-            local_reads = await asyncio.get_running_loop().run_in_executor(
-                self._readers, maybe_local_reads, self._disk, self._settings.data_dir / "log"
-            )
         fetch = FetchHandler(
             host,
             log,

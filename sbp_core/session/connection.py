@@ -107,6 +107,11 @@ class Connection:
         return self._decoder.frame_count
 
     @property
+    def seen_frame_count(self) -> int:
+        """Frames that the peer sent, with those that were skipped, or are being skipped."""
+        return self._decoder.frame_count + self._decoder.discarded_count
+
+    @property
     def is_mid_frame(self) -> bool:
         """Whether the octets that `events` left are the beginning of a frame."""
         return self._decoder.is_mid_frame

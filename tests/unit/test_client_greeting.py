@@ -8,9 +8,10 @@ from sbp_core.client import Wishes
 from sbp_core.client.conversation import Conversation, Phase, lost
 from sbp_core.client.program import Call
 from sbp_core.errors import (
-    ConnectionLostError,
+    ConnectError,
     DeadlineExceededError,
     InvalidRequestError,
+    Outcome,
     ShuttingDownError,
     StatusCode,
 )
@@ -128,7 +129,8 @@ def test_held_calls_end_with_the_connection(duet) -> None:
     got: list = []
     duet.client.start(DESCRIBE, got.append)
     duet.client.end(lost("h:1", "gone"))
-    assert [type(each) for each in got] == [ConnectionLostError]
+    assert [type(each) for each in got] == [ConnectError]
+    assert got[0].outcome is Outcome.NOT_APPLIED
     assert duet.client.is_finished
 
 

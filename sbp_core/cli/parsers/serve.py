@@ -15,7 +15,8 @@ def add_serve(add_parser: AddParser) -> None:
         "serve",
         help="run a placement driver and range servers",
         description="Run a placement driver and range servers, durable in one folder, until"
-        " SIGTERM or Ctrl-C; SIGHUP is logged and changes nothing. Options win over the configuration file, and that over the defaults.",
+        " SIGTERM or Ctrl-C; SIGHUP is logged and changes nothing. Options win over the"
+        " configuration file, and that over the defaults.",
     )
     add = serve.add_argument
     add("--data-dir", type=parse_path, metavar="DIR", help="folder of all data (default: sbp-data)")

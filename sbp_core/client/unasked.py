@@ -1,0 +1,87 @@
+"""What a server may send that no call waits for, and what it may make a client send. Pure.
+
+A client answers PING and HEARTBEAT, drops late answers, and skips frames that it does not know.
+Each of these is legal, so a server may send them without end: counted here, they cost a bounded
+amount of memory, and then the connection.
+"""
+
+from __future__ import annotations
+
+from sbp_core import limits
+from sbp_core.errors import ProtocolError, SbpError, StatusCode, ThrottledError
+from sbp_core.wire.frame import Frame
+
+
+class Unasked:
+    """Counts of one connection, both since something happened that ends a flood.
+
+    `awaited`: a frame arrived that a call waits for. `sent`: nothing waits to be sent any longer.
+    """
+
+    def __init__(self) -> None:
+        self._received_bytes = 0
+        self._frames_before = 0
+        self._answer_bytes = 0
+
+    def on_received(self, count: int) -> None:
+        """Count bytes from the server, whatever they are."""
+        self._received_bytes += count
+
+    def on_awaited(self, frame_count: int) -> None:
+        """Start again: of the `frame_count` frames so far the last one was waited for."""
+        self._received_bytes = 0
+        self._frames_before = frame_count
+
+    def on_sent(self) -> None:
+        """Start again: the server has read, or the system has taken, all answers so far."""
+        self._answer_bytes = 0
+
+    def check_received(self, frame_count: int) -> None:
+        """Raise ProtocolError if the server sends too much that no call waits for."""
+        frames = frame_count - self._frames_before
+        if frames > limits.UNASKED_FRAMES_MAX or self._received_bytes > limits.UNASKED_BYTES_MAX:
+            raise ProtocolError(
+                f"the server sent {frames} frames, {self._received_bytes} bytes, that no call waits"
+                f" for; at most {limits.UNASKED_FRAMES_MAX} frames and {limits.UNASKED_BYTES_MAX}"
+                " bytes are accepted"
+            )
+
+    def maybe_refusal(self, request: Frame, unsent_bytes: int) -> SbpError | None:
+        """Return why a request of the server is not answered as it asks, while it reads slowly."""
+        echo_bytes = len(request.header) + len(request.payload)
+        if echo_bytes <= limits.PING_ECHO_BYTES or unsent_bytes <= limits.PING_UNSENT_BYTES_MAX:
+            return None
+        return ThrottledError(
+            StatusCode.TOO_MANY_REQUESTS,
+            f"{unsent_bytes} bytes wait to be sent on this connection; a request of {echo_bytes}"
+            f" bytes is echoed while there are {limits.PING_UNSENT_BYTES_MAX} at most",
+        )
+
+    def on_answer(self, answer_bytes: int) -> None:
+        """Count an answer to the server. Raises ProtocolError if it does not read the others."""
+        self._answer_bytes += min(answer_bytes, limits.PING_ECHO_BYTES)
+        if self._answer_bytes > limits.ANSWERS_UNSENT_BYTES_MAX:
+            raise ProtocolError(
+                f"the server asks, and does not read the answers: {self._answer_bytes} bytes wait;"
+                f" at most {limits.ANSWERS_UNSENT_BYTES_MAX} are kept"
+            )
+
+
+class AnswerBytes:
+    """What a call may be answered with: guards against answers that never end."""
+
+    __slots__ = ("_bytes_max", "_left_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._left_bytes = bytes_max
+
+    def take(self, frame: Frame) -> ProtocolError | None:
+        """Count a frame; return the error of a call that was answered with more than it may."""
+        self._left_bytes -= len(frame.header) + len(frame.payload) + limits.ANSWER_FRAME_BYTES
+        if self._left_bytes >= 0:
+            return None
+        return ProtocolError(
+            f"the answer is longer than {self._bytes_max} bytes, the most that this call may be"
+            " answered with; its end did not come"
+        )
