@@ -77,6 +77,12 @@ UNASKED_BYTES_MAX: Final = 1024 * MIB
 """The same in bytes: more than the late answers of all calls that one connection may have open."""
 UNSENT_BYTES_MAX: Final = 128 * MIB
 """What may wait to be sent on one connection of a client before it accepts another call."""
+OFFSET_PLAUSIBLE_MAX: Final = 2**53
+"""A server that names a higher offset is broken: a million records a second take 285 years."""
+LISTED_RANGES_MAX: Final = 500_000
+"""Ranges in one answer of a placement driver, which is about STREAMS_PER_CALL streams at most."""
+CHANGES_FOLLOWED_MAX: Final = 10_000
+"""How often one operation follows streams that move on to new ranges while it looks for them."""
 PING_ECHO_BYTES: Final = KIB
 """Requests of a server with more to echo are refused while it reads slowly."""
 PING_UNSENT_BYTES_MAX: Final = 64 * KIB

@@ -12,7 +12,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
@@ -81,7 +81,7 @@ class Ticket:
     """A call that somebody waits for; it has no id while it is held."""
 
     sink: Sink
-    left: AnswerBytes
+    left: AnswerBytes = field(default_factory=lambda: AnswerBytes(limits.ANSWER_BYTES_MAX))
     call_id: int | None = None
 
 

@@ -14,7 +14,14 @@ from sbp_core import limits
 from sbp_core.client.calls import Attempts, Context, unanswered
 from sbp_core.client.fetch_answer import Found, Question, read_answer
 from sbp_core.client.local_log import PlacedBatches, Whereabouts
-from sbp_core.client.placement import chunks, locate, no_server, revalidate, stream_bounds
+from sbp_core.client.placement import (
+    chunks,
+    endless,
+    locate,
+    no_server,
+    revalidate,
+    stream_bounds,
+)
 from sbp_core.client.program import (
     Abandon,
     Arrival,
@@ -55,6 +62,7 @@ class _Task:
     asked_wait_ms: int = 0
     replica_turn: int = 0
     hasty_count: int = 0
+    follow_count: int = 0
     was_out_of_range: bool = False
 
 
@@ -181,7 +189,14 @@ class _Fetch:
             timeout_ms=timeout_ms,
             takes_places=opened.takes_places,
         )
-        return Call(opened.endpoint, Opcode.FETCH, header, timeout_ms)
+        return Call(
+            opened.endpoint,
+            Opcode.FETCH,
+            header,
+            timeout_ms,
+            answer_bytes_max=limits.FRAME_BYTES_MAX
+            + sum(map(_answer_bytes, opened.tasks.values())),
+        )
 
     def _on_arrival(self, arrival: Arrival) -> Program[None]:
         asked = self._open[arrival.number]
@@ -274,6 +289,11 @@ class _Fetch:
             next_offset = self._skip_trimmed(task, answer.next_offset)
             piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
             if piece and task.piece and piece.range_index > task.piece.range_index:
+                task.follow_count += 1
+                if task.follow_count > limits.CHANGES_FOLLOWED_MAX:
+                    error = endless(f"stream {task.item.stream_id} at offset {next_offset}")
+                    yield Emit(_empty(task.index, task.item, next_offset, error))
+                    continue
                 task.offset = next_offset
                 self._wait(task, now_ms)
             elif answer.is_hasty and now_ms < self._wait_until_ms:
@@ -334,6 +354,11 @@ class _Fetch:
         return _out_of_range(stream_id, task.offset, held.start_offset, held.next_offset)
 
 
+def _answer_bytes(task: _Task) -> int:
+    """Return what an item may be answered with: a batch more than it asks for."""
+    return task.item.max_bytes + limits.BATCH_BYTES_MAX
+
+
 def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
     assert task.piece is not None
     return FetchInfo(
@@ -353,7 +378,7 @@ def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
 
 def _question(task: _Task) -> Question:
     assert task.piece is not None
-    return Question(task.item.stream_id, task.offset, task.piece.range_index)
+    return Question(task.item.stream_id, task.offset, task.piece.range_index, task.item.max_bytes)
 
 
 def _may_go_on(task: _Task, next_offset: int, now_ms: float) -> bool:

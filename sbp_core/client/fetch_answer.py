@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sbp_core import limits
 from sbp_core.client.calls import answered_items, decode_answer
 from sbp_core.client.local_log import PlacedBatches
 from sbp_core.errors import ProtocolError, SbpError, StatusCode
@@ -21,6 +22,7 @@ class Question:
     stream_id: int
     offset: int
     range_index: int = -1
+    bytes_max: int = limits.FRAME_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def read_answer(
         if error is None:
             _check_stream(result, index, question)
             end, next_offset = _measure(result, payload, position, question)
+            _check_extent(question, end - position, next_offset)
             placed = None
             if result.places:
                 placed = _placed(response, result, question, maybe_places_of)
@@ -81,6 +84,25 @@ def _check_stream(result: FetchResult, index: int, question: Question) -> None:
         raise ProtocolError(
             f"request index {index} asked for stream {question.stream_id}, the answer is of stream"
             f" {result.stream_id}"
+        )
+
+
+def _check_extent(question: Question, length_bytes: int, next_offset: int) -> None:
+    """Raise ProtocolError if an answer is far longer than asked for, or goes where none can go.
+
+    A server may add a batch to what there is room for, or more than one where they are small.
+    """
+    if length_bytes > question.bytes_max + limits.BATCH_BYTES_MAX:
+        raise ProtocolError(
+            f"the FETCH answer for stream {question.stream_id} has {length_bytes} bytes, where"
+            f" {question.bytes_max} were asked for, and a batch has {limits.BATCH_BYTES_MAX} at"
+            " most"
+        )
+    if not max(question.offset, 0) <= next_offset <= limits.OFFSET_PLAUSIBLE_MAX:
+        raise ProtocolError(
+            f"the FETCH answer for stream {question.stream_id} from offset {question.offset} goes"
+            f" on at offset {next_offset}; expected one behind that, and"
+            f" {limits.OFFSET_PLAUSIBLE_MAX} at most"
         )
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sbp_core import limits
 from sbp_core.client.calls import Attempts, Context, decode_reply, unanswered
-from sbp_core.client.placement import check_errors, chunks, locate, no_server, revalidate
+from sbp_core.client.placement import (
+    check_errors,
+    chunks,
+    endless,
+    locate,
+    no_server,
+    revalidate,
+)
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.router import Router
 from sbp_core.client.types import RangeInfo
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.errors import ConfigurationError, ProtocolError, SbpError
 from sbp_core.wire.headers import (
     LookupOffsetInfo,
     LookupOffsetResult,
@@ -88,7 +96,11 @@ def _look_up(
     lookups = _Lookups(context.router, wanted)
     call_ms = context.timeout_ms if timeout_ms is None else timeout_ms
     pending = list(wanted)
+    look_count = 0
     while pending:
+        look_count += 1
+        if look_count > limits.CHANGES_FOLLOWED_MAX:
+            raise endless("where records are by their time")
         check_errors((yield from locate(context, pending)))
         questions = lookups.questions(pending)
         replies = yield from gather(
@@ -168,6 +180,8 @@ class _Lookups:
                 self._on_error(stream_id, server, unanswered(f"stream {stream_id}"))
             elif (failure := maybe_error(result.status)) is not None:
                 self._on_error(stream_id, server, failure)
+            elif not 0 <= result.offset <= limits.OFFSET_PLAUSIBLE_MAX:
+                self._on_error(stream_id, server, _implausible(stream_id, server, result.offset))
             else:
                 time_ms = result.append_time_ms if result.append_time_ms >= 0 else None
                 self._answers[stream_id][server] = Found(result.offset, time_ms)
@@ -202,6 +216,13 @@ class _Lookups:
     def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
         self.failures[stream_id] = endpoint, error
         self._router.forget(stream_id)
+
+
+def _implausible(stream_id: int, server: str, offset: int) -> ProtocolError:
+    return ProtocolError(
+        f"the server at {server} found offset {offset} in stream {stream_id}; offsets are from 0 to"
+        f" {limits.OFFSET_PLAUSIBLE_MAX}"
+    )
 
 
 def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, Found]) -> Found:

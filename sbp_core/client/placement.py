@@ -14,6 +14,7 @@ from sbp_core.errors import (
     InvalidRequestError,
     NoRangeServerError,
     NotFoundError,
+    ProtocolError,
     SbpError,
     StatusCode,
     UnsupportedError,
@@ -69,6 +70,19 @@ def range_info(piece: StreamRange) -> RangeInfo:
     )
 
 
+def checked_range(piece: StreamRange, server: str) -> RangeInfo:
+    """Return what `server` says of a range. Raises ProtocolError for what no range can be."""
+    offsets = piece.start_offset, piece.end_offset, piece.next_offset
+    if max(offsets) > limits.OFFSET_PLAUSIBLE_MAX or piece.start_offset < 0:
+        raise ProtocolError(
+            f"the server at {server} says that range {piece.range_index} of stream"
+            f" {piece.stream_id} starts at offset {piece.start_offset}, ends at {piece.end_offset}"
+            f" and goes on at {piece.next_offset}; offsets are from 0 to"
+            f" {limits.OFFSET_PLAUSIBLE_MAX}: the server is broken, or no SBP server"
+        )
+    return range_info(piece)
+
+
 def no_server(piece: RangeInfo) -> NoRangeServerError:
     """Return the error of a range that no server hosts."""
     return NoRangeServerError(
@@ -90,12 +104,13 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
         )
         try:
             answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+            listed = _ranges_by_stream(chunk, answers, context.drivers.endpoint)
         except SbpError as error:
             errors.update(dict.fromkeys(chunk, error))
             continue
         revision = answers[-1].revision
         context.router.dialect = dialect_of(answers[-1].status)
-        for stream_id, found in _ranges_by_stream(chunk, answers).items():
+        for stream_id, found in listed.items():
             if isinstance(found, SbpError):
                 context.router.forget(stream_id)
                 errors[stream_id] = found
@@ -105,9 +120,18 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
 
 
 def _ranges_by_stream(
-    stream_ids: Sequence[int], answers: Sequence[ListRangesResponse]
+    stream_ids: Sequence[int], answers: Sequence[ListRangesResponse], server: str
 ) -> dict[int, list[RangeInfo] | SbpError]:
-    """Return the ranges of each stream, which may come in several results, or what failed."""
+    """Return the ranges of each stream, which may come in several results, or what failed.
+
+    Raises ProtocolError for more ranges than there can be, or one where there is no offset.
+    """
+    count = sum(len(result.ranges) for answer in answers for result in answer.list_responses)
+    if count > limits.LISTED_RANGES_MAX:
+        raise ProtocolError(
+            f"the server at {server} lists {count} ranges of {len(stream_ids)} streams; an answer"
+            f" has {limits.LISTED_RANGES_MAX} at most"
+        )
     found: dict[int, list[RangeInfo] | SbpError] = {
         each: unanswered(f"stream {each}") for each in stream_ids
     }
@@ -115,10 +139,14 @@ def _ranges_by_stream(
         stream_id = _owner(result)
         if stream_id not in found:
             continue
-        known = found[stream_id]
-        earlier = known if isinstance(known, list) else []
         failure = maybe_error(result.status)
-        found[stream_id] = failure or [*earlier, *map(range_info, result.ranges)]
+        known = found[stream_id]
+        if failure is not None:
+            found[stream_id] = failure
+            continue
+        if not isinstance(known, list):
+            known = found[stream_id] = []
+        known += [checked_range(each, server) for each in result.ranges]
     if dialect_of(answers[-1].status) is Dialect.SPECIFICATION:
         return found
     return {each: found[each] or _absent(each) for each in found}
@@ -208,6 +236,7 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
     attempts = Attempts(context, (yield Now()))
     bounds = Bounds(context.router)
     while pending := bounds.missing(stream_ids):
+        bounds.count_look()
         check_errors((yield from locate(context, pending)))
         questions = bounds.questions(pending)
         timeout_ms = context.timeout_ms
@@ -238,6 +267,13 @@ class Bounds:
         self.failures: dict[int, tuple[str | None, SbpError]] = {}
         self._router = router
         self._sealed: dict[int, RangeInfo] = {}
+        self._look_count = 0
+
+    def count_look(self) -> None:
+        """Raise ProtocolError if the placement and the range servers never agree."""
+        self._look_count += 1
+        if self._look_count > limits.CHANGES_FOLLOWED_MAX:
+            raise endless("where the streams end")
 
     def missing(self, stream_ids: Sequence[int]) -> list[int]:
         """Return the streams that have no bounds yet, each once."""
@@ -265,7 +301,7 @@ class Bounds:
 
     def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
         """Take in what a server says of its open ranges."""
-        described = _described(reply, pieces)
+        described = _described(reply, pieces, server)
         for stream_id, tail in described.items():
             if isinstance(tail, SbpError):
                 self.failures[stream_id] = server, tail
@@ -298,6 +334,14 @@ def bounds_between(first: RangeInfo, tail: RangeInfo, next_offset: int) -> Strea
     return StreamBounds(tail.stream_id, start_offset, max(start_offset, next_offset))
 
 
+def endless(what: str) -> ProtocolError:
+    """Return the error of servers whose answers about something change each time."""
+    return ProtocolError(
+        f"the servers gave {limits.CHANGES_FOLLOWED_MAX} answers about {what}, and each time the"
+        " placement had changed: a placement driver or range server is broken"
+    )
+
+
 def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> Call:
     """Return the call that asks a server about ranges (SPEC "DESCRIBE_RANGES")."""
     header = DescribeRangesRequest(
@@ -307,7 +351,9 @@ def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> 
     return Call(server, Opcode.DESCRIBE_RANGE, header, timeout_ms)
 
 
-def _described(reply: Reply, pieces: Sequence[RangeInfo]) -> dict[int, RangeInfo | SbpError]:
+def _described(
+    reply: Reply, pieces: Sequence[RangeInfo], server: str
+) -> dict[int, RangeInfo | SbpError]:
     """Return what a server said of each stream."""
     try:
         answers = decode_reply(reply, DescribeRangesResponse)
@@ -325,7 +371,10 @@ def _described(reply: Reply, pieces: Sequence[RangeInfo]) -> dict[int, RangeInfo
         if failure is not None:
             described[stream_id] = failure
         elif piece is not None:
-            described[stream_id] = range_info(piece)
+            try:
+                described[stream_id] = checked_range(piece, server)
+            except ProtocolError as error:
+                described[stream_id] = error
     return described
 
 

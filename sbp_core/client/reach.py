@@ -41,6 +41,7 @@ def reach(
     servers = _Servers(spared)
     failures: dict[int, tuple[str | None, SbpError]] = {}
     while pending := [each for each in bounds.missing(stream_ids) if each not in failures]:
+        bounds.count_look()
         check_errors((yield from locate(context, pending)))
         questions = servers.to_ask(bounds.questions(pending))
         failures |= bounds.failures | servers.unasked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sbp_core import limits
 from sbp_core.client.calls import Context, ask, unanswered, with_message
 from sbp_core.client.placement import check_errors, chunks
 from sbp_core.client.program import Program
@@ -12,6 +13,7 @@ from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     NotFoundError,
+    ProtocolError,
     SbpError,
     SchemaError,
 )
@@ -109,7 +111,7 @@ def evolve_schema(
     """
     described = yield from describe_schemas(context, [stream_id], newest_only=True)
     newest = described[stream_id][-1] if described[stream_id] else None
-    while True:
+    for _ in range(limits.SCHEMA_VERSIONS_MAX + 1):
         wanted = schema if newest is None else merge_schemas(newest.schema, schema)
         if newest is not None and wanted == newest.schema:
             return newest
@@ -118,6 +120,10 @@ def evolve_schema(
         # Each turn that others win takes one of the versions that a stream may have.
         version = 1 if newest is None else newest.version + 1
         newest = yield from register_schema(context, stream_id, wanted, version)
+    raise ProtocolError(
+        f"{_schema_of(stream_id)} was changed by others {limits.SCHEMA_VERSIONS_MAX} times in a"
+        " row, and a stream has no more versions: the placement driver is broken"
+    )
 
 
 def _fixed(newest: SchemaVersion, schema: StreamSchema) -> SchemaError:

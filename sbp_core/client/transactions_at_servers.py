@@ -23,7 +23,7 @@ from sbp_core.client.fetch_answer import Found, Question, read_answer
 from sbp_core.client.numbering import Marks
 from sbp_core.client.program import Call
 from sbp_core.client.types import RangeInfo, TxnPart
-from sbp_core.errors import NotFoundError, SbpError
+from sbp_core.errors import NotFoundError, ProtocolError, SbpError
 from sbp_core.records import split_envelopes
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
@@ -94,6 +94,11 @@ async def staged_batches(
         if not batches:
             return
         yield batches
+        if found.next_offset <= sequence:
+            raise ProtocolError(
+                f"{endpoint} goes on at batch {found.next_offset} of what is staged in transaction"
+                f" {part.txn_id}, behind batch {sequence}"
+            )
         sequence = found.next_offset
 
 

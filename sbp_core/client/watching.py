@@ -16,7 +16,7 @@ from sbp_core.client.calls import Context, decode_reply
 from sbp_core.client.placement import (
     bounds_between,
     check_errors,
-    range_info,
+    checked_range,
     revalidate,
     stream_bounds,
 )
@@ -153,7 +153,7 @@ def _maybe_later(
                 continue
             if maybe_error(result.status) is not None or result.stream_range is None:
                 return None
-            tail = range_info(result.stream_range)
+            tail = checked_range(result.stream_range, source.endpoint)
             if tail.range_index < pieces[-1].range_index:
                 continue
             if tail.range_index > pieces[-1].range_index or tail.end_offset is not None:

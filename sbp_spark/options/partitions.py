@@ -10,6 +10,9 @@ from sbp_spark.options.reading import OptionReader
 
 RECORDS_PER_PARTITION_DEFAULT: Final = 1_000_000
 FETCH_BUFFER_BYTES_DEFAULT: Final = 16 * MIB
+PARTITIONS_MAX: Final = 10_000
+"""Beyond so many, input partitions get larger instead: Spark's driver keeps each in memory, and a
+server may claim that a stream has any number of records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,15 @@ class PartitionLimits:
 
 def read_partition_limits(reader: OptionReader) -> PartitionLimits:
     """Return the bounds; after a fault the result has no meaning."""
+    records_max = reader.maybe_count("maxRecordsPerPartition") or RECORDS_PER_PARTITION_DEFAULT
+    bytes_max = reader.maybe_size_bytes("maxBytesPerPartition")
+    count_min = reader.maybe_count("minPartitions") or 1
+    if count_min > PARTITIONS_MAX:
+        expected = f"{PARTITIONS_MAX} at most, which Spark's driver can keep in memory"
+        reader.add_fault("minPartitions", f"is {count_min}", expected, "give less")
     return PartitionLimits(
-        reader.maybe_count("maxRecordsPerPartition") or RECORDS_PER_PARTITION_DEFAULT,
-        reader.maybe_size_bytes("maxBytesPerPartition"),
-        reader.maybe_count("minPartitions") or 1,
+        records_max,
+        bytes_max,
+        count_min,
         reader.maybe_size_bytes("fetchBufferBytes") or FETCH_BUFFER_BYTES_DEFAULT,
     )

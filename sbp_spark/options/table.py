@@ -196,12 +196,14 @@ SOURCE_OPTIONS: Final = (
     OptionSpec(
         "minPartitions",
         "1",
-        "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records.",
+        "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records."
+        " At most 10000.",
     ),
     OptionSpec(
         "maxRecordsPerPartition",
         "1000000",
-        "Most records that one task reads. Longer spans of a stream are split evenly; short ones"
+        "Most records that one task reads, more only where that would take over"
+        " 10000 tasks. Longer spans of a stream are split evenly; short ones"
         " on the same range server share a task, whose requests serve many streams at once.",
     ),
     OptionSpec(

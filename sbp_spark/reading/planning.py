@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+from sbp_spark.log import LOG
+from sbp_spark.options.partitions import PARTITIONS_MAX
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.offsets import Interval
 
@@ -126,6 +128,10 @@ def plan_partitions(
 ) -> tuple[tuple[StreamSpan, ...], ...]:
     """Return input partitions that read exactly `spans`, none of them over any maximum.
 
+    Where that takes more than PARTITIONS_MAX, they are larger: as many, and those that are there
+    because ranges end or servers differ. The time and memory that it takes depend on how many
+    partitions and spans there are, not on the offsets.
+
     A span over the maximum is split evenly by offset. Spans with the same primary server share
     partitions of about equal load, so that one FETCH serves many streams. `record_bytes` says how
     long a record of each stream is; a record that is over the maximum is alone. There are at least
@@ -133,15 +139,26 @@ def plan_partitions(
     ascend by stream and offset, partitions of one server by their first span; empty spans vanish.
     """
     assert min(records_per_partition_max, spans_per_partition_max, partitions_min) > 0
+    assert partitions_min <= PARTITIONS_MAX
     count = sum(span.record_count for span in spans)
     maxima = [records_per_partition_max]
     maxima += [-(-count // partitions_min), max(1, count // partitions_min)]
     planned: tuple[tuple[StreamSpan, ...], ...] = ()
+    scale = bounded = _scale(records_per_partition_max, None, {})
     for records_max in (min(each, records_per_partition_max) for each in maxima if each):
         scale = _scale(records_max, bytes_per_partition_max, record_bytes or {})
-        planned = _plan(spans, scale, spans_per_partition_max)
+        bounded = _bounded(scale, spans)
+        planned = _plan(spans, bounded, spans_per_partition_max)
         if len(planned) >= partitions_min:
             break
+    if bounded is not scale:
+        LOG.warning(
+            "%d records are read by %d tasks, each with more than the options say: a plan has about"
+            " %d partitions at most",
+            count,
+            len(planned),
+            PARTITIONS_MAX,
+        )
     return planned
 
 
@@ -161,6 +178,12 @@ class _Scale:
 
     def record_weight(self, span: StreamSpan) -> int:
         return self.weights.get(span.stream_id, self.default_weight)
+
+
+def _bounded(scale: _Scale, spans: Sequence[StreamSpan]) -> _Scale:
+    """Return the same scale, or one by which PARTITIONS_MAX partitions hold all the spans."""
+    least = -(-sum(scale.weight(span) for span in spans) // PARTITIONS_MAX)
+    return scale if least <= scale.capacity else replace(scale, capacity=least)
 
 
 def _scale(records_max: int, bytes_max: int | None, record_bytes: Mapping[int, int]) -> _Scale:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
@@ -69,7 +68,7 @@ class Moments:
             error = None
             try:
                 yield awaited
-            except BaseException as thrown:  # noqa: BLE001 - passed on, whatever it is
+            except BaseException as thrown:
                 error = thrown
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +145,7 @@ async def _nothing_left() -> AsyncIterator[None]:
 
 def _sockets() -> set[str]:
     links = set()
-    for number in os.listdir("/proc/self/fd"):
+    for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            links.add(str(Path(f"/proc/self/fd/{number}").readlink()))
+            links.add(str(path.readlink()))
     return {link for link in links if link.startswith("socket:")}

@@ -17,12 +17,14 @@ from scripted_peer import (
     Exchange,
     placed,
     ranges,
+    reset,
     silent,
 )
 
 from sbp_core.client import (
     AppendItem,
     AppendOutcome,
+    Writer,
 )
 from sbp_core.errors import (
     ConfigurationError,
@@ -34,8 +36,11 @@ from sbp_core.errors import (
     ShuttingDownError,
     StatusCode,
 )
+from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
     DescribeStreamsResponse,
+    Feature,
+    HeartbeatResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 
@@ -205,3 +210,19 @@ def test_a_forked_process_makes_its_own_connection(peer, monkeypatch) -> None:
     assert len(peer.links) == 2
     assert not peer.links[0].is_over.is_set(), "the parent's connection is left alone"
     driver.close()
+
+
+def test_a_writer_outlives_connections_that_die_before_they_are_greeted(make, peer) -> None:
+    """As behind a proxy that connects, and finds nobody."""
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    features = (Feature(FeatureName.IDEMPOTENT_APPEND),)
+    greet = lambda each: each.answer(HeartbeatResponse(features=features))  # noqa: E731
+    close = lambda each: each.link.close()  # noqa: E731
+    peer.script(Opcode.HEARTBEAT, *[close, reset] * 8, greet)
+    peer.script(Opcode.APPEND, append_handler())
+    driver = make(peer.endpoint)
+    writer = Writer("w")
+    for _ in range(2):
+        (outcome,) = driver.do("append", [AppendItem(1, b"a batch")], writer=writer)
+        assert outcome.base_offset == 100
+    assert len(peer.links) == 17

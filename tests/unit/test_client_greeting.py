@@ -11,13 +11,17 @@ from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,
     InvalidRequestError,
+    NotLeaderError,
     Outcome,
+    RequestTimeoutError,
     ShuttingDownError,
     StatusCode,
+    ThrottledError,
+    UnsupportedError,
 )
 from sbp_core.session.connection import Connection
 from sbp_core.session.events import RequestReceived
-from sbp_core.session.negotiation import NOTHING
+from sbp_core.session.negotiation import NOTHING, FeatureName
 from sbp_core.wire.headers import (
     DescribeRangesRequest,
     Feature,
@@ -27,6 +31,7 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import status_for
 
 HEADER = DescribeRangesRequest(0, (RangeId(1, 0),))
 DESCRIBE = Call("h:1", Opcode.DESCRIBE_RANGE, HEADER, 5)
@@ -143,3 +148,52 @@ def test_held_calls_are_refused_after_goaway(duet) -> None:
     assert duet.client.is_finished
     with pytest.raises(ShuttingDownError):
         duet.client.start(DESCRIBE, got.append)
+
+
+NUMBERED = Call("h:1", Opcode.APPEND, None, 5, feature=FeatureName.IDEMPOTENT_APPEND)
+
+
+def test_a_connection_that_ends_before_it_is_greeted_has_declined_nothing(duet) -> None:
+    duet.client.end(lost("h:1", "gone"))
+    with pytest.raises(ConnectError, match=r"nothing was sent to h:1.*gone"):
+        duet.client.start(NUMBERED, lambda _: None)
+
+
+def test_goaway_before_the_greeting_is_answered_declines_nothing(duet) -> None:
+    duet.told(duet.server.send_goaway())
+    with pytest.raises(ShuttingDownError):
+        duet.client.start(NUMBERED, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ThrottledError(StatusCode.TOO_MANY_REQUESTS, "full"),
+        ShuttingDownError(StatusCode.RS_SHUTTING_DOWN, "going"),
+        RequestTimeoutError(StatusCode.REQUEST_TIMEOUT, "late"),
+    ],
+)
+@pytest.mark.parametrize("is_system_error", [True, False])
+def test_a_server_that_cannot_greet_now_has_declined_nothing(duet, error, is_system_error) -> None:
+    got: list = []
+    duet.client.start(NUMBERED, got.append)
+    if is_system_error:
+        duet.told(duet.server.send_system_error(duet.greeting, error))
+    else:
+        duet.greet(HeartbeatResponse(status=status_for(error)))
+    assert [type(each) for each in got] == [ConnectError]
+    assert error.message in str(got[0])
+    assert not duet.client.is_usable
+
+
+def test_a_server_that_does_not_lead_has_answered_the_greeting(duet) -> None:
+    error = NotLeaderError(StatusCode.PD_NOT_LEADER, "ask another")
+    duet.greet(HeartbeatResponse(status=status_for(error)))
+    assert duet.client.is_usable
+
+
+def test_a_server_that_declines_has_declined(duet) -> None:
+    got: list = []
+    duet.client.start(NUMBERED, got.append)
+    assert duet.greet(HeartbeatResponse()) == []
+    assert [type(each) for each in got] == [UnsupportedError]

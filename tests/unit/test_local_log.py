@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,13 @@ from msgspec import structs
 
 from sbp_core import limits
 from sbp_core.client.fetch_answer import Question, read_answer
-from sbp_core.client.local_log import LocalReads, PlacedBatches, read_pieces, read_placed
+from sbp_core.client.local_log import (
+    LocalReads,
+    PlacedBatches,
+    Whereabouts,
+    read_pieces,
+    read_placed,
+)
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.files import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
@@ -118,6 +126,65 @@ def test_links_are_not_followed(placed, tmp_path):
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
         read_placed(placed)
+
+
+def test_no_link_is_followed_on_the_way(placed, tmp_path):
+    folder = Path(placed.directory)
+    inner = folder / "inner"
+    inner.mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            path.rename(inner / path.name)
+    assert read_placed(replace(placed, directory=str(inner)))
+    (tmp_path / "link").symlink_to(folder)
+    for directory in (tmp_path / "link", tmp_path / "link" / "inner"):
+        with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+            read_placed(replace(placed, directory=str(directory)))
+
+
+@pytest.mark.parametrize("name", [INSTANCE_NAME, "segment"])
+def test_nothing_but_a_regular_file_is_read(placed, name):
+    """A FIFO would keep whoever opens it waiting for its other end."""
+    folder = Path(placed.directory)
+    path = folder / name if name == INSTANCE_NAME else next(iter(folder.glob("*.log")))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(LogError, match="no regular file"):
+        read_placed(placed)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises((LogError, OSError), match=r"no regular file|Is a directory"):
+        read_placed(placed)
+    assert not any(placed.directory in each for each in open_files())
+
+
+@pytest.mark.parametrize(
+    "content", ["thisone", "thisone theirs\n", "thisone \n", "thisone ours", ""]
+)
+def test_a_log_of_another_cluster_or_of_an_earlier_version_is_not_read(placed, content):
+    (Path(placed.directory) / INSTANCE_NAME).write_text(content)
+    with pytest.raises(LogError, match="another server or cluster"):
+        read_placed(placed)
+
+
+HERE = Whereabouts(is_on_this_machine=True, maybe_cluster_id="ours")
+
+
+def test_places_are_admitted_of_servers_here_in_the_folder_that_they_named_first(placed, caplog):
+    caplog.set_level(logging.DEBUG)
+    local = LocalReads(1_000)
+    told = replace(placed, cluster_id="")
+    assert local.maybe_admitted(told, replace(HERE, is_on_this_machine=False)) is None
+    assert local.maybe_admitted(told, replace(HERE, maybe_cluster_id=None)) is None
+    assert local.maybe_admitted(told, replace(HERE, maybe_cluster_id="")) is None
+    assert local.maybe_admitted(told, HERE) == placed
+    assert local.maybe_admitted(replace(told, directory="/elsewhere"), HERE) is None
+    assert local.maybe_admitted(told, HERE) == placed
+    other = replace(told, endpoint="b:1", directory="/elsewhere")
+    admitted = local.maybe_admitted(other, HERE)
+    assert admitted is not None
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+    assert len(caplog.records) == 4
 
 
 def test_no_batch_of_another_stream_is_taken(placed):

@@ -6,6 +6,7 @@ import pytest
 from source_options import GOOD, faults, only_fault, source
 
 from sbp_spark.options import PartitionLimits, TriggerLimits
+from sbp_spark.options.partitions import PARTITIONS_MAX
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,10 @@ def test_partitions():
         "minPartitions",
         "fetchBufferBytes",
     ]
+
+
+def test_more_partitions_than_a_driver_can_keep_are_refused():
+    assert source(minPartitions="10000").partitions.count_min == PARTITIONS_MAX
+    (line,) = faults({**GOOD, "minPartitions": "10001"})
+    assert "minPartitions is 10001" in line
+    assert str(PARTITIONS_MAX) in line

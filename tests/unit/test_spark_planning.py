@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from itertools import pairwise
 
+import pytest
+
+from sbp_spark.options.partitions import PARTITIONS_MAX
 from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import Interval
 from sbp_spark.reading.planning import StreamSpan, cover, plan_partitions
@@ -200,3 +204,45 @@ def test_as_many_partitions_as_are_asked_for():
         spans, records_per_partition_max=1000, spans_per_partition_max=10, partitions_min=500
     )
     assert len(too_many) == 102
+
+
+HUGE = 10**13
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"partitions_min": PARTITIONS_MAX},
+        {"bytes_per_partition_max": 1, "record_bytes": {1: 10**9}},
+        {"bytes_per_partition_max": 10**6, "record_bytes": {2: 1}},
+    ],
+    ids=str,
+)
+def test_no_claim_of_a_server_makes_a_plan_large(options):
+    spans = [span(1, 0, HUGE), span(2, 5, HUGE, "b:1"), span(3, 0, 3)]
+    planned = plan_partitions(
+        spans, records_per_partition_max=1_000_000, spans_per_partition_max=100, **options
+    )
+    assert len(planned) <= 2 * PARTITIONS_MAX
+    assert len(planned) >= PARTITIONS_MAX // 2
+    pieces = sorted(
+        (p for part in planned for p in part), key=lambda p: (p.stream_id, p.start_offset)
+    )
+    assert sum(piece.record_count for piece in pieces) == 2 * HUGE - 5 + 3
+    for before, after in pairwise(pieces):
+        if before.stream_id == after.stream_id:
+            assert before.end_offset == after.start_offset
+
+
+def test_partitions_that_are_larger_than_asked_for_are_told_of(caplog):
+    plan([span(1, 0, 10 * PARTITIONS_MAX)], records=10)
+    assert caplog.records == []
+    plan([span(1, 0, 10 * PARTITIONS_MAX + 1)], records=10)
+    (record,) = caplog.records
+    assert str(PARTITIONS_MAX) in record.getMessage()
+
+
+def test_many_ranges_are_planned_as_before():
+    spans = [span(1, at, at + 1, range_index=at) for at in range(20_000)]
+    assert len(plan(spans, records=10, count=100)) == 2_000
