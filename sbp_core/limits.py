@@ -84,7 +84,7 @@ LISTED_RANGES_MAX: Final = 500_000
 CHANGES_FOLLOWED_MAX: Final = 10_000
 """How often one operation follows streams that move on to new ranges while it looks for them."""
 PING_ECHO_BYTES: Final = KIB
-"""Requests of a server with more to echo are refused while it reads slowly."""
+"""A PING with a larger payload is echoed only while little waits to be sent, by either side."""
 PING_UNSENT_BYTES_MAX: Final = 64 * KIB
 """So much may wait to be sent on a connection of a client before it echoes large requests."""
 ANSWERS_UNSENT_BYTES_MAX: Final = MIB
@@ -206,8 +206,6 @@ HEADER_UNUSED_BYTES_MAX: Final = 64 * KIB
 knows, and how encoders align. A header with more is refused as padded."""
 REQUEST_OVERHEAD_BYTES: Final = 8 * KIB
 """What a request counts for beside its bytes: what it takes to serve it."""
-PING_ECHO_BYTES: Final = KIB
-"""A PING with a larger payload is answered only while few answers wait to be read."""
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 SERVER_UNREAD_BYTES_MAX: Final = 48 * MIB
 """Answers of all connections that are made, or wait for their peers to read."""
