@@ -11,9 +11,13 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind
 from sbp_core.log.range_states import (
+    NO_TIME,
     LoggedRange,
     RangeState,
     RangeStates,
+    decode_states,
+    encode_states,
+    range_created,
 )
 from sbp_core.log.snapshot import SnapshotReader, encode_snapshot
 
@@ -130,3 +134,32 @@ def test_a_snapshot_that_does_not_go_on_is_damage() -> None:
     for damaged in (cut, nowhere):
         with pytest.raises(LogCorruptionError):
             reader.add(damaged)
+
+
+def test_the_time_of_creation_outlives_snapshots_and_is_missing_in_older_ones():
+    states = RangeStates()
+    for entry in (range_created(1, 0, 5, 77), range_created(2, 0, 0, NO_TIME), batch(5, 3)):
+        states.apply(entry)
+    states.apply(Entry(EntryKind.SEAL, 1, 0, 8, 0))
+    first, second = states
+    assert (first.created_at_ms, first.next_offset, second.created_at_ms) == (77, 8, NO_TIME)
+    kept = decode_states(memoryview(encode_states([first, second])), 2)
+    assert [each.created_at_ms for each in kept] == [77, NO_TIME]
+    assert kept == [first, second]
+    older = encode_states([second])
+    assert [each.created_at_ms for each in decode_states(memoryview(older), 1)] == [NO_TIME]
+    assert len(encode_states([first])) == len(older) + 8
+
+
+def test_a_range_that_is_restored_without_its_time_keeps_the_known_one():
+    states = RangeStates()
+    states.apply(range_created(1, 0, 5, 77))
+    states.update({(1, 0): LoggedRange(1, 0, 5, 9)})
+    assert next(iter(states)).created_at_ms == 77
+
+
+def test_what_else_a_range_created_entry_says_is_not_a_time():
+    for body in (b"", b"\x01", b"\x02" + bytes(8), b"\x01" + bytes(9)):
+        states = RangeStates()
+        states.apply(Entry(EntryKind.RANGE_CREATED, 1, 0, 5, 0, body))
+        assert next(iter(states)).created_at_ms == NO_TIME

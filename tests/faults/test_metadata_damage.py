@@ -1,0 +1,77 @@
+"""Damage to the metadata of a real server that was stopped, or killed, at random places.
+
+Each start either serves exactly what was committed, or ends with an error that names a file of the
+metadata. `tests/unit/test_pd_damage.py` tries many more places on the store alone.
+"""
+
+import contextlib
+import shutil
+
+import pytest
+
+from sbp_core.client import Client, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.errors import SbpError
+
+CASES_PER_FILE = 8
+
+
+def told(cluster):
+    """What the server tells of its metadata."""
+    with Client(cluster.endpoint) as client:
+        streams = client.list_streams()
+        return (
+            streams,
+            client.describe_cursors("group"),
+            client.stream_bounds([stream.stream_id for stream in streams]),
+        )
+
+
+def maybe_refusal(cluster):
+    """Why the server does not start; None when it does."""
+    try:
+        cluster.start()
+    except SbpError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_is_served_was_committed(tmp_path, rng, is_killed):
+    cluster = LocalCluster(tmp_path / "data")
+    folder, copy = cluster.data_dir / "placement-driver", tmp_path / "copy"
+    cluster.start()
+    with Client(cluster.endpoint) as client:
+        specs = [StreamSpec(f"stream-{number}", retention_bytes=number) for number in range(30)]
+        ids = [stream.stream_id for stream in client.create_streams(specs)]
+        client.commit_cursors("group", {stream_id: 7 * stream_id for stream_id in ids})
+        client.seal_streams(ids[:5])
+    expected = told(cluster)
+    if is_killed:
+        cluster.kill()
+    else:
+        cluster.stop()
+    shutil.copytree(folder, copy)
+    refused = 0
+    for path in sorted(copy.glob("metadata.*")):
+        for number in range(CASES_PER_FILE):
+            shutil.rmtree(folder)
+            shutil.copytree(copy, folder)
+            data = bytearray(path.read_bytes())
+            place = rng.randrange(len(data))
+            if number % 4 == 3:
+                del data[place:]
+            else:
+                data[place] ^= 1 << rng.randrange(8)
+            (folder / path.name).write_bytes(data)
+            cluster.log_path.write_bytes(b"")
+            refusal = maybe_refusal(cluster)
+            if refusal is None:
+                assert told(cluster) == expected, (path.name, number, place)
+                cluster.kill()
+            else:
+                assert "metadata." in refusal
+                refused += 1
+    assert refused > 0
+    with contextlib.suppress(RuntimeError):
+        cluster.kill()
