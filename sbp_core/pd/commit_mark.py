@@ -17,7 +17,6 @@ Two slots are written by turns. Each (big-endian):
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,8 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.log.disk import OsDisk, describe_os_error
-from sbp_core.pd.history import LIFE_ID_LENGTH_MAX, CommitId
+from sbp_core.log.disk import DiskFile, OsDisk, describe_os_error, write_file
+from sbp_core.pd.history import LIFE_ID_LENGTH_MAX, NO_COMMIT, CommitId
 
 MARK_NAME: Final = "metadata.mark"
 
@@ -51,23 +50,27 @@ class Mark:
 
 
 class CommitMark:
-    """The file with the mark of one store. Opened by `open` or `create`."""
+    """The file with the mark of one store. Opened by `maybe_open` or `create`."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
-        slots = [_maybe_decode(os.pread(descriptor, _SLOT_BYTES, at)) for at in _SLOT_PLACES]
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+        slots = [_maybe_decode(file.pread(_SLOT_BYTES, place)) for place in _SLOT_PLACES]
         known = [slot for slot in slots if slot is not None]
         self.damaged_slot_count: Final = len(slots) - len(known)
         self.maybe_last = max(known, key=lambda mark: mark.sequence, default=None)
         """The newest that can be read; None if neither can."""
+
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self._file.path
 
     @classmethod
     def maybe_open(cls, directory: Path) -> CommitMark | None:
         """Open the mark of a store; None where there is none. Raises ConfigurationError."""
         path = directory / MARK_NAME
         try:
-            return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            return cls(OsDisk().open(path, is_writable=True))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -83,37 +86,31 @@ class CommitMark:
         Raises ConfigurationError.
         """
         path = directory / MARK_NAME
-        fresh = path.with_suffix(".new")
+        slot = _encode(Mark(0, NO_COMMIT))
+        first, second = _SLOT_PLACES
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(fresh, flags, 0o600)
-            for place in _SLOT_PLACES:
-                os.pwrite(descriptor, _encode(Mark(0, CommitId())), place)
-            os.fsync(descriptor)
-            fresh.replace(path)
-            OsDisk().fsync_dir(directory)
+            write_file(OsDisk(), path, [slot.ljust(second - first, b"\0"), slot])
+            return cls(OsDisk().open(path, is_writable=True))
         except OSError as error:
             raise ConfigurationError(
                 f"data_dir: {path} cannot be written: {describe_os_error(error)};"
                 " free some space, or choose a directory that this user can write"
             ) from error
-        return cls(path, descriptor)
 
     def write(self, commit: CommitId, content: bytes) -> None:
         """Note the last commit in the slot that is not the newest. Raises OSError."""
         sequence = 1 if self.maybe_last is None else self.maybe_last.sequence + 1
         mark = Mark(sequence, commit, content)
-        place = _SLOT_PLACES[sequence % len(_SLOT_PLACES)]
-        os.pwrite(self._descriptor, _encode(mark), place)
+        self._file.pwritev([_encode(mark)], _SLOT_PLACES[sequence % len(_SLOT_PLACES)])
         self.maybe_last = mark
 
     def sync(self) -> None:
         """Make what was noted durable. Raises OSError."""
-        os.fsync(self._descriptor)
+        self._file.fsync()
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._file.close()
 
 
 def _encode(mark: Mark) -> bytes:
