@@ -13,6 +13,8 @@ from altered_sinks import make_doubling_sink, make_forgetful_sink
 from pyspark.errors import PySparkException
 from spark_streams import QUERY_SECONDS, append_values, forget_commit, numbered, wait_until_over
 
+from sbp_core.errors import InvalidRequestError
+
 RETRYING_MAIN = Path(__file__).parents[1] / "support" / "retrying_main.py"
 RETRYING_SECONDS = 300
 
@@ -52,6 +54,23 @@ def test_a_replay_of_other_rows_fails_if_that_is_wanted(sbp, streams, checkpoint
     writer = other.writeStream.format("sbp").options(endpoint=sbp.endpoint, stream=target)
     writer = writer.options(checkpointLocation=str(checkpoint), onReplayMismatch="fail")
     with pytest.raises(PySparkException, match="was committed before, with 100 records"):
+        wait_until_over(writer.trigger(availableNow=True).start())
+    assert sorted(sbp.values(target)) == sorted(numbered(0, 100))
+
+
+def test_a_batch_that_comes_too_late_fails_the_query(sbp, streams, checkpoint, client):
+    """Somebody else has committed a later batch as this query: its own would be lost."""
+    source, target = streams
+    frame = sbp.load_stream(source).select("value")
+    query = sbp.copy(frame, target, checkpoint)
+    last = query.lastProgress["batchId"]
+    with pytest.raises(InvalidRequestError, match="was not committed: the last batch is"):
+        client.commit_txn(query.id, 2**63 - 1, (), record_count=0, digest=b"12345678")
+    client.commit_txn(query.id, last + 9, (), record_count=0, digest=b"12345678")
+    append_values(client, source, numbered(100, 130))
+    writer = frame.writeStream.format("sbp").options(endpoint=sbp.endpoint, stream=target)
+    writer = writer.options(checkpointLocation=str(checkpoint), onReplayMismatch="warn")
+    with pytest.raises(PySparkException, match=r"comes too late.*30 records were not written"):
         wait_until_over(writer.trigger(availableNow=True).start())
     assert sorted(sbp.values(target)) == sorted(numbered(0, 100))
 

@@ -117,6 +117,28 @@ def test_a_range_server_without_its_table_is_refused(run):
     run(test)
 
 
+def test_a_server_of_an_earlier_version_needs_no_secret_and_keeps_its_place(run):
+    async def test(cluster):
+        server_id = await cluster.allocate()
+        forget = "DELETE FROM server_secrets"
+        await cluster.driver._store.run(lambda store: store.secrets._query(forget))
+        assert (await cluster.beat(server_id, "h:1")).status.code == 0
+        moved = await cluster.beat(server_id, "h:2")
+        assert moved.status.code == StatusCode.CONFLICT
+        assert "15000 ms" in moved.status.message
+        unnamed = await cluster.beat(server_id, "h:1", cluster_id=None)
+        assert unnamed.status.code == StatusCode.INVALID_REQUEST
+        cluster.clock.advance(limits.HEARTBEAT_TIMEOUT_MS)
+        assert (await cluster.beat(server_id, "h:2")).status.code == 0
+        assert (await cluster.beat(server_id, "h:2", server_secret="mine")).status.code == 0
+        for secret in (None, "other"):
+            refused = await cluster.beat(server_id, "h:2", server_secret=secret)
+            assert refused.status.code == StatusCode.PERMISSION_DENIED
+            assert "mine" not in refused.status.message
+
+    run(test)
+
+
 @pytest.mark.parametrize("address", ["h:1", "10.0.0.1:10911", "[::1]:65535", "a-b.example.org:80"])
 def test_addresses_are_told_on(run, address):
     async def test(cluster):
