@@ -73,6 +73,7 @@ class RangeServer:
         self._log: Log | None = None
         self._committer: GroupCommitter | None = None
         self._end_txn: EndTxnHandler | None = None
+        self._local_reads = LocalReads(self._disk, settings.data_dir / "log")
         self._disk_space = DiskSpace(
             settings.data_dir,
             settings.disk_free_floor_bytes,
@@ -124,9 +125,6 @@ class RangeServer:
         )
         in_flight = InFlight()
         stagings = Stagings(log.staged, in_flight)
-        local_reads = None
-        if settings.local_reads:
-            local_reads = LocalReads(self._disk, settings.data_dir / "log")
         self._end_txn = end_txn = EndTxnHandler(host, stagings, committer)
         self._listener = Listener(
             {
@@ -141,7 +139,7 @@ class RangeServer:
                     check_driver=membership.check_driver,
                 ),
                 Opcode.END_TXN: membership.only_for_driver(end_txn),
-                **self._reading(host, log, local_reads),
+                **self._reading(host, log),
                 **RangeOperations(host, membership).handlers(),
             },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
@@ -154,10 +152,7 @@ class RangeServer:
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)
-        if local_reads is not None:
-            await asyncio.get_running_loop().run_in_executor(
-                self._readers, local_reads.publish, membership.maybe_cluster_id
-            )
+        await self._publish(membership)
         self._housekeeping = Housekeeping(
             host,
             log,
@@ -173,9 +168,14 @@ class RangeServer:
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
 
-    def _reading(
-        self, host: RangeHost, log: Log, local_reads: LocalReads | None
-    ) -> Mapping[Opcode, Handler]:
+    async def _publish(self, membership: Membership) -> None:
+        """Let readers on this machine know the log, unless the settings are against it."""
+        if self._settings.local_reads:
+            await asyncio.get_running_loop().run_in_executor(
+                self._readers, self._local_reads.publish, membership.maybe_cluster_id
+            )
+
+    def _reading(self, host: RangeHost, log: Log) -> Mapping[Opcode, Handler]:
         """Return the handlers of what only reads the log."""
         fetch = FetchHandler(
             host,
@@ -184,7 +184,7 @@ class RangeServer:
             self._readers,
             clock=self._clock,
             metrics=self._metrics,
-            maybe_local=local_reads,
+            maybe_local=self._local_reads,
         )
         return {
             Opcode.FETCH: fetch,
