@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from sbp_core.server.teardown import cancel_all
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -35,8 +37,7 @@ class Combiner(Generic[T, R]):
     async def stop(self) -> None:
         """Give up what is under way; who waits for it is cancelled."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_all([self._task])
 
     async def _run(self) -> None:
         batch: list[tuple[T, asyncio.Future[R]]] = []

@@ -20,6 +20,7 @@ from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.tables import primary_address, range_table
 from sbp_core.pd.transactions import Part
+from sbp_core.server.teardown import cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -126,9 +127,7 @@ class RangeServers:
 
     async def stop(self) -> None:
         """Give up what is under way, and close the connections."""
-        for task in self._drops:
-            task.cancel()
-        await asyncio.gather(*self._drops, return_exceptions=True)
+        await cancel_all(self._drops)
         await self._routes.stop()
         for combiner in self._ends.values():
             await combiner.stop()

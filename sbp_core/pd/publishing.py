@@ -37,6 +37,7 @@ from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.transactions import Decision, Manifest, TxnRecord
 from sbp_core.server.clock import Clock
+from sbp_core.server.teardown import cancel_all
 from sbp_core.wire.headers import RangeId
 from sbp_core.wire.status import check_status
 
@@ -84,9 +85,7 @@ class Publisher:
         self._is_stopped = True
         self._open.stop()
         self._wishes.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self._recorder.stop()
 
     async def commit(self, manifest: Manifest, decided_at_ms: int, leap_max: int) -> Decision:

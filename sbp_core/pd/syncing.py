@@ -14,6 +14,7 @@ from sbp_core import limits
 from sbp_core.client import AsyncClient
 from sbp_core.errors import SbpError
 from sbp_core.pd.tables import primary_address
+from sbp_core.server.teardown import cancel_all
 from sbp_core.wire.headers import StreamRange, StreamRanges, SyncRangesRequest
 from sbp_core.wire.opcodes import Opcode
 
@@ -39,9 +40,7 @@ class RangeAnnouncer:
 
     async def stop(self) -> None:
         """Give up what is under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
 
 async def _send(address: str, ranges: Sequence[StreamRange]) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
     LogWriteError,
@@ -73,7 +74,7 @@ class EndTxnHandler:
     async def stop(self) -> None:
         """Bring to its end what was begun."""
         if self._at_work:
-            await asyncio.wait(self._at_work)
+            await asyncio.wait(self._at_work, timeout=limits.DRAIN_TIMEOUT_MS / 1000)
 
     async def _answer(self, info: EndTxnInfo) -> EndTxnResult:
         try:

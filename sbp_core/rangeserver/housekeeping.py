@@ -30,6 +30,7 @@ from sbp_core.rangeserver.retention import Held, Retention, expired_below
 from sbp_core.rangeserver.staged_sweep import StagedSweep
 from sbp_core.rangeserver.steady_time import SteadyTime
 from sbp_core.server.clock import Clock
+from sbp_core.server.teardown import cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -75,9 +76,8 @@ class Housekeeping:
 
     async def stop(self) -> None:
         """End after the segment that is being cleaned."""
-        self._task.cancel()
         self._freer.stop()
-        await asyncio.wait([self._task])
+        await cancel_all([self._task])
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:

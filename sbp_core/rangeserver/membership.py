@@ -25,6 +25,7 @@ from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
 from sbp_core.rangeserver.retention import Retention
 from sbp_core.server.dispatch import AsyncHandler, ServerCall
+from sbp_core.server.teardown import cancel_all
 from sbp_core.server.trust import (
     SECRETS_FEATURE,
     Standing,
@@ -167,9 +168,7 @@ class Membership:
 
     async def leave(self) -> None:
         """Stop the heartbeats and close the connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self._client.close()
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:

@@ -53,7 +53,7 @@ class Listener:
         self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock)
         self._speech = speech
         self._clock = clock
-        self._idle_ms = idle_connection_ms
+        self._idle_seconds = idle_connection_ms / 1000
         self._budget = Budget(
             in_flight_bytes_max - _OWN_BYTES, own_bytes_max=limits.CONNECTION_OWN_BYTES
         )
@@ -121,7 +121,7 @@ class Listener:
         """Close the connections of peers that kept the server waiting for too long."""
         self._unread.look()
         for peer in list(self._peers):
-            peer.close_if_overdue(self._idle_ms)
+            peer.close_if_overdue(self._idle_seconds)
         self._departed = {peer for peer in self._departed if not peer.forsake_if_overdue()}
         if self._refused_count:
             _LOG.warning("%d more connections were refused", self._refused_count)
@@ -158,12 +158,17 @@ class Listener:
 
     async def _connect(self, peer: Peer, connection: socket.socket, address: str) -> None:
         loop = asyncio.get_running_loop()
+        is_connected = False
         try:
-            await loop.connect_accepted_socket(lambda: peer, connection)
+            async with asyncio.timeout(limits.FIRST_FRAME_MS / 1000):
+                await loop.connect_accepted_socket(lambda: peer, connection)
+            is_connected = True
         except OSError as error:
             _LOG.debug("%s: lost at once: %s", address, error)
-            connection.close()
-            self._on_closed(peer)
+        finally:
+            if not is_connected:
+                connection.close()
+                self._on_closed(peer)
 
     def _on_closed(self, peer: Peer) -> None:
         if peer not in self._peers:
@@ -223,5 +228,5 @@ class Listener:
 
     async def _sweep_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(min(self._idle_ms, limits.SWEEP_MS) / 1000)
+            await asyncio.sleep(min(self._idle_seconds, limits.SWEEP_MS / 1000))
             self.sweep()

@@ -239,7 +239,7 @@ class Peer(asyncio.BufferedProtocol):
             return -1.0
         return self._use.spare_ms(self._clock.monotonic())
 
-    def close_if_overdue(self, idle_ms_max: float) -> None:
+    def close_if_overdue(self, idle_seconds_max: float) -> None:
         """Close the connection if the peer made the server wait for longer than it may."""
         now = self._clock.monotonic()
         if self._backlog.is_overdue(now, is_contended=self._unread.is_contended):
@@ -256,7 +256,7 @@ class Peer(asyncio.BufferedProtocol):
             self._part(DeadlineExceededError(f"no whole frame arrived within {late_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
-        elif not self._has_work and self._use.idle_ms(now) > idle_ms_max:
+        elif not self._has_work and self._use.idle_ms(now) > 1000 * idle_seconds_max:
             _LOG.debug("%s: idle, sending it away", self.name)
             self.go_away()
 

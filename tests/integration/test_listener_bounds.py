@@ -8,155 +8,32 @@ import os
 import resource
 import socket
 import struct
-from contextlib import asynccontextmanager, suppress
 
-import pytest
-from manual_clock import ManualClock
+from listener_bench import (
+    ANSWER_BYTES,
+    FIRST_FRAME_MS,
+    FRAME_MS,
+    HERE_BYTES,
+    PING,
+    PONG_BYTES,
+    PREFIX_BYTES,
+    QUESTION,
+    STALL_MS,
+    deaf_peer,
+    farewell,
+    opcodes,
+    ping,
+    run,
+)
 from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.server.budget import Budget
-from sbp_core.server.dispatch import Later, PromptHandler
-from sbp_core.server.listener import Listener
-from sbp_core.server.unread import Unread
-from sbp_core.wire.dialect import ServerRole, Speech
-from sbp_core.wire.frame import FrameDecoder, encode_frame
+from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     AppendResponse,
-    IdAllocationResponse,
-    decode_system_error,
-    encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
-
-PING = b"".join(encode_frame(Opcode.PING, Flag.REQUEST, 1, b"", [b"hello"]))
-PONG_BYTES = len(PING)
-QUESTION = b"".join(encode_frame(Opcode.LIST_RANGES, Flag.REQUEST, 1))
-ANSWER_BYTES = len(QUESTION) + len(encode_header(IdAllocationResponse()))
-PREFIX_BYTES = len(QUESTION)
-FIRST_FRAME_MS = limits.FIRST_FRAME_MS
-FRAME_MS = limits.FRAME_COMPLETION_MS
-STALL_MS = limits.WRITE_STALL_MS
-HERE_BYTES = limits.RECEIVE_BUFFER_BYTES + limits.RECEIVE_WAKE_BYTES
-"""So much of a large frame is looked at, for sure."""
-
-
-class Prompt(PromptHandler):
-    """Answers at once."""
-
-    def begin(self, call):
-        return call.answer_soon(IdAllocationResponse())
-
-
-class Deferring(PromptHandler):
-    """Answers later, with what `ready` ends with."""
-
-    def __init__(self):
-        self.ready = None
-
-    def begin(self, call):
-        self.ready = asyncio.get_running_loop().create_future()
-        return Later(self.ready, self.ready.result)
-
-
-class Bench:
-    """A listener, its clock, and services.
-
-    ALLOCATE_ID is answered when `gate` is open, LIST_RANGES at once, APPEND as `deferring` says.
-    """
-
-    def __init__(self):
-        self.clock = ManualClock()
-        self.gate = asyncio.Event()
-        self.deferring = Deferring()
-        self.listener = Listener(
-            {
-                Opcode.ALLOCATE_ID: self.serve,
-                Opcode.LIST_RANGES: Prompt(),
-                Opcode.APPEND: self.deferring,
-            },
-            speech=Speech(ServerRole.RANGE_SERVER),
-            clock=self.clock,
-        )
-        self.port = 0
-        self.begun_count = self.served_count = 0
-
-    async def serve(self, call):
-        self.begun_count += 1
-        await self.gate.wait()
-        self.served_count += 1
-        await call.respond(IdAllocationResponse(), [bytes(1 << 20)])
-
-    def later(self, ms):
-        self.clock.advance(ms)
-        self.listener.sweep()
-
-    @asynccontextmanager
-    async def connection(self):
-        """asyncio streams to the listener, which has accepted them."""
-        before = self.listener.connection_count
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        async with RawClient("127.0.0.1", self.port) as other:
-            while self.listener.connection_count < before + 2:
-                await other.call(Opcode.PING)
-        while self.listener.connection_count > before + 1:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        yield reader, writer
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-
-    @property
-    def held_bytes(self):
-        return [peer._transport.get_write_buffer_size() for peer in self.listener._peers]
-
-
-def run(body):
-    async def main():
-        bench = Bench()
-        bench.port = await bench.listener.start("127.0.0.1", 0)
-        try:
-            await asyncio.wait_for(body(bench), 60)
-        finally:
-            await bench.listener.drain(timeout_ms=100)
-
-    asyncio.run(main())
-
-
-async def farewell(reader):
-    """What the server said before it closed."""
-    decoder = FrameDecoder()
-    decoder.receive_data(await reader.read())
-    *_, last = decoder.frames()
-    assert (last.opcode, last.is_system_error) == (Opcode.GOAWAY, True)
-    return decode_system_error(last.header).status.message
-
-
-async def ping(reader, writer):
-    writer.write(PING)
-    await reader.readexactly(PONG_BYTES)
-
-
-@asynccontextmanager
-async def deaf_peer(bench, request, how_often=10_000):
-    """A peer that sends `request` again and again and reads nothing, once answers wait for it."""
-    with socket.socket() as deaf:
-        deaf.setblocking(False)
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(deaf, ("127.0.0.1", bench.port))
-
-        async def send():
-            for _ in range(how_often):
-                await loop.sock_sendall(deaf, request)
-
-        sending = asyncio.create_task(send())
-        async with RawClient("127.0.0.1", bench.port) as other:
-            while not any(bench.held_bytes):
-                await other.call(Opcode.PING)
-            yield deaf, other
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
 
 
 def test_a_peer_that_says_nothing_is_closed():
@@ -549,131 +426,6 @@ def test_a_flood_of_frames_does_not_keep_the_server_from_what_it_began(monkeypat
             assert turns >= 10
 
     run(body)
-
-
-@pytest.fixture
-def few(monkeypatch):
-    """Room for two connections."""
-    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
-
-
-async def connect(bench):
-    return await asyncio.open_connection("127.0.0.1", bench.port)
-
-
-async def ask(reader, writer):
-    writer.write(QUESTION)
-    return opcodes(await reader.readexactly(ANSWER_BYTES))
-
-
-def test_a_newcomer_gets_the_place_of_who_asked_for_nothing(few):
-    async def body(bench):
-        idle, used = await connect(bench), await connect(bench)
-        await ping(*idle)
-        await ask(*used)
-        bench.clock.advance(limits.UNUSED_CONNECTION_MS)
-        newcomer = await connect(bench)
-        assert await ask(*newcomer) == [Opcode.LIST_RANGES]
-        assert opcodes(await idle[0].readexactly(PREFIX_BYTES)) == [Opcode.GOAWAY]
-        assert await ask(*used) == [Opcode.LIST_RANGES]
-        bench.later(limits.GOAWAY_GRACE_MS)
-        assert await idle[0].read() == b""
-        assert bench.listener.connection_count == 2
-        assert not bench.listener._sent_away
-
-    run(body)
-
-
-def test_a_newcomer_gets_the_place_of_who_asked_for_nothing_for_the_longest_time(few):
-    async def body(bench):
-        first, second = await connect(bench), await connect(bench)
-        for connection in (first, second):
-            await ask(*connection)
-            bench.clock.advance(1)
-        bench.clock.advance(limits.SPARED_CONNECTION_MS)
-        assert await ask(*await connect(bench)) == [Opcode.LIST_RANGES]
-        assert opcodes(await first[0].readexactly(PREFIX_BYTES)) == [Opcode.GOAWAY]
-        assert await ask(*second) == [Opcode.LIST_RANGES]
-
-    run(body)
-
-
-def test_who_is_young_or_in_use_or_waits_for_an_answer_keeps_its_place(few):
-    async def body(bench):
-        at_work, used = await connect(bench), await connect(bench)
-        at_work[1].write(b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1)))
-        while not bench.begun_count:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        bench.clock.advance(limits.SPARED_CONNECTION_MS)
-        await ask(*used)
-        bench.clock.advance(limits.SPARED_CONNECTION_MS - 1)
-        refused, _ = await connect(bench)
-        assert "2 connections open already" in await farewell(refused)
-        bench.clock.advance(limits.EVICTION_PAUSE_MS)
-        assert await ask(*await connect(bench)) == [Opcode.LIST_RANGES]
-        assert opcodes(await used[0].readexactly(PREFIX_BYTES)) == [Opcode.GOAWAY]
-        bench.gate.set()
-        assert len(await at_work[0].readexactly(1 << 20)) == 1 << 20
-
-    run(body)
-
-
-def test_work_that_does_not_end_by_being_cancelled_gives_back_what_it_counts_for(caplog):
-    async def body(bench):
-        release = asyncio.Event()
-
-        async def stubborn(call):
-            while not release.is_set():
-                with suppress(asyncio.CancelledError):
-                    await release.wait()
-
-        bench.listener._dispatcher._handlers[Opcode.TRIM_STREAMS] = stubborn
-        budget = bench.listener._budget
-        async with bench.connection() as (_, writer):
-            writer.write(b"".join(encode_frame(Opcode.TRIM_STREAMS, Flag.REQUEST, 1)))
-            while not budget.taken_bytes:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-        while bench.listener.connection_count:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        bench.later(limits.HANDLER_CANCEL_MS)
-        assert budget.taken_bytes > 0
-        bench.later(1)
-        assert budget.taken_bytes == 0
-        assert "does not end by being cancelled" in caplog.text
-        release.set()
-
-    run(body)
-
-
-def test_a_large_ping_is_not_read_while_echoes_are_not_read():
-    large = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(15_000_000)]))
-    small = b"".join(encode_frame(Opcode.PING, 0, 2, b"", [bytes(2 * limits.PING_ECHO_BYTES)]))
-
-    async def body(bench):
-        unread = bench.listener._unread = Unread(32_000_000, bench.clock.monotonic)
-        async with deaf_peer(bench, large, how_often=1) as (_, other):
-            assert unread.total_bytes > 0
-            async with bench.connection() as (reader, writer):
-                writer.write(small + large)
-                assert len(await reader.readexactly(len(small))) == len(small)
-                while not unread._echoes:
-                    await other.call(Opcode.PING)
-                bench.later(STALL_MS)
-                await other.call(Opcode.PING)
-                assert bench.listener.connection_count == 3
-                bench.later(1)
-                answer = await reader.readexactly(len(large))
-                assert answer[16:-4] == bytes(15_000_000)
-        assert unread.total_bytes == 0
-
-    run(body)
-
-
-def opcodes(octets):
-    decoder = FrameDecoder()
-    decoder.receive_data(octets)
-    return [frame.opcode for frame in decoder.frames()]
 
 
 def _numbered(request, call_id):
