@@ -56,6 +56,7 @@ bench-full: $(READY) ## measure everything with all shapes, the servers alone to
 	@$(SPARK) $(BIN)/python -m benchmarks --full $(BENCH)
 	@$(BIN)/python -m benchmarks.core.servers
 	@$(BIN)/python -m benchmarks.core.overload
+	@$(BIN)/python -m benchmarks.core.attackers
 	@$(BIN)/python -m benchmarks.core.log
 
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)

@@ -10,30 +10,36 @@ quarters of the pool at most.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from sbp_core.session.machine import Symbol
+
 _SHARE: Final = 3, 4
 """Of the pool: what one lane has while the other one waits, and what one address has."""
 
 
-class Lane(enum.Enum):
+class Lane(Symbol):
     """Which part of the pool a charge is taken from."""
 
     SMALL = "small"
     LARGE = "large"
 
 
-class Place(enum.Enum):
+class Place(Symbol):
     """Where the bytes of a charge are counted."""
 
     WAITING = "nowhere yet"
     OWN = "in the connection's own share"
     POOL = "in the pool"
     RELEASED = "nowhere any more"
+
+
+_WAITING, _OWN, _POOL, _RELEASED = Place
+_SMALL, _LARGE = Lane
+"""As plain names: to look up a member of an enumeration is slow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +59,12 @@ class Charge:
     size: int
     lane: Lane
     on_granted: Callable[[], None]
-    place: Place = Place.WAITING
+    place: Place = _WAITING
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is no room for it yet."""
-        return self.place is Place.WAITING
+        return self.place is _WAITING
 
 
 class Budget:
@@ -78,6 +84,7 @@ class Budget:
         self._queues: dict[Lane, OrderedDict[str, deque[Charge]]] = {
             lane: OrderedDict() for lane in Lane
         }
+        self._waiting_count = 0
         self._yielding: dict[Charge, Callable[[], None]] = {}
         self._is_granting = False
 
@@ -94,12 +101,12 @@ class Budget:
     @property
     def waiting_count(self) -> int:
         """Claims that wait."""
-        return sum(len(queue) for queues in self._queues.values() for queue in queues.values())
+        return self._waiting_count
 
     @property
     def is_contended(self) -> bool:
         """Whether a claim waits."""
-        return any(self._queues.values())
+        return self._waiting_count > 0
 
     def claim(
         self, account: Account, size: int, lane: Lane, on_granted: Callable[[], None]
@@ -107,44 +114,54 @@ class Budget:
         """Return a charge of `size` bytes, which may have to wait."""
         charge = Charge(account, size, lane, on_granted)
         if account.own_bytes + size <= self._own_bytes_max:
-            self._put(charge, Place.OWN)
+            charge.place = _OWN
+            account.own_bytes += size
+            self._taken_bytes += size
         elif not self._queues[lane] and self._fits(charge):
-            self._put(charge, Place.POOL)
+            self._put(charge, _POOL)
         else:
             self._queues[lane].setdefault(account.address, deque()).append(charge)
             account.waiting.append(charge)
+            self._waiting_count += 1
             self._ask_to_yield()
         return charge
 
     def resize(self, charge: Charge, size: int) -> None:
         """Count `size` bytes from now on: so much is there, whether or not there is room for it."""
         place = charge.place
-        if place is Place.RELEASED or size == charge.size:
+        if place is _RELEASED or size == charge.size:
             return
-        if place is Place.WAITING:
+        if place is _WAITING:
             charge.size = size
         else:
             self._take_out(charge)
             charge.size = size
             fits_own = charge.account.own_bytes + size <= self._own_bytes_max
-            self._put(charge, Place.OWN if place is Place.OWN and fits_own else Place.POOL)
-        self._grant(charge.account)
+            self._put(charge, _OWN if place is _OWN and fits_own else _POOL)
+        if self._waiting_count:
+            self._grant(charge.account)
 
     def release(self, charge: Charge) -> None:
         """Give the bytes back, or forget the claim; of no effect the second time."""
-        if charge.place is Place.RELEASED:
+        place, account = charge.place, charge.account
+        if place is _RELEASED:
             return
-        if charge.place is Place.WAITING:
+        if place is _OWN:
+            account.own_bytes -= charge.size
+            self._taken_bytes -= charge.size
+        elif place is _WAITING:
             self._unqueue(charge)
         else:
             self._take_out(charge)
-            self._yielding.pop(charge, None)
-        charge.place = Place.RELEASED
-        self._grant(charge.account)
+            if self._yielding:
+                self._yielding.pop(charge, None)
+        charge.place = _RELEASED
+        if self._waiting_count:
+            self._grant(account)
 
     def yield_for_others(self, charge: Charge, on_wanted: Callable[[], None]) -> None:
         """Call `on_wanted` when a claim has to wait while `charge` holds something of the pool."""
-        if charge.place is Place.POOL:
+        if charge.place is _POOL:
             self._yielding[charge] = on_wanted
             if self.is_contended:
                 self._ask_to_yield()
@@ -161,7 +178,7 @@ class Budget:
         return self._has_room(lane, size) and self._is_within_share(charge)
 
     def _has_room(self, lane: Lane, size: int) -> bool:
-        is_bound = lane is Lane.LARGE or bool(self._queues[Lane.LARGE])
+        is_bound = lane is _LARGE or bool(self._queues[_LARGE])
         if is_bound and self._lane_bytes[lane] + size > self._share_bytes:
             return False
         return self._pool_bytes + size <= self._bytes_max
@@ -173,14 +190,14 @@ class Budget:
     def _put(self, charge: Charge, place: Place) -> None:
         charge.place = place
         self._taken_bytes += charge.size
-        if place is Place.OWN:
+        if place is _OWN:
             charge.account.own_bytes += charge.size
         else:
             self._count_in_pool(charge, charge.size)
 
     def _take_out(self, charge: Charge) -> None:
         self._taken_bytes -= charge.size
-        if charge.place is Place.OWN:
+        if charge.place is _OWN:
             charge.account.own_bytes -= charge.size
         else:
             self._count_in_pool(charge, -charge.size)
@@ -199,6 +216,7 @@ class Budget:
         if not queues[address]:
             del queues[address]
         charge.account.waiting.remove(charge)
+        self._waiting_count -= 1
 
     def _grant(self, freed: Account) -> None:
         """Grant what fits now; whoever is told so may give back at once."""
@@ -209,9 +227,9 @@ class Budget:
             for charge in [*freed.waiting]:
                 if charge.is_waiting and freed.own_bytes + charge.size <= self._own_bytes_max:
                     self._unqueue(charge)
-                    self._let_in(charge, Place.OWN)
+                    self._let_in(charge, _OWN)
             while (next_charge := self._maybe_next()) is not None:
-                self._let_in(next_charge, Place.POOL)
+                self._let_in(next_charge, _POOL)
         finally:
             self._is_granting = False
 

@@ -14,6 +14,9 @@ from sbp_core import limits
 from sbp_core.server.budget import Account, Budget, Charge, Lane, Place
 from sbp_core.wire.frame import Frame
 
+_SMALL, _LARGE = Lane
+_RELEASED = Place.RELEASED
+
 
 def memory_bytes(request: Frame) -> int:
     """Return what a request counts for until it is decoded, at least."""
@@ -93,14 +96,18 @@ class Intake:
 
         For one that came as a large frame there is room already, but for what it takes besides.
         """
-        could_read = self.may_read
-        charge, self._frame = self._frame, None
-        if charge is not None:
-            self._budget.resize(charge, size)
-        else:
+        could_read = self._waiting is None and self._request_bytes <= self._bytes_max
+        charge = self._frame
+        if charge is None:
             charge = self._claim(size, self._lane_of(size))
-        self._count(charge, size)
-        self._tell_if_changed(could_read=could_read)
+        else:
+            self._frame = None
+            self._budget.resize(charge, size)
+        self._request_bytes += size
+        if charge.lane is _SMALL:
+            self._small_bytes += size
+        if could_read and (self._waiting is not None or self._request_bytes > self._bytes_max):
+            self._on_change()
         return Held(self, charge)
 
     def settle(self, charge: Charge, size: int) -> None:
@@ -112,14 +119,17 @@ class Intake:
 
     def end(self, charge: Charge) -> None:
         """It is done; see `Held.end`."""
-        if charge.place is Place.RELEASED:
+        if charge.place is _RELEASED:
             return
-        could_read = self.may_read
-        self._count(charge, -charge.size)
+        could_read = self._waiting is None and self._request_bytes <= self._bytes_max
+        self._request_bytes -= charge.size
+        if charge.lane is _SMALL:
+            self._small_bytes -= charge.size
         if charge is self._waiting:
             self._waiting = None
         self._budget.release(charge)
-        self._tell_if_changed(could_read=could_read)
+        if not could_read and self.may_read:
+            self._on_change()
 
     def yield_for_others(self, charge: Charge, on_wanted: Callable[[], None]) -> None:
         """Call `on_wanted` when others wait for memory; see `Held.yield_for_others`."""
@@ -131,7 +141,7 @@ class Intake:
             return
         self._drop_frame()
         if size:
-            self._frame = self._claim(size, Lane.LARGE)
+            self._frame = self._claim(size, _LARGE)
         self._on_change()
 
     def close(self) -> None:
@@ -148,11 +158,11 @@ class Intake:
         """Return the lane of a request; one who has many small ones has no claim to be first."""
         is_small = size <= limits.SMALL_REQUEST_BYTES_MAX
         has_few = self._small_bytes <= limits.CONNECTION_SMALL_BYTES_MAX
-        return Lane.SMALL if is_small and has_few else Lane.LARGE
+        return _SMALL if is_small and has_few else _LARGE
 
     def _count(self, charge: Charge, size: int) -> None:
         self._request_bytes += size
-        if charge.lane is Lane.SMALL:
+        if charge.lane is _SMALL:
             self._small_bytes += size
 
     def _tell_if_changed(self, *, could_read: bool) -> None:

@@ -210,7 +210,8 @@ class Peer(asyncio.BufferedProtocol):
     @property
     def has_room(self) -> bool:
         """Whether the peer reads what it is sent."""
-        return self.has_room_for(0)
+        is_too_far = self._backlog.size and not self._unread.has_room(self._backlog, 0)
+        return self._writable.is_set() and not is_too_far
 
     def has_room_for(self, size: int) -> bool:
         """Whether a frame of `size` bytes need not wait."""
