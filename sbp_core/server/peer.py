@@ -264,8 +264,7 @@ class Peer(asyncio.BufferedProtocol):
     def forsake_if_overdue(self) -> bool:
         """After the end of the connection: whether nothing is done for it any longer.
 
-        Work that does not end though it was cancelled is a mistake in its handler; what it counts
-        for is given back all the same.
+        Work that ignores its end is a mistake; what it counts for is given back all the same.
         """
         now = self._clock.monotonic()
         if self._tasks and not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):

@@ -1,0 +1,59 @@
+"""The attacks of the benchmark, for a moment each, at servers that run as users start them.
+
+A client that does no harm goes on beside them, with calls that must be answered in their time.
+"""
+
+import time
+
+import psutil
+import pytest
+from core_cluster import rows_batch
+
+from benchmarks.core.attacks import ATTACKS, Attackers, Target
+from sbp_core import limits
+from sbp_core.client import AppendItem, Client, StreamSpec
+from sbp_core.cluster import LocalCluster
+
+OLD_BATCHES = 64
+ROUNDS = 50
+RSS_BYTES_MAX = 512 * limits.MIB
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with LocalCluster(tmp_path_factory.mktemp("attacked") / "data") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def target(served):
+    item_bytes = rows_batch([bytes(limits.MIB - 2048)])
+    with Client(served.endpoint) as client:
+        (old,) = client.create_streams([StreamSpec("old")])
+        for _ in range(OLD_BATCHES):
+            client.append([AppendItem(old.stream_id, item_bytes)])
+    ports = [int(at.rpartition(":")[2]) for at in (served.endpoint, served.range_servers[0])]
+    return Target(*ports, old.stream_id, OLD_BATCHES // 2)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_client_beside_an_attack_goes_on(served, target, name):
+    process = psutil.Process(served.pid)
+    with Attackers(name, target):
+        wait_for_connections(process, ATTACKS[name].connection_count)
+        with Client(served.endpoint) as client:  # a newcomer, while the attack is on
+            (stream,) = client.create_streams([StreamSpec(f"beside-{name}")])
+            item = AppendItem(stream.stream_id, rows_batch([b"small"]))
+            for number in range(ROUNDS):
+                (outcome,) = client.append([item])
+                assert outcome.base_offset == number
+                client.list_ranges([stream.stream_id])
+                assert process.memory_info().rss < RSS_BYTES_MAX
+    assert "Traceback" not in served.log_path.read_text()
+
+
+def wait_for_connections(process, count):
+    """Wait until half of the attackers were there; some attacks have hardly any at a time."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and len(process.net_connections("tcp")) < count // 2:
+        time.sleep(0.05)
