@@ -101,7 +101,8 @@ class SbpDataSource(DataSource):
             if overwrite:
                 raise ConfigurationError(
                     "output mode complete: a stream is only ever appended to, never replaced; use"
-                    " .outputMode('append') or .outputMode('update')"
+                    " .outputMode('append'), or write each micro-batch in foreachBatch, where"
+                    " .outputMode('update') is possible: Spark refuses it for sinks in Python"
                 )
             if not ends_micro_batches():
                 check_once(

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from sbp_core.errors import ConnectError
+from sbp_core.errors import ConfigurationError, ConnectError
 from sbp_spark import datasource, first_use
 from sbp_spark.datasource import SbpDataSource
 
@@ -93,6 +93,12 @@ def test_a_look_that_failed_is_taken_again(monkeypatch, tmp_path):
     monkeypatch.setattr(datasource, "check_targets", lambda *given: checked.append(given))
     sink.streamWriter(VALUES, overwrite=False)
     assert checked
+
+
+def test_no_output_mode_is_recommended_that_spark_refuses():
+    sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"})
+    with pytest.raises(ConfigurationError, match=r"outputMode\('append'\), or .* foreachBatch"):
+        sink.streamWriter(VALUES, overwrite=True)
 
 
 def test_a_session_that_keeps_no_files_is_looked_at_by_each_worker(monkeypatch, tmp_path):
