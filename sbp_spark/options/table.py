@@ -69,11 +69,12 @@ SOURCE_OPTIONS: Final = (
         "none",
         "Instead of `startingOffsets`: start at the first record, in the order of offsets, that was"
         " appended at this time or later, so none of them is missed. ISO 8601, such as"
-        " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970; or `-10m`,"
-        " so long before now (ms, s, m, h, d). Records are appended at the time that their range"
-        " server's clock shows, in ms; `now` is what the driver's clock shows when a new query"
-        " plans its first micro-batch, or when a batch is planned; for a stream that waits for a"
-        " range server then (`maxRangeStall`), when the query first missed that.",
+        " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970, though 8"
+        " digits are a date, `20260131`; or `-10m`, so long before now (ms, s, m, h, d). Records"
+        " are appended at the time that their range server's clock shows, in ms; `now` is what the"
+        " driver's clock shows when a new query plans its first micro-batch, or when a batch is"
+        " planned; for a stream that waits for a range server then (`maxRangeStall`), when the"
+        " query first missed that.",
     ),
     OptionSpec(
         "startingOffsetsByTimestamp",

@@ -14,7 +14,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MS_MAX: Final = INT64_MAX // 1000
 _EXPECTED: Final = (
     "a time since 1970 such as 2026-01-31T09:30 (UTC, unless it names a zone), milliseconds since"
-    " 1970, or -10m (before now; also ms, s, h, d)"
+    " 1970 (8 digits are a date), or -10m (before now; also ms, s, h, d)"
 )
 STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 
@@ -86,14 +86,15 @@ def maybe_time(value: object, past_end: PastEnd | None) -> Position | None:
 
 
 def _maybe_time_ms(value: object) -> int | None:
-    if type(value) is int:
-        return value
-    if not isinstance(value, str):
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str):
         return None
-    if re.fullmatch(r"[0-9]{1,19}", value):
-        return int(value)
+    # Eight digits are a date of ISO 8601 without hyphens: as milliseconds they would be of the
+    # first hours of 1970, before there was any record.
+    if re.fullmatch(r"[0-9]{1,7}|[0-9]{9,19}", text):
+        return int(text)
     try:
-        moment = datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
     if moment.tzinfo is None:

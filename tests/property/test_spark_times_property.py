@@ -28,9 +28,15 @@ def test_iso_8601_is_the_ms_since_1970_in_utc_unless_a_zone_is_named(moment, sep
     assert maybe_time(moment.isoformat(separator), None) == AtTime(expected, must_exist=True)
 
 
-@given(st.integers(0, (2**63 - 1) // 1000))
+@given(st.integers(0, (2**63 - 1) // 1000).filter(lambda time_ms: len(str(time_ms)) != 8))
 def test_ms_are_the_same_as_number_and_as_text(time_ms):
     assert maybe_time(time_ms, None) == maybe_time(str(time_ms), None) == AtTime(time_ms, True)
+
+
+@given(st.dates(datetime.fromisoformat("1970-01-01").date()))
+def test_eight_digits_are_a_date_as_number_and_as_text(day):
+    text = day.strftime("%Y%m%d")
+    assert maybe_time(int(text), None) == maybe_time(text, None) == maybe_time(str(day), None)
 
 
 @given(st.integers(1, 10**9), st.sampled_from(["ms", "s", "m", "h", "d"]))
