@@ -85,8 +85,9 @@ def _faults(given: StructType, there: StructType, check: FieldCheck, path: str) 
         if field.name in seen:
             yield f"column {path}{field.name} stands there twice"
         elif known is None:
-            near = difflib.get_close_matches(field.name.lower(), columns, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            folded = {name.lower(): name for name in columns}
+            near = difflib.get_close_matches(field.name.lower(), folded, n=1)
+            hint = f"; did you mean {folded[near[0]]}?" if near else ""
             yield f"column {path}{field.name} does not exist{hint}"
         else:
             yield from check(field, known, path)

@@ -347,6 +347,14 @@ def test_what_may_not_be_asked_for(given, told):
     assert "if they have changed, load again" in str(raised.value)
 
 
+def test_a_name_in_another_case_is_a_hint():
+    schema = schema_of(ID=pa.int32(), CustomerName=pa.string())
+    with pytest.raises(ConfigurationError) as raised:
+        find(schema).check(columns(id=IntegerType(), customername=StringType()))
+    assert "column id does not exist; did you mean ID?" in str(raised.value)
+    assert "column customername does not exist; did you mean CustomerName?" in str(raised.value)
+
+
 def test_metadata_that_are_asked_for_are_in_the_schema():
     found = find(NESTED, includeMetadata="true")
     with pytest.raises(ConfigurationError, match="_metadata is left out, but includeMetadata asks"):
