@@ -75,7 +75,8 @@ def _as_octets(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(_as_octets(kind.key_type), _as_octets(kind.item_type))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_as_octets(field.type)) for field in kind])
+        # What is required may be null where the struct itself is, which a cast would refuse.
+        return pa.struct([pa.field(each.name, _as_octets(each.type)) for each in kind])
     return kind
 
 

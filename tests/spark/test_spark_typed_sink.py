@@ -11,6 +11,7 @@ from threading import Barrier
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 from pyspark.sql.types import IntegerType, LongType, StructType
 from python_workers import COMMITTER, end_python_workers
 from spark_streams import append_values, forget_commit, numbered, wait_until_over
@@ -222,6 +223,25 @@ def test_nulls_are_looked_at_one_by_one_and_kept_as_json(sbp, new_streams, clien
     assert json.loads(bytes(letter.value)) == {"id": None}
     assert b"column id is null" in letter.headers["sbp.error"]
     assert len(versions_of(client, stream)) == 1
+
+
+def test_structs_that_are_null_have_no_fields_that_could_be_missing(sbp, new_streams):
+    (stream,) = new_streams(1)
+    found = sbp.spark.sql("select id, named_struct('city', 'x', 'zip', id) place from range(2)")
+    joined = sbp.spark.range(4).join(found, "id", "left")
+    frame = joined.selectExpr(
+        "id", "place", "array(place, null) some", "map('k', place) by_name", "struct(place) within"
+    )
+    schema = StructType().add("id", LongType()).add("features", VectorUDT())
+    vectors = [(0, DenseVector([0.5])), (1, None), (2, SparseVector(3, [1], [2.0])), (3, None)]
+    frame = frame.join(sbp.spark.createDataFrame(vectors, schema), "id")
+    save(sbp, frame, stream)
+    read = sbp.load(stream).orderBy("id")
+    assert read.drop("features").collect() == frame.orderBy("id").drop("features").collect()
+    places = [row.place and tuple(row.place) for row in read.collect()]
+    assert places == [("x", 0), ("x", 1), None, None]
+    kinds = [row.features and row.features.type for row in read.collect()]
+    assert kinds == [1, None, 0, None]
 
 
 def test_a_query_goes_on_with_a_grown_schema(sbp, new_streams, client, checkpoint):

@@ -22,6 +22,7 @@ from sbp_spark.options import (
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
 from sbp_spark.writing.task import StagedFor, append_rows, stage_rows
 
+TIME = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
 SKIP = BadRecordPolicy(OnBadRecord.SKIP)
 STAGED_FOR = StagedFor(BatchKey("query", 3), is_repeatable=True)
@@ -240,6 +241,64 @@ def test_the_digest_depends_neither_on_the_division_nor_on_the_schemas():
         backwards = [batch[i : i + 1] for i in (3, 1, 0, 2)]
         assert digest(backwards, REQUIRING, bad_records=bad_records) == whole
     assert digest([batch], PAIRS, PAIRS) == digest([batch[1:], batch[:1]], PAIRS, PAIRS) != whole
+
+
+def null_structs(rows, zone="Europe/Berlin"):
+    """Structs, null where a row is None: as Spark gives them, with nulls in required fields."""
+    fields = [
+        pa.field("at", pa.timestamp("us", tz=zone), nullable=False),
+        pa.field("word", pa.string(), nullable=False),
+    ]
+    values = [(None, None) if row is None else row for row in rows]
+    children = [
+        pa.array(column, field.type)
+        for column, field in zip(zip(*values, strict=True), fields, strict=True)
+    ]
+    mask = pa.array([row is None for row in rows])
+    return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+
+def in_a_list(structs):
+    kind = pa.list_(pa.field("element", structs.type))
+    return pa.ListArray.from_arrays([0, 1, 1, len(structs)], structs, type=kind)
+
+
+def in_a_map(structs):
+    kind = pa.map_(pa.string(), structs.type)
+    return pa.MapArray.from_arrays([0, 1, 1, len(structs)], list("abc"), structs, type=kind)
+
+
+def in_a_struct(structs):
+    return pa.StructArray.from_arrays([structs], fields=[pa.field("inner", structs.type)])
+
+
+@pytest.mark.parametrize("wrap", [lambda same: same, in_a_list, in_a_map, in_a_struct])
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_a_null_struct_has_no_fields_that_could_be_missing(wrap, zone):
+    rows = [(TIME, "a"), None, (TIME, "c")]
+    column = wrap(null_structs(rows, zone))
+    schema = StreamSchema.of(pa.schema({"s": wrap(null_structs(rows, "UTC")).type}))
+    client = client_with(schema)
+    append(client, [pa.record_batch({"s": column})], options("s1"), schema)
+    append(client, [pa.record_batch({"s": column.slice(1)})], options("s1"), schema)
+    expected = [*column.to_pylist(), *column.to_pylist()[1:]]
+    assert [row["s"] for row in client.published[1]] == expected
+    stage_rows(
+        [pa.record_batch({"s": column})], client, options("s1"), STAGED_FOR, maybe_schema=schema
+    )
+
+
+def test_a_dead_letter_shows_a_null_struct_beside_a_text_that_is_none():
+    fields = [pa.field("n", pa.int64(), nullable=False)]
+    nothing = pa.nulls(1, pa.int64())
+    structs = pa.StructArray.from_arrays([nothing], fields=fields, mask=pa.array([True]))
+    batch = pa.record_batch({"s": structs, "word": pa.array([b"\xff"]).view(pa.string())})
+    schema = StreamSchema.of(batch.schema)
+    client = client_with(schema)
+    message = append(client, [batch], options("s1", bad_records=DEAD_LETTERS), schema)
+    assert message.dead_letter_count == 1
+    (letter,) = client.published[99]
+    assert json.loads(letter["value"])["s"] is None
 
 
 def test_dead_letters_show_whatever_there_is():
