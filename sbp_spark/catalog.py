@@ -25,6 +25,7 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import CatalogOptions, Table
 from sbp_spark.reading.positions import display_name
 from sbp_spark.schema import source_arrow_schema
+from sbp_spark.selection import as_named
 
 _TRIES: Final = 5
 _ANSWER_MS: Final = 1_000
@@ -85,8 +86,11 @@ class CatalogReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises SbpError."""
-        rows = table_rows(client_for(self._options.servers, Patience.RUNNING), self._options.table)
-        yield pa.RecordBatch.from_pylist(rows, source_arrow_schema(self._schema))
+        table = self._options.table
+        rows = table_rows(client_for(self._options.servers, Patience.RUNNING), table)
+        named = source_arrow_schema(as_named(self._schema, SCHEMAS[table]))
+        schema = source_arrow_schema(self._schema)
+        yield pa.RecordBatch.from_pylist(rows, named).rename_columns(schema.names).cast(schema)
 
 
 def table_rows(client: Client, table: Table) -> list[Row]:

@@ -66,7 +66,7 @@ def check_source_schema(given: StructType, *, include_headers: bool) -> None:
     They may be any of its columns, in any order; `include_headers` demands that headers are there.
     """
     faults = []
-    if include_headers and "headers" not in given.names:
+    if include_headers and "headers" not in map(str.lower, given.names):
         faults.append("column headers is left out, but the option includeHeaders asks for it")
     check_selection(given, source_schema(include_headers=True), more_faults=faults)
 

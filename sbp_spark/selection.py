@@ -69,6 +69,31 @@ def check_selection(
         )
 
 
+def as_named(given: StructType, there: StructType) -> StructType:
+    """Return the columns `given`, which `check_selection` let pass, in the names of `there`."""
+    columns = _by_folded_name(there)
+    fields = []
+    for field in given:
+        known = columns[field.name.lower()]
+        kind = _type_as_named(field.dataType, known.dataType)
+        fields.append(StructField(known.name, kind, field.nullable))
+    return StructType(fields)
+
+
+def _type_as_named(given: DataType, there: DataType) -> DataType:
+    match given, there:
+        case StructType(), StructType():
+            return as_named(given, there)
+        case ArrayType(), ArrayType():
+            element = _type_as_named(given.elementType, there.elementType)
+            return ArrayType(element, given.containsNull)
+        case MapType(), MapType():
+            value = _type_as_named(given.valueType, there.valueType)
+            return MapType(given.keyType, value, given.valueContainsNull)
+        case _:
+            return given
+
+
 def ddl(schema: StructType) -> str:
     """Return columns as messages show them."""
     return ", ".join(
@@ -78,22 +103,31 @@ def ddl(schema: StructType) -> str:
 
 
 def _faults(given: StructType, there: StructType, check: FieldCheck, path: str) -> Iterator[str]:
-    columns = {field.name: field for field in there}
+    columns = _by_folded_name(there)
     seen: set[str] = set()
     for field in given.fields:
-        known = columns.get(field.name)
-        if field.name in seen:
+        folded = field.name.lower()
+        known = columns.get(folded)
+        if folded in seen:
             yield f"column {path}{field.name} stands there twice"
         elif known is None:
-            folded = {name.lower(): name for name in columns}
-            near = difflib.get_close_matches(field.name.lower(), folded, n=1)
-            hint = f"; did you mean {folded[near[0]]}?" if near else ""
+            near = difflib.get_close_matches(folded, columns, n=1)
+            hint = f"; did you mean {columns[near[0]].name}?" if near else ""
             yield f"column {path}{field.name} does not exist{hint}"
         else:
             yield from check(field, known, path)
-        seen.add(field.name)
+        seen.add(folded)
     if not given.fields:
         yield f"there is no column{f' in {path[:-1]}' if path else '; name one, such as offset'}"
+
+
+def _by_folded_name(there: StructType) -> dict[str, StructField]:
+    """Return columns by their names in lower case: no two names differ in case only.
+
+    Case does not matter to Spark either, unless spark.sql.caseSensitive is set, which no source in
+    Python is told of.
+    """
+    return {field.name.lower(): field for field in there}
 
 
 def _mistaken(given: StructField, there: StructField, path: str) -> str:

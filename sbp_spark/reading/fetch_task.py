@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from sbp_spark.options import Servers
 from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.reading.columns_layout import ColumnsLayout
 from sbp_spark.reading.damaged_batches import StoredRun, decode_run
-from sbp_spark.reading.layout import Form, Layout, Piece, is_enough
+from sbp_spark.reading.layout import Form, Layout, Piece, RenamedLayout, is_enough
 from sbp_spark.reading.placed_chunks import read_placed_chunks
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import (
@@ -41,7 +41,8 @@ class SpanPartition(InputPartition):
     """Spans that one task reads, from the cluster of `servers`.
 
     Offsets of them that are gone by then are an error, or passed over and logged. The task holds
-    about `buffer_bytes` that are not decoded yet.
+    about `buffer_bytes` that are not decoded yet. `maybe_columns` are the columns as the streams
+    name them, if the query names any of them otherwise.
     """
 
     servers: Servers
@@ -49,6 +50,7 @@ class SpanPartition(InputPartition):
     form: Form = Form.ROWS
     is_loss_fatal: bool = True
     buffer_bytes: int = FETCH_BUFFER_BYTES_DEFAULT
+    maybe_columns: pa.Schema | None = None
 
 
 class BrokenSequenceError(ProtocolError):
@@ -81,6 +83,9 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
 
 def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
     """Return what makes the columns of `schema` of a partition's record batches."""
+    if partition.maybe_columns is not None:
+        own = layout_for(replace(partition, maybe_columns=None), partition.maybe_columns, client)
+        return RenamedLayout(own, schema)
     if not partition.form.is_typed:
         return RowsLayout(schema)
     versions = SchemaVersions(client, partition.servers)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.records import Envelope
 from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.retyping import retyped
 
 
 class Form(Enum):
@@ -72,6 +73,26 @@ class Layout(Protocol):
     def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
         """Return the records of some pieces, in their order, as Spark demands them."""
         ...
+
+
+class RenamedLayout:
+    """Makes what another layout does, with the columns named as in `schema`."""
+
+    def __init__(self, layout: Layout, schema: pa.Schema) -> None:
+        self._layout = layout
+        self._schema = schema
+
+    def decode(
+        self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
+    ) -> Iterator[Piece]:
+        """Yield what `join` needs. Raises SbpError."""
+        return self._layout.decode(envelopes, span, start_offset, end_offset)
+
+    def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
+        """Return the records of some pieces."""
+        made = zip(self._layout.join(pieces).columns, self._schema, strict=True)
+        columns = [retyped(array, field.type) for array, field in made]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
 def joined(index: int, pieces: Sequence[Piece]) -> pa.Array:

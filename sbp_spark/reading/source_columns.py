@@ -18,7 +18,7 @@ from sbp_spark.reading.layout import Form
 from sbp_spark.reading.positions import display_name
 from sbp_spark.reading.stream_kinds import newest_schemas
 from sbp_spark.schema import check_source_schema, source_schema
-from sbp_spark.selection import as_wide, check_selection
+from sbp_spark.selection import as_named, as_wide, check_selection
 from sbp_spark.wording import listed
 
 
@@ -38,7 +38,9 @@ class SourceColumns:
             check_source_schema(given, include_headers="headers" in self.schema.names)
             return
         faults = []
-        if self.form is Form.COLUMNS_WITH_METADATA and METADATA_COLUMN not in given.names:
+        if self.form is Form.COLUMNS_WITH_METADATA and METADATA_COLUMN not in map(
+            str.lower, given.names
+        ):
             faults.append(f"column {METADATA_COLUMN} is left out, but includeMetadata asks for it")
         check_selection(
             given,
@@ -47,6 +49,15 @@ class SourceColumns:
             more_faults=faults,
             remark="; as the schemas of the streams are now: if they have changed, load again",
         )
+
+    def maybe_renamed(self, given: StructType) -> StructType | None:
+        """Return the columns `given`, which were checked, as they are named here.
+
+        None if they are named so.
+        """
+        there = self.schema if self.form.is_typed else source_schema(include_headers=True)
+        named = as_named(given, there)
+        return None if named == given else named
 
 
 def find_columns(

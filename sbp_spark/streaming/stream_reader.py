@@ -7,6 +7,7 @@ reads in other processes from a pickled copy: what must not be forgotten is in t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -52,6 +53,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         self._given_schema = schema
         self._checked_options: SourceOptions | None = None
         self._form = Form.ROWS
+        self._maybe_renamed: StructType | None = None
         self._watch: StreamWatch | None = None
         self._snapshot = Snapshot()
         self._is_available_now = False
@@ -160,8 +162,12 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             )
             self._losses.note(planned.losses)
             schema = source_arrow_schema(self._given_schema)
-            self._maybe_rows = self._small_batches.maybe_read(planned.partitions, schema)
-            return planned.partitions
+            partitions = planned.partitions
+            if self._maybe_renamed is not None:
+                own = source_arrow_schema(self._maybe_renamed)
+                partitions = [replace(each, maybe_columns=own) for each in partitions]
+            self._maybe_rows = self._small_batches.maybe_read(partitions, schema)
+            return partitions
 
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that Spark has logged the batch behind `end`; comes one batch late."""
@@ -185,6 +191,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 columns.check(self._given_schema)
             self._checked_options = options
             self._form = columns.form
+            self._maybe_renamed = columns.maybe_renamed(self._given_schema)
             self._watch = watch
         return self._checked_options
 

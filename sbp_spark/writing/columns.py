@@ -9,6 +9,7 @@ import pyarrow as pa
 from sbp_core.errors import SchemaError
 from sbp_core.records import BatchBuilder, ColumnsBuilder, StreamSchema, map_columns
 from sbp_spark.options import Batching
+from sbp_spark.retyping import retyped
 from sbp_spark.writing.bad_columns import columns_to_dead_letters, find_bad_columns
 from sbp_spark.writing.bad_records import BadRows
 from sbp_spark.writing.column_digest import digest_of_columns
@@ -35,7 +36,7 @@ class ColumnsPayload:
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are written; Spark's times are in the session's zone."""
-        columns = [_retyped(batch.column(field.name), field.type) for field in self._given]
+        columns = [retyped(batch.column(field.name), field.type) for field in self._given]
         return pa.RecordBatch.from_arrays(columns, schema=self._given)
 
     def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
@@ -74,36 +75,3 @@ class ColumnsPayload:
             records_max=self._batching.records_max,
             compression=self._batching.compression,
         )
-
-
-def _retyped(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return an array as one of a type that differs in time zones and names only, without a copy.
-
-    A struct that is null may have a null in a field that is required where the struct is not: in
-    the rows that a left join found no partner for. Arrow's own cast refuses those.
-    """
-    kind = array.type
-    if kind == target:
-        return array
-    if pa.types.is_struct(target):
-        children = _retyped_fields(array, list(target))
-        mask = array.is_null() if array.null_count else None
-        return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
-    if pa.types.is_map(target):
-        fields = [target.key_field, target.item_field]
-        parts = _retyped_fields(array.values, fields)
-        return _with_child(array, target, pa.StructArray.from_arrays(parts, fields=fields))
-    if pa.types.is_list(target):
-        return _with_child(array, target, _retyped(array.values, target.value_type))
-    return array.cast(target)
-
-
-def _retyped_fields(array: pa.StructArray, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    return [_retyped(array.field(index), field.type) for index, field in enumerate(fields)]
-
-
-def _with_child(array: pa.Array, target: pa.DataType, child: pa.Array) -> pa.Array:
-    validity, offsets = array.buffers()[:2]
-    return pa.Array.from_buffers(
-        target, len(array), [validity, offsets], array.null_count, array.offset, [child]
-    )

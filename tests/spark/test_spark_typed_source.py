@@ -321,3 +321,36 @@ def test_sql_reads_a_typed_stream(sbp, new_streams, client):
         "select sum(id), max(_metadata.offset) from people where name <> 'name 1'"
     )
     assert tuple(found.first()) == (2, 2)
+
+
+def test_names_may_differ_in_case(sbp, new_streams, client, checkpoint):
+    stream, plain = new_streams(2)
+    place = pa.struct([("City", pa.string()), ("zip", pa.int32())])
+    schema = schema_of(ID=pa.int32(), Place=place, tags=pa.list_(place))
+    where = {"City": "x", "zip": 1}
+    rows = [{"ID": 1, "Place": where, "tags": [where, None]}, {"ID": 2}]
+    append_columns(client, stream, rows_in(schema, rows))
+    wanted = "id bigint, PLACE struct<city: string>, Tags array<struct<ZIP: int>>"
+    expected = [(1, ("x",), [(1,), None]), (2, None, None)]
+
+    def found(frame):
+        assert frame.columns == ["id", "PLACE", "Tags"]
+        assert frame.schema["PLACE"].dataType.names == ["city"]
+        return sorted(tuple(row) for row in frame.collect())
+
+    reader = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint)
+    assert found(reader.schema(wanted).load(streams=stream)) == expected
+    for tasks, options in enumerate(({}, {"minPartitions": "2"})):
+        reader = sbp.spark.readStream.format("sbp").schema(wanted)
+        reader = reader.options(endpoint=sbp.endpoint, streams=stream, **options)
+        came = []
+        writer = reader.option("startingOffsets", "earliest").load().writeStream
+        writer = writer.foreachBatch(lambda batch, _, came=came: came.extend(found(batch)))
+        writer = writer.option("checkpointLocation", f"{checkpoint}-{tasks}")
+        wait_until_over(writer.trigger(availableNow=True).start())
+        assert sorted(came) == expected
+    append_values(client, plain, [b"a"])
+    reader = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint)
+    assert reader.schema("VALUE binary").load(streams=plain).collect()[0].VALUE == b"a"
+    tables = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint, table="streams")
+    assert plain in [row.STREAM for row in tables.schema("STREAM string").load().collect()]

@@ -68,7 +68,9 @@ NOT_NULL = StructType([StructField("key", BinaryType(), nullable=False)])
     ("given", "told"),
     [
         (columns(offset=LongType(), price=LongType()), "column price does not exist"),
-        (columns(Value=BinaryType()), "column Value does not exist; did you mean value"),
+        (columns(Valu=BinaryType()), "column Valu does not exist; did you mean value"),
+        (columns(value=BinaryType(), VALUE=BinaryType()), "column VALUE stands there twice"),
+        (columns(Value=StringType()), "column Value string; expected value binary: cast"),
         (columns(value=StringType()), "column value string; expected value binary: cast"),
         (NOT_NULL, "column key binary not null; expected key binary"),
         (StructType([]), "there is no column"),

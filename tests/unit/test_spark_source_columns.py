@@ -326,7 +326,9 @@ def test_what_may_be_asked_for(given):
         (columns(price=DecimalType(9, 1)), "price decimal(9,1); expected price decimal(9,2)"),
         (required("price", DecimalType(9, 2)), "or leave not null out"),
         (columns(prize=DecimalType(9, 2)), "column prize does not exist; did you mean price?"),
-        (columns(Price=DecimalType(9, 2)), "column Price does not exist; did you mean price?"),
+        (columns(Prize=DecimalType(9, 2)), "column Prize does not exist; did you mean price?"),
+        (columns(Price=DoubleType()), "column Price double; expected price decimal(9,2)"),
+        (columns(Place=columns(Z=IntegerType())), "column Place.Z does not exist"),
         (columns(tags=ArrayType(ByteType())), "tags.element tinyint; expected tags.element small"),
         (columns(tags=ArrayType(ShortType(), False)), "tags.element smallint not null"),
         (columns(tags=StringType()), "column tags string"),
@@ -347,12 +349,29 @@ def test_what_may_not_be_asked_for(given, told):
     assert "if they have changed, load again" in str(raised.value)
 
 
-def test_a_name_in_another_case_is_a_hint():
-    schema = schema_of(ID=pa.int32(), CustomerName=pa.string())
-    with pytest.raises(ConfigurationError) as raised:
-        find(schema).check(columns(id=IntegerType(), customername=StringType()))
-    assert "column id does not exist; did you mean ID?" in str(raised.value)
-    assert "column customername does not exist; did you mean CustomerName?" in str(raised.value)
+def test_names_may_differ_in_case_as_they_may_in_spark():
+    found = find(NESTED)
+    given = columns(
+        ID=IntegerType(),
+        Tags=ArrayType(LongType()),
+        PLACE=columns(X=LongType()),
+        price=DecimalType(9, 2),
+    )
+    found.check(given)
+    assert found.maybe_renamed(given) == columns(
+        id=IntegerType(),
+        tags=ArrayType(LongType()),
+        place=columns(x=LongType()),
+        price=DecimalType(9, 2),
+    )
+    assert found.maybe_renamed(columns(id=IntegerType())) is None
+
+
+def test_a_hint_has_the_case_of_the_stream():
+    with pytest.raises(
+        ConfigurationError, match=r"customr does not exist; did you mean Customer\?"
+    ):
+        find(schema_of(ID=pa.int32(), Customer=pa.string())).check(columns(customr=StringType()))
 
 
 def test_metadata_that_are_asked_for_are_in_the_schema():
