@@ -20,12 +20,16 @@ from scripted_peer import (
     reset,
     silent,
 )
+from waiting import until
 
 from sbp_core.client import (
     AppendItem,
     AppendOutcome,
     Writer,
 )
+from sbp_core.client.blocking_connection import BlockingConnection
+from sbp_core.client.connecting import Connecting
+from sbp_core.client.program import Call
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
@@ -226,3 +230,14 @@ def test_a_writer_outlives_connections_that_die_before_they_are_greeted(make, pe
         (outcome,) = driver.do("append", [AppendItem(1, b"a batch")], writer=writer)
         assert outcome.base_offset == 100
     assert len(peer.links) == 17
+
+
+def test_a_call_on_a_connection_that_died_ungreeted_was_not_sent(peer) -> None:
+    """It may die between the look at it and the call: no answer is no refusal of a feature."""
+    peer.script(Opcode.HEARTBEAT, reset)
+    connection = BlockingConnection(peer.endpoint, "me", Connecting())
+    until(lambda: connection.is_over, 20)
+    call = Call(peer.endpoint, Opcode.APPEND, None, 5_000, feature=FeatureName.IDEMPOTENT_APPEND)
+    with pytest.raises(ConnectError, match="nothing was sent"):
+        connection.start(call, lambda _: None)
+    connection.close()
