@@ -142,8 +142,13 @@ class SqliteStore:
     ) -> list[tuple[StreamRecord, RangeRecord] | None]:
         """Create streams, each with an open range from offset 0; None where the name is taken."""
         with self._transaction():
-            created = [self._maybe_create_stream(stream, created_at_ms) for stream in streams]
+            ((last_id,),) = self._query("SELECT last_stream_id FROM cluster")
+            created = []
+            for stream in streams:
+                created.append(self._maybe_create_stream(last_id + 1, stream, created_at_ms))
+                last_id += created[-1] is not None
             if any(created):
+                self._query("UPDATE cluster SET last_stream_id = ?", last_id)
                 self._bump_revision()
             return created
 
@@ -278,12 +283,10 @@ class SqliteStore:
     # Inside
 
     def _maybe_create_stream(
-        self, new: NewStream, created_at_ms: int
+        self, stream_id: int, new: NewStream, created_at_ms: int
     ) -> tuple[StreamRecord, RangeRecord] | None:
         if new.name is not None and self._maybe_stream("name", new.name) is not None:
             return None
-        self._query("UPDATE cluster SET last_stream_id = last_stream_id + 1")
-        ((stream_id,),) = self._query("SELECT last_stream_id FROM cluster")
         stream = StreamRecord(
             stream_id,
             new.name,

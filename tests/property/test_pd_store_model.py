@@ -87,7 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
         index = last.range_index + 1 if last else 0
         start = 10 * index
         end = None if length is None else start + length
-        new = RangeRecord(stream_id, index, start, end, 1, tuple(server_ids))
+        new = RangeRecord(stream_id, index, start, end, 1, tuple(server_ids), 11)
         (is_made,) = self.store.create_ranges([new])
         assert is_made == (stream_id in self.streams)
         if is_made:
