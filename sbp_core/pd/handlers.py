@@ -185,6 +185,7 @@ class PlacementDriverHandlers:
     async def stop(self) -> None:
         """Give up what goes on in the background."""
         await self._publisher.stop()
+        await self._sealer.stop()
         await self._range_servers.stop()
         await self._announcer.stop()
 

@@ -1,8 +1,9 @@
 """Sealing the open ranges of streams and opening the next ones.
 
 Safety comes from the range server: it seals durably and answers where the range ends; only then is
-the end recorded and a new range opened there. Each step may be repeated, so a seal that was cut
-short is finished by the next one.
+the end recorded and a new range opened there. A seal that was begun goes on when its caller leaves:
+a stream must not be left without a range to write to. Each step may be repeated, so one that was
+cut short by the end of the server is finished by the next one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sbp_core.pd.ranges import SealPlan
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.pd.syncing import RangeAnnouncer
 from sbp_core.pd.tables import primary_address
+from sbp_core.server.teardown import cancel_all
 from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,
@@ -52,12 +54,28 @@ class Sealer:
         self._prover = prover
         self._membership = membership
         self._announcer = announcer
+        self._at_work: set[asyncio.Task[list[SealRangesResult]]] = set()
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        await cancel_all(self._at_work)
 
     async def seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
         """Seal ranges; return each stream's new writable range, or why there is none.
 
         In the order of `items`. The servers of new ranges are told of them in the background.
         """
+        task = asyncio.create_task(self._seal(items))
+        self._at_work.add(task)
+        task.add_done_callback(self._on_done)
+        return await asyncio.shield(task)
+
+    def _on_done(self, task: asyncio.Task[list[SealRangesResult]]) -> None:
+        self._at_work.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may be gone
+
+    async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
         plans = await self._store.run(ranges.plan_seals, items)
         ends = await _seal_at_servers(
             self._prover, (plan.maybe_open for plan in plans if plan.maybe_open is not None)
