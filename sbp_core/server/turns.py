@@ -11,10 +11,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from sbp_core import limits
 
 Step = Callable[[], bool]
+
+_FRAMES_PER_LOOK: Final = 8
+"""How often it is looked how much time of the processor a turn took."""
 
 
 class Turns:
@@ -37,11 +41,13 @@ class Turns:
     def _run(self) -> None:
         self._is_running = True
         if self._over_at is None:
-            self._over_at = time.perf_counter() + limits.TURN_MS / 1000
+            self._over_at = time.thread_time() + limits.TURN_MS / 1000
         try:
-            while self._steps and self._left_count and time.perf_counter() < self._over_at:
+            while self._steps and self._left_count:
                 step = self._steps.popleft()
                 self._left_count -= 1
+                if not self._left_count % _FRAMES_PER_LOOK and time.thread_time() > self._over_at:
+                    self._left_count = 0  # after this one
                 if step():
                     self._steps.append(step)
         finally:
