@@ -277,6 +277,10 @@ SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
 """Ranges in one SNAPSHOT entry, 29 octets each."""
 SNAPSHOT_WRITERS_PER_ENTRY: Final = 4_096
 """Writers in one SNAPSHOT_WRITERS entry, some 500 octets each at most."""
+HIGH_WATER_INTERVAL_MS: Final = 100
+"""How often a range server notes beside its log how far that is synced, while it grows."""
+HIGH_WATER_KEPT_INTERVAL_MS: Final = 10_000
+"""How often a placement driver writes down how far the logs of range servers are synced."""
 LOG_SCAN_BYTES: Final = 4 * MIB
 """Octets read at a time at recovery."""
 RETENTION_CHECK_INTERVAL_MS: Final = 60_000

@@ -3,7 +3,8 @@ r"""One file of the log: `<position of its first octet, 20 digits>.log`, a heade
 Positions run on over all segments: the octet at `offset` of a file has position base + offset,
 headers included, so each file starts where the one before it ends. A compacted segment is a
 rewrite of the same positions [base, end) with fewer entries, each at a new position; its file is
-shorter than what it stands for.
+shorter than what it stands for. So is one of generation 0 that says its end: it lost what was
+behind its last entry, and the log goes on in the next one.
 
 Header (big-endian; the first 24 octets are those of every version):
 

@@ -1,6 +1,6 @@
 """Reading a whole log to find out what of it is damaged, and what is lost by that.
 
-Nothing is changed. Every octet is read, from the disk and not from the page cache.
+Nothing is changed. Every byte is read, from the disk and not from the page cache.
 
 What is lost follows from one rule: of every range that was not deleted, all records from its start
 to its end are somewhere in the log. The ranges are told by the snapshot that each segment begins
@@ -27,6 +27,7 @@ from sbp_core.log.files import (
     maybe_segment_base,
     segment_path,
 )
+from sbp_core.log.high_water import HighWater, read_high_water
 from sbp_core.log.index_file import (
     SegmentIndex,
     has_old_index,
@@ -34,9 +35,9 @@ from sbp_core.log.index_file import (
     is_old_index,
     read_index,
 )
-from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates
+from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates, Records
 from sbp_core.log.replay import TornTail
-from sbp_core.log.salvage import Fault, Records, SegmentReading
+from sbp_core.log.salvage import Fault, SegmentReading
 from sbp_core.log.segment import Segment
 from sbp_core.log.staged import StagedStates
 from sbp_core.log.start import START_NAME, read_start
@@ -126,8 +127,10 @@ class _Inspector:
         self._useless_indexes: list[Path] = []
         self._end: int | None = None
         self._start: int | None = None
+        self._mark: HighWater | None = None
 
     def run(self) -> None:
+        self._mark, _ = read_high_water(self._disk, self._directory)
         bases = self._bases()
         self._segment_count = len(bases)
         for base, following in pairwise(bases):
@@ -170,7 +173,7 @@ class _Inspector:
             self._fault(self._directory / START_NAME, 0, str(error.__cause__))
         if bases and bases[0] != start:
             self._miss(start, bases[0])
-        if start and not bases:
+        if not bases and (start or self._mark is not None):
             self._fault(segment_path(self._directory, start), start, "the file is missing")
         return bases
 
@@ -194,7 +197,7 @@ class _Inspector:
                 self._fault(file.path, end, f"{reason}: it was cut short, or a file is missing")
                 end = following
             segment = Segment(base, end, min(size, end - base), segment.generation)
-            reading = self._read(file, segment, may_be_torn=False)
+            reading = self._read(file, segment, torn_from=None)
         if self._is_at_fault(file.path, faults_before):
             self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
         if index is not None:
@@ -206,7 +209,8 @@ class _Inspector:
         faults_before = len(self._faults)
         with self._open(base) as file:
             size = self._size(file)
-            if size <= SEGMENT_HEADER_BYTES:
+            promised = 0 if self._mark is None else self._mark.position
+            if size <= SEGMENT_HEADER_BYTES and promised <= base + SEGMENT_HEADER_BYTES:
                 self._tear(file, base, size, base, "it is not longer than a segment's header")
                 self._end = base if self._faults else None
                 return
@@ -214,25 +218,63 @@ class _Inspector:
             generation = header.generation if header else 0
             end = header.end or base + size if header else base + size
             segment = Segment(base, end, size, generation)
+            if segment.is_cut:  # a start that went on behind it was interrupted
+                promised, end = max(promised, end), base + size
             is_full = (
                 end != base + size
                 or self._maybe_index(segment, is_checked=False) is not None
                 or has_old_index(self._disk, self._directory, segment)
             )
-            if is_full:
-                self._fault(segment_path(self._directory, end), end, "the file is missing")
-            reading = self._read(file, segment, may_be_torn=not is_full)
-            if reading.torn is not None:
+            is_short = not is_full and base + size < promised
+            torn_from = None if is_full else 0 if is_short else promised
+            reading = self._read(file, segment, torn_from=torn_from)
+            if is_short:
+                self._lose(file, promised, reading)
+                segment = Segment(base, promised, size, generation)
+            elif reading.torn is not None:
                 self._tear(file, base, size, reading.torn.position, reading.torn.reason)
                 segment = Segment(base, end, reading.torn.position - base, generation)
+        goes_on_at = max(end, promised) if is_full or is_short else end
         if is_full:
-            self._end = end
+            self._end = goes_on_at
+            self._lose_file(end, promised)
         if self._is_at_fault(file.path, faults_before) or (
             self._faults and not reading.has_snapshot
         ):
-            self._end = end if reading.has_records else base
-            if reading.has_records:
+            is_kept = reading.has_records or goes_on_at == promised
+            self._end = goes_on_at if is_kept else base
+            if is_kept:
                 self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
+
+    def _lose(self, file: DiskFile, promised: int, reading: SegmentReading) -> None:
+        """Note that the end of the last segment is lost, and which records with it."""
+        base = reading.segment.base
+        position = reading.torn.position if reading.torn else base + reading.segment.size
+        reason = (
+            f"the file ends here, and was synced up to position {promised}: {promised - position}"
+            f" bytes are missing"
+        )
+        if not self._restore_tails(position, promised):
+            reason = f"{reason}, of which ranges is not known"
+        self._fault(file.path, position, reason)
+
+    def _lose_file(self, base: int, promised: int) -> None:
+        """Note that the last segment is missing, which went on to `promised` at least."""
+        if promised > base:
+            self._miss(base, promised)
+            self._restore_tails(base, promised)
+        else:
+            self._fault(segment_path(self._directory, base), base, "the file is missing")
+
+    def _restore_tails(self, position: int, promised: int) -> bool:
+        """Let the ranges be as they were at `promised`; False if that is not known."""
+        mark = self._mark
+        if mark is None or mark.tails is None:
+            return False
+        if mark.position != promised or mark.tails_from > position:
+            return False
+        self._states.restore_tails(mark.tails)
+        return True
 
     def _is_at_fault(self, path: Path, faults_before: int) -> bool:
         return any(fault.path == path for fault in self._faults[faults_before:])
@@ -240,9 +282,9 @@ class _Inspector:
     def _tear(self, file: DiskFile, base: int, size: int, position: int, reason: str) -> None:
         self._torn_tail = TornTail(file.path, position, base + size - position, reason)
 
-    def _read(self, file: DiskFile, segment: Segment, *, may_be_torn: bool) -> SegmentReading:
+    def _read(self, file: DiskFile, segment: Segment, *, torn_from: int | None) -> SegmentReading:
         reading = SegmentReading(file, segment, self._states, self._coverage)
-        reading.read(may_be_torn=may_be_torn)
+        reading.read(torn_from)
         self._faults += reading.faults
         self._batch_count += reading.batch_count
         self._states = reading.states

@@ -25,6 +25,7 @@ from sbp_core.log.active_segment import ActiveSegment, check_group
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
 from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, EntryKind, Location
 from sbp_core.log.files import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.high_water import HighWaterKeeper
 from sbp_core.log.index_file import SegmentIndex, encode_index
 from sbp_core.log.lookup import BatchLookup, Extent
 from sbp_core.log.range_states import LoggedRange, RangeKey
@@ -66,6 +67,7 @@ class _Group:
     time_ms: int
     locations: tuple[Location, ...]
     changed: Mapping[RangeKey, LoggedRange]
+    end: int
 
 
 class Log:
@@ -94,6 +96,9 @@ class Log:
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
         """Whoever takes both takes `_writing` first."""
+        self.high_water = HighWaterKeeper(
+            disk, directory, recovered.maybe_high_water, recovered.next_sequence
+        )
         report = recovered.report
         base = report.segment_bases[-1]
         with translate_os_error(LogError, "opening", segment_path(directory, base)):
@@ -105,6 +110,7 @@ class Log:
                 proven_upto=report.durable_upto,
             )
             view = self._active.view(disk)
+        self.high_water.on_segment(base, report.end_position, recovered.changed)
         self._extent = Extent(recovered.sealed, view, recovered.rows)
         self.recent = RecentBodies()
         self._maybe_streams_held: set[int] | None = None
@@ -313,8 +319,7 @@ class Log:
     def end_segment(self) -> None:
         """Go on in a new segment, so that this one is full and can be cleaned.
 
-        Nothing happens to an empty one. Raises LogWriteError: then the log is dead, so there must
-        be room for `snapshot_bytes` on the disk.
+        Without room for `snapshot_bytes` on the disk the log is dead: LogWriteError is raised.
         """
         with self._writing:
             self._check_open()
@@ -338,8 +343,8 @@ class Log:
     def close(self) -> None:
         """Close the log and give the directory back. Idempotent.
 
-        The last group is made provable, so that damage to it is told from a torn tail after a
-        clean end; LogWriteError if that fails (nothing that was synced is lost by it).
+        The last group is made provable, and the end is noted, so that damage to it is told from a
+        torn tail; LogWriteError if that fails (nothing that was synced is lost by it).
         """
         if self._state is LogState.CLOSED:
             return
@@ -347,6 +352,8 @@ class Log:
             if self._state is LogState.OPEN and self._has_unproven_entries:
                 self.sync()
                 self.append([])
+            if self._state is LogState.OPEN:
+                self.high_water.note(is_durable=True)
         finally:
             self._state = LogState.CLOSED
             self._active.close()
@@ -379,7 +386,7 @@ class Log:
         changed = self._states.after(entries)
         locations, time_ms = self._write_group(entries, Outcome.UNKNOWN)
         self._is_active_empty = self._is_active_empty and not entries
-        return _Group(entries, is_durable, time_ms, locations, changed)
+        return _Group(entries, is_durable, time_ms, locations, changed, self._active.end)
 
     def _note(self, group: _Group) -> None:
         """Take in what a group says beside its batches, for what is written behind it."""
@@ -391,6 +398,7 @@ class Log:
 
     def _finish(self, group: _Group) -> Appended:
         """Sync a group if it is to be durable, then let it be found."""
+        self.high_water.on_written(group.changed, group.end)
         if group.is_durable:
             self._sync(Outcome.UNKNOWN)
         self.recent.keep(group.entries, group.locations)
@@ -411,6 +419,7 @@ class Log:
         self._check_open(outcome)
         with self._dies_of_failure(f"syncing {self._active.path}", outcome):
             self._active.sync()
+        self.high_water.on_synced()
 
     def _slots_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         while True:
@@ -438,6 +447,7 @@ class Log:
         """Begin the active segment, which is empty, with the states of all ranges."""
         self._write_group(encode_snapshot(self._states), Outcome.NOT_APPLIED)
         self.sync()
+        self.high_water.on_segment(self._active.base, self._active.end)
         self._is_active_empty = True
 
     def _roll(self) -> None:

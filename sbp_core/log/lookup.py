@@ -289,11 +289,12 @@ def _read_rows(view: SegmentView) -> SegmentRows:
     """Return the batches of a full segment, damaged ones too where their headers are intact.
 
     A damaged end of transactions does not say which it published; nor does what has no header say
-    whether it was one.
+    whether it was one, nor what is behind the end of a file that was cut short.
     """
     segment = view.segment
     scanner = SegmentScanner(view.file, segment.base, segment.size)
     rows = SegmentRows(segment.base)
+    rows.is_whole = not segment.is_cut
     for item in scanner.entries():
         if isinstance(item, Damage):
             _LOG.error("%s", corruption(view.file.path, item.position, item.reason))
@@ -302,7 +303,7 @@ def _read_rows(view: SegmentView) -> SegmentRows:
             rows.is_whole = rows.is_whole and not is_end
         else:
             found = item
-        if found is not None:
+        if found is not None and found[1].end <= segment.base + segment.size:
             rows.take(*found, scanner.time_ms)
     return rows
 

@@ -88,6 +88,22 @@ class LoggedRange:
         return self.state.code
 
 
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records [base_offset, end_offset) of a range."""
+
+    stream_id: int
+    range_index: int
+    base_offset: int
+    end_offset: int
+
+    def __str__(self) -> str:
+        return (
+            f"offsets [{self.base_offset}, {self.end_offset}) of range {self.range_index} of stream"
+            f" {self.stream_id}"
+        )
+
+
 class RangeStates:
     """The states of all ranges, the `writers` of their streams, and what is `staged` for these.
 
@@ -142,14 +158,33 @@ class RangeStates:
                 del self._streams[stream_id]
                 self.staged.forget(stream_id)
 
+    def restore_tails(self, tails: Iterable[LoggedRange]) -> tuple[Records, ...]:
+        """Let ranges be as they were before entries of theirs were lost; return what is lost.
+
+        Their writers are forgotten: what these appended last is not known.
+        """
+        lost = []
+        for tail in tails:
+            found = self.maybe_range(tail.key)
+            if found == tail:
+                continue
+            start = max(tail.start_offset, 0 if found is None else found.next_offset)
+            if start < tail.next_offset:
+                lost.append(Records(*tail.key, start, tail.next_offset))
+            self._put(tail)
+            self.writers.forget_before(tail.stream_id, max(self._streams[tail.stream_id]))
+        return tuple(lost)
+
     def forget_writers(self) -> None:
         """Forget the writers of all streams: entries may be missing that said more of them."""
         self.writers.forget_all({stream_id: max(own) for stream_id, own in self._streams.items()})
 
-    def apply(self, entry: Entry) -> None:
-        """Move on to what one entry makes of the ranges. Raises as `after` does."""
-        for logged in self._touched(entry, {}):
+    def apply(self, entry: Entry) -> Sequence[LoggedRange]:
+        """Move on to what one entry makes of the ranges, and return these. Raises as `after`."""
+        touched = self._touched(entry, {})
+        for logged in touched:
             self._put(logged)
+        return touched
 
     def _put(self, logged: LoggedRange) -> None:
         ranges = self._streams.setdefault(logged.stream_id, {})

@@ -15,6 +15,9 @@ entry may stand before intact ones after a mere crash. What tells rot from a tor
   whoever fetches that batch. All else is served.
 * Damage below it to the snapshot that the last segment begins with: the ranges are taken from the
   segment before. It is reported, and the log goes on in a new segment.
+* What is below the high-water mark (high_water.py) was synced, too. A last segment that ends before
+  it lost its end: the log goes on behind that, in a new segment, with the offsets that the ranges
+  had. What is lost is refused by name, and served again once the file is put back whole.
 * Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. That the
   last one is missing is told by the index of the one before: an index is written when the segment
   behind its own is durable.
@@ -22,10 +25,11 @@ entry may stand before intact ones after a mere crash. What tells rot from a tor
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -33,20 +37,32 @@ from typing import Final
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
-from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
-from sbp_core.log.files import maybe_segment_base, segment_path
+from sbp_core.log.disk import (
+    TEMPORARY_SUFFIX,
+    Disk,
+    DiskFile,
+    describe_os_error,
+    translate_os_error,
+)
+from sbp_core.log.files import SegmentHeader, maybe_segment_base, segment_path
+from sbp_core.log.high_water import HighWater, read_high_water
 from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
-from sbp_core.log.range_states import RangeStates
+from sbp_core.log.range_states import LoggedRange, RangeKey, RangeStates
 from sbp_core.log.replay import (
     DamagedBatch,
     DamagedSnapshot,
     LastSegment,
+    LostTail,
     TornTail,
     replay_segment,
 )
 from sbp_core.log.rows import SegmentRows
-from sbp_core.log.segment import Segment, create_segment, read_segment
+from sbp_core.log.segment import Segment, create_segment, read_segment, write_segment_header
+from sbp_core.log.segment_writer import write_segment
+from sbp_core.log.snapshot import encode_snapshot
 from sbp_core.log.start import START_NAME, read_start
+
+_LOG: Final = logging.getLogger(__name__)
 
 _OWN_NAME: Final = re.compile(r"([0-9]{20})\.(?:log|idx)(?:\.tmp)?", re.ASCII)
 
@@ -66,6 +82,7 @@ class RecoveryReport:
     durable_upto: int
     newest_ms: int
     torn_tail: TornTail | None
+    maybe_lost_tail: LostTail | None = None
     damaged_batches: tuple[DamagedBatch, ...] = ()
     maybe_damaged_snapshot: DamagedSnapshot | None = None
 
@@ -74,7 +91,9 @@ class RecoveryReport:
 class Recovered:
     """A log that is ready to go on in its last segment, the one that is not among `sealed`.
 
-    Without `has_snapshot` that segment is empty: its snapshot is still to be written.
+    Without `has_snapshot` that segment is empty: its snapshot is still to be written. `changed` are
+    the ranges that it changed, as they are now. `maybe_high_water` is what was noted of how far the
+    log was synced, `next_sequence` the number of the next note.
     """
 
     report: RecoveryReport
@@ -82,6 +101,9 @@ class Recovered:
     states: RangeStates
     rows: SegmentRows
     has_snapshot: bool
+    changed: dict[RangeKey, LoggedRange]
+    maybe_high_water: HighWater | None
+    next_sequence: int
 
 
 def recover(disk: Disk, directory: Path) -> Recovered:
@@ -90,17 +112,35 @@ def recover(disk: Disk, directory: Path) -> Recovered:
     Raises LogCorruptionError for damage that no crash explains, LogError for what cannot be read,
     and LogWriteError if the repair fails.
     """
+    maybe_mark, next_sequence = read_high_water(disk, directory)
     start = read_start(disk, directory)
     names = _list(disk, directory)
     bases = sorted(base for name in names if (base := maybe_segment_base(name)) is not None)
     bases = [base for base in bases if base >= start]
     if not bases and not start:
+        if maybe_mark is not None:
+            reason = f"all segments are missing, and it was synced up to {maybe_mark.position}"
+            raise corruption(segment_path(directory, 0), 0, reason)
         _create(disk, directory)
         bases = [0]
     sealed = tuple(_sealed_segments(disk, directory, bases, start))
-    recovered = _recover_last_segment(disk, directory, bases[-1], sealed)
+    recovered = _recover_last_segment(disk, directory, bases[-1], sealed, maybe_mark)
+    if isinstance(recovered, LostTail):
+        return _recover_with_loss(disk, directory, recovered)
+    recovered = replace(recovered, maybe_high_water=maybe_mark, next_sequence=next_sequence)
     _remove_leftovers(disk, directory, names, bases)
     return recovered
+
+
+def has_segments(disk: Disk, directory: Path) -> bool:
+    """Whether there is anything of a log in `directory`. Raises LogError."""
+    try:
+        names = disk.list_names(directory)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise LogError(f"listing {directory} failed: {describe_os_error(error)}") from error
+    return any(maybe_segment_base(name) is not None for name in names)
 
 
 def _list(disk: Disk, directory: Path) -> list[str]:
@@ -133,14 +173,23 @@ def _sealed_segments(
 
 
 def _recover_last_segment(
-    disk: Disk, directory: Path, base: int, sealed: tuple[Segment, ...]
-) -> Recovered:
+    disk: Disk,
+    directory: Path,
+    base: int,
+    sealed: tuple[Segment, ...],
+    maybe_mark: HighWater | None,
+) -> Recovered | LostTail:
+    """Return what is there; what is lost at the end if the log can go on behind that."""
+    promised = 0 if maybe_mark is None else maybe_mark.position
     with _open(disk, segment_path(directory, base), is_writable=True) as file:
         _check_is_last(disk, directory, file, base)
         _settle(disk, directory, file)
-        last = LastSegment(file, base, partial(_states_at, disk, directory, base, sealed))
+        states_at_base = partial(_states_at, disk, directory, base, sealed)
+        last = LastSegment(file, base, states_at_base, promised)
         last.read()
         states = last.replay.states if last.has_snapshot else last.states_at_base(None)
+        if last.is_cut:
+            return _go_on_behind(disk, file, last, states, maybe_mark)
         last.repair()
     report = RecoveryReport(
         segment_bases=(*(segment.base for segment in sealed), base),
@@ -152,7 +201,64 @@ def _recover_last_segment(
         damaged_batches=tuple(last.damaged_batches),
         maybe_damaged_snapshot=last.maybe_damaged_snapshot,
     )
-    return Recovered(report, sealed, states, last.replay.rows, last.has_snapshot)
+    return Recovered(
+        report,
+        sealed,
+        states,
+        last.replay.rows,
+        last.has_snapshot,
+        changed=last.replay.changed,
+        maybe_high_water=None,
+        next_sequence=0,
+    )
+
+
+def _go_on_behind(
+    disk: Disk,
+    file: DiskFile,
+    last: LastSegment,
+    states: RangeStates,
+    maybe_mark: HighWater | None,
+) -> LostTail:
+    """Let the log go on where it would without the loss; what is left of the segment stays.
+
+    So a copy of the file that is whole can be put back. Raises LogCorruptionError if it is not
+    known where ranges ended: then offsets might be given away again.
+    """
+    base, end = last.replay.rows.base, last.promised
+    missing = f"the log ends here, and was synced up to position {end}: {end - last.end} bytes"
+    if (
+        maybe_mark is None
+        or maybe_mark.position != end
+        or maybe_mark.tails is None
+        or maybe_mark.tails_from != base
+    ):
+        raise corruption(file.path, last.end, f"{missing} are missing, of which ranges is unknown")
+    records = states.restore_tails(maybe_mark.tails)
+    with translate_os_error(LogWriteError, "closing", file.path):
+        write_segment_header(file, base, end)
+    path = segment_path(file.path.parent, end)
+    fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
+    begin = [(entry, last.newest_ms) for entry in encode_snapshot(states)]
+    write_segment(disk, fresh, SegmentHeader(end), begin)
+    with translate_os_error(LogWriteError, "creating", path):
+        failpoint("log.recovery.before_going_on")
+        disk.replace(fresh, path)
+        disk.fsync_dir(path.parent)
+    return LostTail(file.path, last.end, end, records)
+
+
+def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered:
+    _LOG.error(
+        "%s ends at log position %d, and was synced up to %d; lost: %s. Put the file back whole, or"
+        " see `sbp log check`; all else is served",
+        lost.path,
+        lost.position,
+        lost.end,
+        ", ".join(map(str, lost.records)) or "no records",
+    )
+    recovered = recover(disk, directory)
+    return replace(recovered, report=replace(recovered.report, maybe_lost_tail=lost))
 
 
 def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> None:

@@ -12,7 +12,7 @@ from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
 from sbp_core.log.files import SEGMENT_HEADER_BYTES
-from sbp_core.log.range_states import RangeStates
+from sbp_core.log.range_states import LoggedRange, RangeKey, RangeStates, Records
 from sbp_core.log.rows import SegmentRows
 from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.segment import Segment, read_segment, write_segment_header
@@ -54,6 +54,19 @@ class DamagedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LostTail:
+    """What is missing at the end of a segment: log positions [position, end), which were synced.
+
+    `records` are those that stood there.
+    """
+
+    path: Path
+    position: int
+    end: int
+    records: tuple[Records, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DamagedSnapshot:
     """A part of a segment's snapshot, at a log position, that could be done without."""
 
@@ -76,6 +89,8 @@ class Replay:
     states: RangeStates = field(default_factory=RangeStates)
     entry_count: int = 0
     marks: MarkReader = field(default_factory=MarkReader)
+    changed: dict[RangeKey, LoggedRange] = field(default_factory=dict)
+    """The ranges that its entries changed, as they are now."""
 
     @property
     def has_snapshot(self) -> bool:
@@ -93,7 +108,7 @@ class Replay:
             return
         try:
             if self.has_snapshot:
-                self.states.apply(entry)
+                self.changed |= {logged.key: logged for logged in self.states.apply(entry)}
                 self.marks.take(entry, location, time_ms, self.states.writers)
                 self.states.staged.apply(entry, location, time_ms)
                 self.rows.take(entry, location, time_ms)
@@ -112,6 +127,9 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
     if segment.generation:
         reason = "the segment behind it lost the snapshot of its ranges, and this one was compacted"
         raise corruption(file.path, segment.base, reason)
+    if segment.is_cut:
+        reason = "the segment behind it lost the snapshot of its ranges, and this one lost its end"
+        raise corruption(file.path, segment.base, reason)
     replay = Replay(file.path, SegmentRows(segment.base))
     scanner = SegmentScanner(file, segment.base, segment.size)
     for item in scanner.entries():
@@ -129,8 +147,10 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
 class LastSegment:
     """The segment in which the log goes on: `read` it, then `repair` it where a crash tore it.
 
-    Then it ends at `end`. `states_at_base` tells the states as the segment before has them, given
-    those of this one's snapshot if only ranges are missing there; it raises LogError.
+    Then it ends at `end`. Below `promised` nothing is torn: the log was synced up to there, or
+    farther. If it `is_cut`, it ends before that and must not be touched. `states_at_base` tells the
+    states as the segment before has them, given those of this one's snapshot if only ranges are
+    missing there; it raises LogError.
     """
 
     def __init__(
@@ -138,7 +158,9 @@ class LastSegment:
         file: DiskFile,
         base: int,
         states_at_base: Callable[[RangeStates | None], RangeStates],
+        promised: int = 0,
     ) -> None:
+        self.promised = promised
         self.replay = Replay(file.path, SegmentRows(base))
         self.states_at_base = states_at_base
         self.durable_upto = base
@@ -157,6 +179,16 @@ class LastSegment:
         """Whether the first group is there; without it, nothing is."""
         return self.replay.has_snapshot
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it lost octets that were synced."""
+        return self.end < self.promised
+
+    @property
+    def size(self) -> int:
+        """Octets of the file before anything was changed."""
+        return self._size
+
     def read(self) -> None:
         """Read all that is there; change nothing. Raises LogError."""
         try:
@@ -164,9 +196,12 @@ class LastSegment:
         except LogCorruptionError as error:
             if self._size > SEGMENT_HEADER_BYTES:  # entries are written only behind a synced header
                 raise
-            self.torn_tail = TornTail(self._file.path, self._base, self._size, str(error))
+            if not self.is_cut:
+                self.torn_tail = TornTail(self._file.path, self._base, self._size, str(error))
             return
-        if segment.end != self._base + self._size:
+        if segment.is_cut:  # a start that went on behind it was interrupted
+            self.promised = max(self.promised, segment.end)
+        elif segment.end != self._base + self._size:
             reason = "this segment was compacted, and the ones behind it are missing"
             raise corruption(self._file.path, segment.end, reason)
         scanner = SegmentScanner(self._file, self._base, self._size)
@@ -175,7 +210,7 @@ class LastSegment:
         self.newest_ms = scanner.time_ms
         if self.has_snapshot:
             self.end = torn.position if torn else scanner.position
-        if self.end < self._base + self._size:
+        if self.end < self._base + self._size and not self.is_cut:
             reason = torn.reason if torn else "the file ends within the snapshot of its ranges"
             cut_bytes = self._base + self._size - self.end
             self.torn_tail = TornTail(self._file.path, self.end, cut_bytes, reason)
@@ -197,15 +232,27 @@ class LastSegment:
         """Read up to the end, or to the first damage that may be a torn tail."""
         for item in scanner.entries():
             if isinstance(item, Damage):
-                proof = maybe_find_proof(self._file, self._base, item.position)
-                if proof is None:
+                maybe_proof = self._maybe_proof(item)
+                if maybe_proof is None:
                     return item
-                self._go_around(item, proof, scanner.time_ms)
+                self._go_around(item, maybe_proof, scanner.time_ms)
             else:
                 self.replay.apply(*item, scanner.time_ms)
         return None
 
-    def _go_around(self, damage: Damage, proof: int, time_ms: int) -> None:
+    def _maybe_proof(self, damage: Damage) -> str | None:
+        """Return what says that damaged octets were synced; None where the log may end there."""
+        position = maybe_find_proof(self._file, self._base, damage.position)
+        if position is not None:
+            return f"the group commit at position {position} proves that it was synced before"
+        end = self._base + self._size
+        if end < self.promised:  # what cannot be read may be all that is left of the last entry
+            is_whole = damage.header is not None and damage.position + damage.header.length <= end
+        else:
+            is_whole = damage.position < self.promised
+        return f"the log was synced up to position {self.promised}" if is_whole else None
+
+    def _go_around(self, damage: Damage, proof: str, time_ms: int) -> None:
         """Note damage to what was synced. Raises LogError for what nothing goes on without."""
         maybe_batch = damage.maybe_batch()
         if maybe_batch is not None:
@@ -217,8 +264,7 @@ class LastSegment:
             raise corruption(
                 self._file.path,
                 damage.position,
-                f"{damage.reason}; the group commit at position {proof} proves that it was synced"
-                f" before",
+                f"{damage.reason}; {proof}",
             )
 
     def _restore(self, damage: Damage) -> None:

@@ -14,28 +14,13 @@ from sbp_core.log.range_states import (
     RangeKey,
     RangeState,
     RangeStates,
+    Records,
 )
 from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.segment import Segment
 from sbp_core.log.snapshot import SnapshotReader
 from sbp_core.log.staged_entries import maybe_kept
 from sbp_core.log.writer_states import MarkReader
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Records [base_offset, end_offset) of a range."""
-
-    stream_id: int
-    range_index: int
-    base_offset: int
-    end_offset: int
-
-    def __str__(self) -> str:
-        return (
-            f"offsets [{self.base_offset}, {self.end_offset}) of range {self.range_index} of stream"
-            f" {self.stream_id}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +63,7 @@ class SegmentReading:
         self._is_past_snapshot = False
         self._marks = MarkReader()
         self._file = file
-        self._segment = segment
+        self.segment = segment
         self._coverage = coverage
 
     @property
@@ -86,23 +71,28 @@ class SegmentReading:
         """Whether its snapshot is whole."""
         return self._snapshot.is_complete
 
-    def read(self, *, may_be_torn: bool) -> None:
-        """Read all there is; up to a torn tail where there may be one. Raises LogError."""
-        base = self._segment.base
-        scanner = SegmentScanner(self._file, base, self._segment.size)
+    def read(self, torn_from: int | None) -> None:
+        """Read all there is. Raises LogError.
+
+        Damage from log position `torn_from` on may be a torn tail: that is where reading ends, if
+        nothing behind it proves the contrary. None where there cannot be one.
+        """
+        base = self.segment.base
+        scanner = SegmentScanner(self._file, base, self.segment.size)
         for item in scanner.entries():
             if not isinstance(item, Damage):
                 self._take(*item, scanner.time_ms)
                 continue
+            may_be_torn = torn_from is not None and item.position >= torn_from
             if may_be_torn and maybe_find_proof(self._file, base, item.position) is None:
                 self.torn = item
                 return
             self._go_around(item, scanner.time_ms)
-        if self._segment.generation > 0:  # the marks are left out
+        if self.segment.generation > 0 or self.segment.is_cut:  # marks are left out, or lost
             self.states.forget_writers()
         if not self.has_snapshot and not self.faults:
             reason = "the segment ends within the snapshot of its ranges"
-            if may_be_torn:
+            if torn_from is not None:
                 self.torn = Damage(scanner.position, reason)
             else:
                 self._fault(scanner.position, reason)
@@ -150,7 +140,7 @@ class SegmentReading:
         try:
             changed = self.states.after([entry])
         except LogCorruptionError as error:
-            if not self.faults and self._segment.generation == 0:
+            if not self.faults and self.segment.generation == 0:
                 self._fault(location.position, str(error))
             changed = {} if entry.kind is EntryKind.STAGED else self._overruled(entry)
         if entry.kind is EntryKind.SEAL:

@@ -33,6 +33,11 @@ class Segment:
     size: int
     generation: int = 0
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the end of the file is lost, and known to be."""
+        return self.generation == 0 and 0 < self.size < self.end - self.base
+
 
 def read_segment(file: DiskFile, base: int) -> Segment:
     """Return what `file`, named after `base`, holds.
@@ -61,9 +66,12 @@ def create_segment(disk: Disk, directory: Path, base: int) -> DiskFile:
     return file
 
 
-def write_segment_header(file: DiskFile, base: int) -> None:
-    """Make `file`, which is not longer than a header, an empty segment. Raises OSError."""
-    file.pwritev([encode_segment_header(SegmentHeader(base))], 0)
+def write_segment_header(file: DiskFile, base: int, end: int = 0) -> None:
+    """Make `file`, which is not longer than a header, an empty segment. Raises OSError.
+
+    With `end` it may be a longer one that was cut short: it stands for the positions up to there.
+    """
+    file.pwritev([encode_segment_header(SegmentHeader(base, end=end))], 0)
     file.fsync()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from sbp_core.errors import (
@@ -18,6 +19,7 @@ from sbp_core.pd.cursor_handlers import CursorHandlers
 from sbp_core.pd.ending import RangeServers
 from sbp_core.pd.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.joining import Joining
+from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import ServerLoad
 from sbp_core.pd.operations import check_item_count
@@ -95,6 +97,7 @@ class PlacementDriverHandlers:
         self._trimmer = Trimmer(store)
         self._cursors = CursorHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
+        self._log_marks = LogMarks(store, clock)
         self._range_servers = RangeServers(store, prover)
         self._publisher = Publisher(store, self._range_servers, self._sealer, clock)
         self._txns = TxnHandlers(
@@ -129,12 +132,14 @@ class PlacementDriverHandlers:
     async def rest(self) -> None:
         """Let nobody wait any longer for what goes on in the background."""
         await self._publisher.stop()
+        with suppress(StatusError):  # a store that fails has said so
+            await self._log_marks.flush()
 
     async def heartbeat(self, call: ServerCall) -> None:
         """SPEC "HEARTBEAT": take note of a range server, tell everybody the cluster's id."""
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
-        commit = NO_COMMIT
+        commit, promised = NO_COMMIT, NO_POSITION
         try:
             is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
             check_cluster(
@@ -147,6 +152,7 @@ class PlacementDriverHandlers:
                     request.range_server, request.server_secret, call.standing
                 )
                 commit = await self._check_history(request, call.standing)
+            promised = await self._check_log(request, call.standing)
         except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
         await call.greet(
@@ -160,8 +166,26 @@ class PlacementDriverHandlers:
                 cluster_id=self._store.cluster_id,
                 store_commit=commit.number if commit.life_id else _NO_NUMBER,
                 store_life=commit.life_id or None,
+                promised_position=promised,
             ),
         )
+
+    async def _check_log(self, request: HeartbeatRequest, standing: Standing) -> int:
+        """Return how far a range server's log has to reach.
+
+        Only a server that proved its id may say how far its log reaches now. Others may ask: a
+        server does so before it serves.
+        """
+        if request.range_server is None:
+            return NO_POSITION
+        server_id = request.range_server.server_id
+        mark = maybe_log_mark(server_id, request.log_id, request.durable_position)
+        if mark is None:
+            return NO_POSITION
+        is_proven = server_id in standing.server_ids
+        if request.client_role == ClientRole.RANGE_SERVER and is_proven:
+            return await self._log_marks.note(mark)
+        return await self._log_marks.promised(mark)
 
     async def _check_history(self, request: HeartbeatRequest, standing: Standing) -> CommitId:
         """Return the store's last commit.

@@ -120,6 +120,15 @@ class ChangeRefusal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class LogMark:
+    """A range server's log: its id, empty while it has none, and how far it is synced."""
+
+    server_id: int
+    log_id: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerLoad:
     """A live range server as placement sees it; None where it never reported its load."""
 

@@ -107,6 +107,14 @@ _SERVER_SECRETS: Final = (
     )""",
 )
 """By which the placement driver and a range server know each other."""
+_LOG_MARKS: Final = (
+    """CREATE TABLE log_marks (
+        server_id INTEGER PRIMARY KEY,
+        log_id TEXT NOT NULL,
+        position INTEGER NOT NULL
+    )""",
+)
+"""Of each range server: how far it said that its log is synced."""
 
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
@@ -154,6 +162,7 @@ _SCHEMA: Final = (
     *_GIVEN_UP,
     *_SERVER_SECRETS,
     *CONTENT_TABLES,
+    *_LOG_MARKS,
 )
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
@@ -168,7 +177,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
     4: _TRANSACTIONS,
     5: _ONE_SHOT,
     6: (*_STREAM_SCHEMAS, *_GIVEN_UP),
-    7: (*_SERVER_SECRETS, *CONTENT_TABLES),
+    7: (*_SERVER_SECRETS, *_LOG_MARKS, *CONTENT_TABLES),
 }
 """What makes the next version of a version."""
 

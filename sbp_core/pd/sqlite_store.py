@@ -26,6 +26,7 @@ from sbp_core.pd.model import (
 )
 from sbp_core.pd.room import Room, RoomLimits
 from sbp_core.pd.sqlite_file import SqliteFile
+from sbp_core.pd.sqlite_log_marks import SqliteLogMarks
 from sbp_core.pd.sqlite_schemas import SqliteSchemas
 from sbp_core.pd.sqlite_secrets import SqliteSecrets
 from sbp_core.pd.sqlite_transactions import SqliteTransactions
@@ -71,6 +72,7 @@ class SqliteStore:
             self._query, self._transaction, self._file.reading_blobs
         )
         self.secrets: Final = SqliteSecrets(self._query, self._transaction)
+        self.log_marks: Final = SqliteLogMarks(self._query, self._transaction)
         self._cluster_id = str(self._query("SELECT id FROM cluster")[0][0])
 
     # MetadataStore

@@ -11,6 +11,7 @@ from sbp_core.pd.model import (
     ChangeRefusal,
     CursorRecord,
     GroupRecord,
+    LogMark,
     NewStream,
     RangeRecord,
     RangeServerRecord,
@@ -84,6 +85,16 @@ class SecretStore(Protocol):
         """Return the secrets of the servers that announced an address last, the newest first."""
 
 
+class LogMarkStore(Protocol):
+    """What range servers said of their logs; as durable and atomic as the rest."""
+
+    def maybe_mark(self, server_id: int) -> LogMark | None:
+        """Return what a server said last of its log; None if it said nothing."""
+
+    def keep(self, mark: LogMark) -> None:
+        """Remember what a server says of its log."""
+
+
 class MetadataStore(Protocol):
     """Durable metadata. Each method is atomic; what changed is on disk when it returns.
 
@@ -109,6 +120,10 @@ class MetadataStore(Protocol):
     @property
     def schemas(self) -> SchemaStore:
         """The schemas of streams."""
+
+    @property
+    def log_marks(self) -> LogMarkStore:
+        """How far the logs of range servers are synced."""
 
     @property
     def secrets(self) -> SecretStore:

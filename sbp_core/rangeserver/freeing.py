@@ -77,8 +77,8 @@ class SpaceFreer:
         if room_bytes < wanted_bytes:
             if not self._is_stuck:
                 _LOG.error(
-                    "%d bytes that were trimmed or deleted cannot be freed: this takes %d bytes and"
-                    " %s has %d; make room on its disk",
+                    "%d bytes that were trimmed or deleted cannot be freed: that takes %d bytes,"
+                    " and the disk of %s has %d; make room on it",
                     dead_bytes,
                     wanted_bytes,
                     self._log.directory,

@@ -16,7 +16,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import Disk, write_file
 from sbp_core.regular_files import read_regular
 
-_FILE_NAME: Final = "identity.json"
+IDENTITY_NAME: Final = "identity.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Identity:
 
 def load_identity(data_dir: Path) -> Identity | None:
     """Return the stored identity, None in a new folder. Raises ConfigurationError if unreadable."""
-    path = data_dir / _FILE_NAME
+    path = data_dir / IDENTITY_NAME
     try:
         content = json.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX))
         return Identity(
@@ -49,7 +49,7 @@ def load_identity(data_dir: Path) -> Identity | None:
 
 def store_identity(data_dir: Path, identity: Identity, disk: Disk) -> None:
     """Write the identity durably. Raises ConfigurationError when the folder is not writable."""
-    path = data_dir / _FILE_NAME
+    path = data_dir / IDENTITY_NAME
     try:
         write_file(disk, path, [json.dumps(asdict(identity)).encode()])
     except OSError as error:

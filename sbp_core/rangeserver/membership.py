@@ -9,17 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
 from sbp_core import limits
 from sbp_core.client import AsyncClient, RetryPolicy
 from sbp_core.client.placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
+    LogCorruptionError,
+    LogError,
     NotFoundError,
     PermissionDeniedError,
     SbpError,
 )
 from sbp_core.log.disk import Disk
+from sbp_core.log.high_water import HighWaterKeeper
 from sbp_core.rangeserver.driver_commit import DriverCommit
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
@@ -76,7 +81,10 @@ class Membership:
         disk: Disk,
         heartbeat_interval_ms: int,
         measure: Callable[[RangeServer], Awaitable[ReportMetricsRequest]],
+        *,
+        high_water: HighWaterKeeper,
     ) -> None:
+        self._high_water = high_water
         self._data_dir = data_dir
         self._disk = disk
         self._interval_ms = heartbeat_interval_ms
@@ -140,23 +148,61 @@ class Membership:
         """Return how this server appears in frames."""
         return RangeServer(self.server_id, self._advertise_addr)
 
+    async def check_log(self) -> None:
+        """Compare the log with what the placement driver was told of it, before it is served.
+
+        A placement driver that does not answer keeps no server from serving: `join` makes up for
+        it. Raises LogCorruptionError if the log is shorter than it was, InvalidRequestError if it
+        is another one.
+        """
+        self._identity = load_identity(self._data_dir)
+        if self._identity is None:
+            return
+        request = structs.replace(self._heartbeat(), client_role=ClientRole.CLIENT)
+        try:
+            answer = await self._call_heartbeat(request)
+        except InvalidRequestError:
+            raise
+        except SbpError as error:
+            _LOG.warning("the log is served before the placement driver was asked: %s", error)
+        else:
+            await self._compare(answer)
+
+    async def _compare(self, answer: HeartbeatResponse) -> None:
+        promised, end = answer.promised_position, self._high_water.position
+        if promised > end:
+            await asyncio.to_thread(self._high_water.promise, promised)
+            raise LogCorruptionError(
+                f"the log in {self._data_dir / 'log'} ends at position {end}, and range server"
+                f" {self.server_id} told the placement driver that it is synced up to {promised}:"
+                f" the last {promised - end} bytes are missing, of which ranges is not known."
+                " Nothing was changed. Put the folder back as it was, or accept the loss with"
+                " `sbp log repair`"
+            )
+        if promised < 0:
+            await asyncio.to_thread(self._high_water.take_id)
+
     async def join(self, advertise_addr: str) -> None:
         """Get or recall the id and announce the address; then go on with heartbeats.
 
         Waits for the placement driver as long as it takes, and for a former process of this server
-        to be gone. Raises InvalidRequestError or PermissionDeniedError when it refuses this server.
+        to be gone. Raises InvalidRequestError or PermissionDeniedError when it refuses this server,
+        LogCorruptionError if the log is shorter than it was.
         """
         self._advertise_addr = advertise_addr
         self._identity = load_identity(self._data_dir)
         if self._identity is not None and not self._identity.server_secret:
             self._keep(replace(self._identity, server_secret=new_secret()))
+        is_named = bool(self._high_water.log_id)
         while True:
             try:
                 if self._identity is None:
                     self._keep(await self._allocate_identity())
-                await self._beat()
+                await self._compare(await self._beat())
+                if not is_named:  # from now on the placement driver knows this log from others
+                    await self._beat()
                 break
-            except (InvalidRequestError, PermissionDeniedError):
+            except (InvalidRequestError, PermissionDeniedError, LogError):
                 raise
             except SbpError as error:
                 _LOG.warning("waiting for the placement driver: %s", error)
@@ -242,11 +288,12 @@ class Membership:
         store_identity(self._data_dir, identity, self._disk)
         self._identity = identity
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> HeartbeatResponse:
         answer = await self._call_heartbeat(self._heartbeat())
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
         self._driver_commit.note(answer.store_commit, answer.store_life)
+        return answer
 
     async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         return (await self._client.ask(Opcode.HEARTBEAT, request, HeartbeatResponse))[-1]
@@ -262,6 +309,8 @@ class Membership:
             server_secret=self._identity.server_secret,
             store_commit=self._driver_commit.number,
             store_life=self._driver_commit.life,
+            log_id=self._high_water.log_id or None,
+            durable_position=self._high_water.position,
         )
 
     async def _report_load(self) -> None:

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import SbpError
+from sbp_core.errors import LogError, SbpError
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.log import Log
-from sbp_core.log.recovery import RecoveryReport
+from sbp_core.log.recovery import RecoveryReport, has_segments
 from sbp_core.rangeserver.append import AppendHandler
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace
@@ -23,8 +23,10 @@ from sbp_core.rangeserver.freeing import SpaceFreer
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
+from sbp_core.rangeserver.identity import IDENTITY_NAME, load_identity
 from sbp_core.rangeserver.in_flight import InFlight
 from sbp_core.rangeserver.local_reads import LocalReads
+from sbp_core.rangeserver.log_notes import LogNotes
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.offset_lookup import LookupHandler
@@ -84,6 +86,7 @@ class RangeServer:
         )
         self._membership: Membership | None = None
         self._housekeeping: Housekeeping | None = None
+        self._log_notes: LogNotes | None = None
         self._listener: Listener | None = None
         self._endpoint = ""
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
@@ -102,12 +105,7 @@ class RangeServer:
         settings = self._settings
         self._log = log = await asyncio.get_running_loop().run_in_executor(
             self._readers,
-            lambda: Log.open(
-                settings.data_dir / "log",
-                disk=self._disk,
-                now_ms=self._clock.wall_ms,
-                segment_bytes=settings.segment_bytes,
-            ),
+            self._open_log,
         )
         await self._disk_space.refresh()
         membership = Membership(
@@ -116,8 +114,10 @@ class RangeServer:
             self._disk,
             settings.heartbeat_interval_ms,
             self._report,
+            high_water=log.high_water,
         )
         self._membership = membership
+        await membership.check_log()
         committer = GroupCommitter(log, settings.sync_interval_ms)
         self._committer = committer
         host = RangeHost(
@@ -147,6 +147,7 @@ class RangeServer:
             connections_per_address_max=settings.connections_per_address_max,
         )
         committer.start(host.on_commit)
+        self._log_notes = LogNotes(log.high_water)
         port = await self._listener.start(settings.host, settings.port)
         self._endpoint = settings.public_endpoint(port)
         committer.failed.add_done_callback(self._on_failure)
@@ -167,6 +168,24 @@ class RangeServer:
         )
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
+
+    def _open_log(self) -> Log:
+        """Open the log, or make it. Raises LogError if it is not there and must be."""
+        settings = self._settings
+        directory = settings.data_dir / "log"
+        identity = load_identity(settings.data_dir)
+        if identity is not None and not has_segments(self._disk, directory):
+            raise LogError(
+                f"the log of range server {identity.server_id} is gone: {directory} holds no"
+                " segment. Nothing was changed. Put the folder back as it was. To give up what was"
+                f" in it, remove {settings.data_dir / IDENTITY_NAME}: then this is a new server"
+            )
+        return Log.open(
+            directory,
+            disk=self._disk,
+            now_ms=self._clock.wall_ms,
+            segment_bytes=settings.segment_bytes,
+        )
 
     async def _publish(self, membership: Membership) -> None:
         """Let readers on this machine know the log, unless the settings are against it."""
@@ -205,6 +224,8 @@ class RangeServer:
             await self._end_txn.stop()
         if self._committer is not None:
             await self._committer.stop()
+        if self._log_notes is not None:
+            await self._log_notes.stop()
         if self._log is not None:
             self._log.close()
         self._readers.shutdown()

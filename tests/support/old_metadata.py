@@ -12,7 +12,7 @@ SINCE = {
     5: ("TABLE txn_parts", "TABLE txns", "TABLE aborted_txns"),
     6: ("INDEX IF EXISTS txns_one_shot",),
     7: ("TABLE schemas", "TABLE given_up_parts"),
-    8: ("TABLE server_secrets", "TABLE lives", "TABLE content"),
+    8: ("TABLE server_secrets", "TABLE log_marks", "TABLE lives", "TABLE content"),
 }
 """What there is by the version that it came with."""
 

@@ -233,7 +233,11 @@ def test_an_index_of_an_older_version_says_that_there_was_a_segment_behind(is_of
         with pytest.raises(LogCorruptionError, match=f"{last.name} is damaged.*is missing"):
             open_log(disk, segment_bytes=1_500)
         repaired(disk)
-    else:
+    else:  # then only the high-water mark does
+        with pytest.raises(LogCorruptionError, match="was synced up to position"):
+            open_log(disk, segment_bytes=1_500)
+        for slot in (0, 1):
+            disk.names.pop(DIRECTORY / f"high-water.{slot}", None)
         open_log(disk, segment_bytes=1_500)
 
 

@@ -87,7 +87,10 @@ def test_a_placement_driver_that_does_not_know_the_limit_in_octets_sets_none(
 
     async def main() -> dict[int, Retention]:
         measure: Any = None
-        membership = Membership(peer.endpoint, tmp_path, OsDisk(), 1000, measure)
+        high_water: Any = None
+        membership = Membership(
+            peer.endpoint, tmp_path, OsDisk(), 1000, measure, high_water=high_water
+        )
         try:
             return await membership.find_retentions([4])
         finally:

@@ -289,6 +289,8 @@ class HeartbeatRequest(Struct, frozen=True, gc=False):
     server_secret: str | None = None
     store_commit: int = -1
     store_life: str | None = None
+    log_id: str | None = None
+    durable_position: int = -1
 
     def __repr__(self) -> str:
         """Return the fields, but for secrets."""
@@ -306,6 +308,7 @@ class HeartbeatResponse(Struct, frozen=True, gc=False):
     cluster_id: str | None = None
     store_commit: int = -1
     store_life: str | None = None
+    promised_position: int = -1
 
 
 class IdAllocationResponse(Struct, frozen=True, gc=False):
@@ -943,6 +946,8 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("server_secret", 6, Text()),
         Field("store_commit", 7, Scalar("q"), -1),
         Field("store_life", 8, Text()),
+        Field("log_id", 9, Text()),
+        Field("durable_position", 10, Scalar("q"), -1),
     ),
     HeartbeatResponse: (
         Field("client_id", 0, Text()),
@@ -953,6 +958,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("cluster_id", 5, Text()),
         Field("store_commit", 6, Scalar("q"), -1),
         Field("store_life", 7, Text()),
+        Field("promised_position", 8, Scalar("q"), -1),
     ),
     IdAllocationResponse: (
         Field("id", 0, Scalar("i"), 0),

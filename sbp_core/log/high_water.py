@@ -1,0 +1,228 @@
+r"""How far the log was synced, as of lately: the files `high-water.0` and `high-water.1`.
+
+Entries say that what lies before them was synced, but nothing in a log says that of its last ones:
+a file that lost its end looks like one that was never longer. So its end is noted beside it, now
+and then while the log is open and when it is closed. A log that ends before it has lost records
+that were acknowledged.
+
+The two files are written in turn, in place, so one of them is whole whatever happens; the one with
+the higher sequence counts. They are synced when the log is closed. In between a power cut may leave
+an older state, never a newer one than that of the log, which is synced before.
+
+Header (big-endian), then the tails as columns (see range_states.py):
+
+    bytes   field       type  meaning
+    0-7     magic             "SBPHIGH\n"
+    8-11    version     u32   1
+    12-19   sequence    u64   counts the writes to both files
+    20-35   log_id            tells the log from others, zeros while it has none
+    36-43   position    u64   the log was synced up to here
+    44-51   tails_from  u64   the tails are those of the ranges that changed from here on
+    52-55   tail_count  u32   2^32 - 1: they are not known
+    56-59   tails_crc   u32   CRC-32C of the tails
+    60-63   crc         u32   CRC-32C of the 60 bytes before
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.log.disk import Disk, translate_os_error
+from sbp_core.log.range_states import LoggedRange, RangeKey, decode_states, encode_states
+from sbp_core.wire.checksum import crc32c
+
+_MAGIC: Final = b"SBPHIGH\n"
+_VERSION: Final = 1
+_FIELDS: Final = struct.Struct(">8sIQ16sQQII")
+_CRC: Final = struct.Struct(">I")
+_HEADER_BYTES: Final = _FIELDS.size + _CRC.size
+_NO_TAILS: Final = 2**32 - 1
+_SLOTS: Final = 2
+_NOTHING: Final[Mapping[RangeKey, LoggedRange]] = {}
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HighWater:
+    """A log was synced up to `position`. `log_id` is empty while it has none.
+
+    `tails` are the ranges, as they were there, that changed from `tails_from` on; None if that is
+    not known.
+    """
+
+    position: int
+    tails_from: int = 0
+    tails: tuple[LoggedRange, ...] | None = None
+    log_id: str = ""
+
+
+def slot_path(directory: Path, sequence: int) -> Path:
+    """Return the file that the write of this number goes to."""
+    return directory / f"high-water.{sequence % _SLOTS}"
+
+
+def read_high_water(disk: Disk, directory: Path) -> tuple[HighWater | None, int]:
+    """Return what was noted last, None if nothing can be read, and the number of the next write.
+
+    A file that is damaged is logged: it protects the log, and is not needed to read it. Raises
+    LogError when the disk fails.
+    """
+    newest: HighWater | None = None
+    next_sequence = 0
+    for slot in range(_SLOTS):
+        path = slot_path(directory, slot)
+        with translate_os_error(LogError, "reading", path):
+            try:
+                file = disk.open(path, is_writable=False)
+            except FileNotFoundError:
+                continue
+            with closing(file):
+                data = file.pread(file.size(), 0)
+        try:
+            sequence, found = _decode(data)
+        except LogCorruptionError as error:
+            _LOG.warning("%s is damaged (%s): it is written again", path, error)
+            continue
+        if sequence >= next_sequence:
+            newest, next_sequence = found, sequence + 1
+    return newest, next_sequence
+
+
+class HighWaterKeeper:
+    """Knows how far an open log is synced, and notes that beside it.
+
+    `on_...` are called in the order of the log, one at a time; all else from any thread.
+    `position` is where the last group ends of those that are synced and can be read. `changed` are
+    the ranges that the active segment, which begins at `base`, has changed.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, maybe_mark: HighWater | None, next_sequence: int
+    ) -> None:
+        self.log_id = "" if maybe_mark is None else maybe_mark.log_id
+        self.position = 0
+        self._disk = disk
+        self._directory = directory
+        self._next_sequence = next_sequence
+        self._base = 0
+        self._tails: dict[RangeKey, LoggedRange] = {}
+        self._unsynced: dict[RangeKey, LoggedRange] = {}
+        self._unsynced_end = 0
+        self._noted_position = -1
+        self._changing = threading.Lock()
+        self._noting = threading.Lock()
+
+    def on_segment(
+        self, base: int, end: int, changed: Mapping[RangeKey, LoggedRange] = _NOTHING
+    ) -> None:
+        """The log goes on in the segment at `base`, which is synced up to `end`."""
+        with self._changing:
+            self._base, self.position = base, end
+            self._tails, self._unsynced, self._unsynced_end = dict(changed), {}, end
+
+    def on_written(self, changed: Mapping[RangeKey, LoggedRange], end: int) -> None:
+        """A group that changed these ranges was written, up to log position `end`."""
+        self._unsynced |= changed
+        self._unsynced_end = end
+
+    def on_synced(self) -> None:
+        """All groups that were written are synced."""
+        with self._changing:
+            self._tails |= self._unsynced
+            self.position = self._unsynced_end
+        self._unsynced = {}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything to note."""
+        return self._noted_position < self.position
+
+    def take_id(self) -> None:
+        """Give the log an id, durably, if it has none. Raises LogWriteError."""
+        if not self.log_id:
+            self.log_id = uuid.uuid4().hex
+            self._write(self._mark(), is_durable=True)
+
+    def promise(self, position: int) -> None:
+        """Note, durably, that the log was synced up to a position behind its end.
+
+        So it is not opened again before that is repaired. Raises LogWriteError.
+        """
+        self._write(HighWater(position, log_id=self.log_id), is_durable=True)
+
+    def note(self, *, is_durable: bool = False) -> None:
+        """Note how far the log is synced, if that changed; with `is_durable` for a power cut, too.
+
+        Raises LogWriteError.
+        """
+        if self.is_due:
+            self._write(self._mark(), is_durable=is_durable)
+
+    def _mark(self) -> HighWater:
+        with self._changing:
+            return HighWater(self.position, self._base, tuple(self._tails.values()), self.log_id)
+
+    def _write(self, mark: HighWater, *, is_durable: bool) -> None:
+        with self._noting, translate_os_error(LogWriteError, "writing", self._directory):
+            self._put(mark, is_durable=is_durable)
+            self._noted_position = mark.position
+
+    def _put(self, mark: HighWater, *, is_durable: bool) -> None:
+        path = slot_path(self._directory, self._next_sequence)
+        try:
+            file = self._disk.open(path, is_writable=True)
+        except FileNotFoundError:
+            file = self._disk.create(path)
+        with closing(file):
+            file.pwritev([_encode(mark, self._next_sequence)], 0)
+            if is_durable:
+                file.fsync()
+        if is_durable:
+            self._disk.fsync_dir(self._directory)
+        self._next_sequence += 1
+
+
+def _encode(mark: HighWater, sequence: int) -> bytes:
+    tails = b"" if mark.tails is None else encode_states(mark.tails)
+    count = _NO_TAILS if mark.tails is None else len(mark.tails)
+    log_id = bytes.fromhex(mark.log_id).ljust(16, b"\0")
+    where = (mark.position, mark.tails_from)
+    fields = _FIELDS.pack(_MAGIC, _VERSION, sequence, log_id, *where, count, crc32c((tails,)))
+    return fields + _CRC.pack(crc32c((fields,))) + tails
+
+
+def _decode(data: bytes) -> tuple[int, HighWater]:
+    """Return the number of a write and what it noted. Raises LogCorruptionError.
+
+    Tails that are damaged are not known, which takes nothing from the rest: it is in one sector.
+    """
+    if len(data) < _HEADER_BYTES:
+        raise LogCorruptionError(f"it has {len(data)} bytes, expected at least {_HEADER_BYTES}")
+    magic, version, sequence, log_id, position, tails_from, count, tails_crc = _FIELDS.unpack_from(
+        data
+    )
+    (crc,) = _CRC.unpack_from(data, _FIELDS.size)
+    if (magic, version) != (_MAGIC, _VERSION) or crc != crc32c((data[: _FIELDS.size],)):
+        raise LogCorruptionError("its checksum is wrong")
+    tails = None
+    if count != _NO_TAILS:
+        tails = _maybe_tails(data[_HEADER_BYTES:], count, tails_crc)
+    return sequence, HighWater(position, tails_from, tails, log_id.hex() if any(log_id) else "")
+
+
+def _maybe_tails(data: bytes, count: int, crc: int) -> tuple[LoggedRange, ...] | None:
+    length = len(encode_states([LoggedRange(0, 0, 0, 0)])) * count
+    tails = memoryview(data)[:length]
+    if len(tails) != length or crc32c((tails,)) != crc:
+        return None
+    return tuple(decode_states(tails, count))
