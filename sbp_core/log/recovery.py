@@ -242,7 +242,6 @@ def _go_on_behind(
     begin = [(entry, last.newest_ms) for entry in encode_snapshot(states)]
     write_segment(disk, fresh, SegmentHeader(end), begin)
     with translate_os_error(LogWriteError, "creating", path):
-        failpoint("log.recovery.before_going_on")
         disk.replace(fresh, path)
         disk.fsync_dir(path.parent)
     return LostTail(file.path, last.end, end, records)
