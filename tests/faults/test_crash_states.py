@@ -29,6 +29,8 @@ PLACES = {
     ("open", "fsync_dir", "log"),
     ("open", "truncate", ".log"),
     ("open", "create", ".log"),
+    ("note_end", "pwritev", ".0"),
+    ("note_end", "pwritev", ".1"),
     ("open", "pwritev", ".log"),
 }
 """What the log must have been about to do in some of the states, to which files, and what for."""

@@ -84,6 +84,7 @@ class LifeOfALog:
             self._append_unsynced: 6,
             self._sync: 2,
             self._wait: 3,
+            self._note_end: 6,
             self._retain: 4,
             self._clean: 6,
             self._close: 1,
@@ -124,6 +125,10 @@ class LifeOfALog:
     def _sync(self) -> None:
         self._log.sync()
         self._note_sync()
+
+    def _note_end(self) -> None:
+        """As a range server does it: without a sync, so a power cut may leave an older one."""
+        self._log.high_water.note()
 
     def _wait(self) -> None:
         self._disk.write_back()
