@@ -276,7 +276,7 @@ INDEX_CACHE_BYTES_MAX: Final = 128 * MIB
 SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
 """Ranges in one SNAPSHOT entry, 29 octets each."""
 SNAPSHOT_WRITERS_PER_ENTRY: Final = 4_096
-"""Writers in one SNAPSHOT_WRITERS entry, some 500 octets each at most."""
+"""Writers in one SNAPSHOT_WRITERS entry, some 720 bytes each at most."""
 HIGH_WATER_INTERVAL_MS: Final = 100
 """How often a range server notes beside its log how far that is synced, while it grows."""
 HIGH_WATER_KEPT_INTERVAL_MS: Final = 10_000
@@ -310,7 +310,7 @@ WRITER_BATCHES_KEPT: Final = 16
 WRITERS_PER_STREAM_MAX: Final = 1_024
 """Writers that a stream remembers: those that appended last."""
 WRITERS_MAX: Final = 16_384
-"""Writers of all streams that a range server remembers, some 3 KiB of memory each at most."""
+"""Writers of all streams that a range server remembers, some 4 KiB of memory each at most."""
 WRITERS_PER_RESULT_BYTES: Final = KIB
 """So many octets that describe writers count for a result, in RESULTS_PER_FRAME."""
 
@@ -411,8 +411,8 @@ assert RESULTS_PER_FRAME * SCHEMA_RESULT_BYTES + SCHEMA_BYTES_MAX < HEADER_BYTES
 assert 4 * SCHEMA_FAULTS_LENGTH_MAX < STRING_BYTES_MAX
 assert BATCH_BYTES_MAX < ENTRY_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES <= SEGMENT_BYTES_MAX
 assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
-assert 512 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX
-assert 512 * WRITERS_PER_STREAM_MAX + RESULTS_PER_FRAME * KIB < HEADER_BYTES_MAX // 2
+assert 768 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX
+assert 768 * WRITERS_PER_STREAM_MAX + RESULTS_PER_FRAME * KIB < HEADER_BYTES_MAX // 2
 assert SNAPSHOT_STAGED_BYTES < ENTRY_BYTES_MAX
 assert RETRY_BUDGET_MS < ONE_SHOT_KEPT_MS, "who tries again is told what was decided"
 assert 16 * TXN_BATCHES_MAX < ENTRY_BYTES_MAX // 2, "the rest is room for the ids"

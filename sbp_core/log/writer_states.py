@@ -8,16 +8,23 @@ WRITERS_MAX; of others nothing is known. What is remembered follows from the ent
 Octets, big-endian. A WRITER_MARK has the body
 
     0-7   sequence   i64
-    8-    writer id       ASCII, to the end
+    8     form       u8     0x82; without a digest this byte and the digest are missing
+    9-24  digest            what its repeats must have, see below
+    25-   writer id         ASCII, to the end
 
 The writers of a stream, as a RANGE_WRITERS entry has them in its body, and as they go from server
-to server, begin with an octet 1. Then, for each writer, the one that appended least recently first:
+to server, begin with a byte: 2, or 1 where no digest is known. Then, for each writer, the one that
+appended least recently first:
 
     0     id length    u8
-    1     batch count  u8
+    1     batch count  u8    with 0x80 added if its batches have digests
     2-9   last sequence  i64
     10-   writer id, then for each batch, oldest first:
-          base_offset i64, record count u32, time_ms u64
+          base_offset i64, record count u32, time_ms u64, and the digest if there are any
+
+A digest is of all that the writer sent of the batch, so that a repeat with other content is not
+taken for it. Versions of this program before there were digests wrote none; the digest of a batch
+of theirs beside others with one is 16 zero bytes. Nothing is known of its content.
 
 SNAPSHOT_WRITERS entries stand at the beginning of a segment, in front of the SNAPSHOT of its
 ranges, unless there is nothing to say: `base_offset` is the number of these entries, `range_index`
@@ -42,19 +49,30 @@ from sbp_core.log.entry import Entry, EntryKind, Location
 _SEQUENCE: Final = struct.Struct(">q")
 _WRITER: Final = struct.Struct(">BBq")
 _BATCH: Final = struct.Struct(">qIQ")
+_BATCH_WITH_DIGEST: Final = struct.Struct(">qIQ16s")
 _STREAM: Final = struct.Struct(">q")
 _VERSION: Final = b"\x01"
+_VERSION_WITH_DIGESTS: Final = b"\x02"
+_HAS_DIGESTS: Final = 0x80
+_MARK_FORM: Final = b"\x82"
+"""No id begins so: a version that knows no digests refuses such a mark and misreads nothing."""
+_UNKNOWN_DIGEST: Final = bytes(16)
 
+DIGEST_BYTES: Final = len(_UNKNOWN_DIGEST)
 NO_WRITERS: Final = _VERSION
 """What is said of the writers of a stream to which none appended."""
 
 
 class NumberedBatch(NamedTuple):
-    """Where a batch of a writer was appended, and when, in ms since the epoch, UTC."""
+    """Where a batch of a writer was appended, and when, in ms since the epoch, UTC.
+
+    `digest` is that of its content, empty where it is not known.
+    """
 
     base_offset: int
     record_count: int
     time_ms: int
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +138,8 @@ class WriterStates:
         """
         match entry.kind:
             case EntryKind.WRITER_MARK:
-                writer_id, sequence = decode_mark(entry)
-                batch = NumberedBatch(entry.base_offset, entry.count, time_ms)
+                writer_id, sequence, digest = _split_mark(entry)
+                batch = NumberedBatch(entry.base_offset, entry.count, time_ms, digest)
                 known = self.maybe_writer(entry.stream_id, writer_id)
                 writer = known or WriterState(writer_id, sequence - 1, ())
                 self._put(entry.stream_id, writer.after(sequence, batch))
@@ -225,9 +243,13 @@ class MarkReader:
             writers.apply(entry, time_ms)
 
 
-def mark_of(batch: Entry, writer_id: str, sequence: int) -> Entry:
-    """Return the WRITER_MARK to append right in front of a BATCH entry."""
-    body = _SEQUENCE.pack(sequence) + writer_id.encode("ascii")
+def mark_of(batch: Entry, writer_id: str, sequence: int, digest: bytes = b"") -> Entry:
+    """Return the WRITER_MARK to append right in front of a BATCH entry.
+
+    `digest` is what repeats of the batch must have, DIGEST_BYTES of it; empty if none is kept.
+    """
+    form = _MARK_FORM + digest if digest else b""
+    body = _SEQUENCE.pack(sequence) + form + writer_id.encode("ascii")
     return Entry(
         EntryKind.WRITER_MARK,
         batch.stream_id,
@@ -240,22 +262,34 @@ def mark_of(batch: Entry, writer_id: str, sequence: int) -> Entry:
 
 def decode_mark(mark: Entry) -> tuple[str, int]:
     """Return the writer id and the sequence of a WRITER_MARK. Raises LogCorruptionError."""
+    writer_id, sequence, _ = _split_mark(mark)
+    return writer_id, sequence
+
+
+def _split_mark(mark: Entry) -> tuple[str, int, bytes]:
+    """Return the writer id, the sequence, and the digest of a WRITER_MARK, empty if it has none."""
     body = bytes(mark.body)
-    if len(body) <= _SEQUENCE.size:
-        raise LogCorruptionError(f"the mark of a writer has {len(body)} octets")
+    start, digest = _SEQUENCE.size, b""
+    if body[start : start + 1] == _MARK_FORM:
+        start += 1 + DIGEST_BYTES
+        digest = body[start - DIGEST_BYTES : start]
+    if len(body) <= start:
+        raise LogCorruptionError(f"the mark of a writer has {len(body)} bytes")
     (sequence,) = _SEQUENCE.unpack_from(body)
-    return _decode_id(body[_SEQUENCE.size :]), sequence
+    return _decode_id(body[start:]), sequence, digest
 
 
 def encode_writers(writers: Iterable[WriterState]) -> bytes:
-    """Return the octets of the writers of a stream, in this order."""
-    return _VERSION + b"".join(map(_encode_writer, writers))
+    """Return the bytes of the writers of a stream, in this order."""
+    listed = list(writers)
+    version = _VERSION_WITH_DIGESTS if any(map(_has_digests, listed)) else _VERSION
+    return version + b"".join(map(_encode_writer, listed))
 
 
 def decode_writers(octets: bytes | bytearray | memoryview) -> list[WriterState]:
-    """Return the writers of a stream from their octets. Raises LogCorruptionError."""
+    """Return the writers of a stream from their bytes. Raises LogCorruptionError."""
     data = bytes(octets)
-    if data[:1] != _VERSION:
+    if data[:1] not in {_VERSION, _VERSION_WITH_DIGESTS}:
         raise LogCorruptionError("a description of writers is in a form that is not known")
     writers, position = [], 1
     while position < len(data):
@@ -292,20 +326,36 @@ def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
 
 def _encode_writer(writer: WriterState) -> bytes:
     writer_id = writer.writer_id.encode("ascii")
-    head = _WRITER.pack(len(writer_id), len(writer.batches), writer.last_sequence)
-    return head + writer_id + b"".join(_BATCH.pack(*batch) for batch in writer.batches)
+    count = len(writer.batches)
+    if not _has_digests(writer):
+        head = _WRITER.pack(len(writer_id), count, writer.last_sequence)
+        return head + writer_id + b"".join([_BATCH.pack(*each[:3]) for each in writer.batches])
+    head = _WRITER.pack(len(writer_id), count | _HAS_DIGESTS, writer.last_sequence)
+    batches = [
+        _BATCH_WITH_DIGEST.pack(*each[:3], each.digest or _UNKNOWN_DIGEST)
+        for each in writer.batches
+    ]
+    return head + writer_id + b"".join(batches)
+
+
+def _has_digests(writer: WriterState) -> bool:
+    return any(each.digest for each in writer.batches)
 
 
 def _decode_writer(data: bytes, position: int) -> tuple[WriterState, int]:
     """Return the writer at `position`, and where the next one is."""
     id_length, batch_count, last_sequence = _unpack(_WRITER, data, position)
+    form = _BATCH_WITH_DIGEST if batch_count & _HAS_DIGESTS else _BATCH
     start = position + _WRITER.size + id_length
-    end = start + batch_count * _BATCH.size
+    end = start + (batch_count & ~_HAS_DIGESTS) * form.size
     if end > len(data):
         raise LogCorruptionError("a description of writers is cut off")
     writer_id = _decode_id(data[start - id_length : start])
-    batches = tuple(map(NumberedBatch._make, _BATCH.iter_unpack(data[start:end])))
-    return WriterState(writer_id, last_sequence, batches), end
+    batches = [NumberedBatch(*each) for each in form.iter_unpack(data[start:end])]
+    known = [
+        each._replace(digest=b"") if each.digest == _UNKNOWN_DIGEST else each for each in batches
+    ]
+    return WriterState(writer_id, last_sequence, tuple(known)), end
 
 
 def _decode_id(octets: bytes) -> str:

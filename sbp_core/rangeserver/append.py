@@ -34,9 +34,10 @@ from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, check_latest
+from sbp_core.rangeserver.staged_repeats import StagedContents, StagedRepeat
 from sbp_core.rangeserver.staging import Stagings
 from sbp_core.rangeserver.writers import BatchNumber, Writers, check_number
-from sbp_core.records import accept_batch, write_base_offset
+from sbp_core.records import accept_batch, digest_batch, write_base_offset
 from sbp_core.server.answers import respond_all
 from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Later, PromptHandler, Rest, ServerCall
@@ -67,7 +68,8 @@ class _AppendFrame(Struct, frozen=True):
 class _Taken(Struct, frozen=True):
     """A frame whose batches were taken or refused: its `outcomes`, once `awaited` is over.
 
-    `written` ends when its own `entries` are written, in ms since the epoch.
+    `written` ends when its own `entries` are written, in ms since the epoch. `repeats` are still to
+    be compared with what is staged.
     """
 
     frame: _AppendFrame
@@ -75,6 +77,7 @@ class _Taken(Struct, frozen=True):
     entries: Sequence[Entry] = ()
     written: asyncio.Future[int] | None = None
     awaited: Collection[asyncio.Future[int]] = ()
+    repeats: Sequence[StagedRepeat] = ()
     throttle_time_ms: int = 0
 
     @property
@@ -94,6 +97,7 @@ class AppendHandler(PromptHandler):
         stagings: Stagings,
         in_flight: InFlight,
         *,
+        staged: StagedContents,
         clock: Clock,
         metrics: Metrics,
         check_driver: Callable[[Standing, str], None],
@@ -103,6 +107,7 @@ class AppendHandler(PromptHandler):
         self._in_flight = in_flight
         self._writers = Writers(host.writers, in_flight)
         self._stagings = stagings
+        self._staged = staged
         self._disk_space = disk_space
         self._clock = clock
         self._metrics = metrics
@@ -120,7 +125,8 @@ class AppendHandler(PromptHandler):
         if lacking:
             return partial(self._learn, frame, lacking)
         taken = self._take(frame)
-        if taken.written is not None and len(taken.awaited) == 1 and taken.is_short:
+        is_simple = taken.is_short and not taken.repeats
+        if taken.written is not None and len(taken.awaited) == 1 and is_simple:
             return Later(taken.written, partial(self._make_answer, taken))
         return partial(self._finish, taken)
 
@@ -148,7 +154,8 @@ class AppendHandler(PromptHandler):
         awaited = {each.written for each in numbered if each.written is not None}
         if written is not None:
             awaited.add(written)
-        return _Taken(frame, accepted, entries, written, awaited)
+        repeats = [each for each in accepted if isinstance(each, StagedRepeat)]
+        return _Taken(frame, accepted, entries, written, awaited, repeats)
 
     async def _finish(self, taken: _Taken) -> None:
         """Wait for what is appended, by this frame or by others, and answer.
@@ -157,9 +164,11 @@ class AppendHandler(PromptHandler):
         longer. A frame that only waits for others takes its memory meanwhile, as those do.
         """
         held_bytes = taken.frame.call.memory_bytes if taken.written is None else 0
-        if taken.awaited:
+        if taken.awaited or taken.repeats:
             with self._committer.hold(held_bytes):
-                await asyncio.wait(taken.awaited)
+                await self._staged.compare(taken.repeats)
+                if taken.awaited:
+                    await asyncio.wait(taken.awaited)
         await respond_all(
             taken.frame.call,
             self._results(taken),
@@ -177,10 +186,7 @@ class AppendHandler(PromptHandler):
         frame, written = taken.frame, taken.written
         try:
             time_ms = self._clock.wall_ms() if written is None else written.result()
-            outcomes = [
-                each.placed() if isinstance(each, PendingAppend) else each
-                for each in taken.outcomes
-            ]
+            outcomes = list(map(_outcome_now, taken.outcomes))
         except LogWriteError as error:
             self._count(frame, (), ())
             raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
@@ -249,7 +255,7 @@ class AppendHandler(PromptHandler):
         number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
         check_number(number)
         is_told = self._host.knows_writers(*hosted.key)  # before the look: it may come meanwhile
-        repeated = self._writers.maybe_repeat(number, record_count)
+        repeated = self._writers.maybe_repeat(number, record_count, item.batch)
         if repeated is not None:
             if isinstance(repeated, PendingAppend):
                 numbered.append(repeated)
@@ -263,9 +269,19 @@ class AppendHandler(PromptHandler):
         base_offset = hosted.assign(record_count)
         write_base_offset(item.batch, base_offset)
         batch = Entry(EntryKind.BATCH, *hosted.key, base_offset, record_count, item.batch)
-        entries += (mark_of(batch, number.writer_id, number.sequence), batch)
-        numbered.append(self._writers.begin(number, base_offset, record_count))
+        digest = digest_batch(item.batch)
+        entries += (mark_of(batch, number.writer_id, number.sequence, digest), batch)
+        numbered.append(self._writers.begin(number, base_offset, record_count, item.batch))
         return numbered[-1]
+
+
+def _outcome_now(outcome: Outcome) -> Outcome:
+    """Return what became of a batch, now that nothing is waited for. Raises LogWriteError."""
+    if isinstance(outcome, PendingAppend):
+        return outcome.placed()
+    if isinstance(outcome, StagedRepeat):
+        return status_for(outcome.refusal) if outcome.refusal else outcome.placed()
+    return outcome
 
 
 def _not_told(hosted: HostedRange) -> WritersNotThereError:

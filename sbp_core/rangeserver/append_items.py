@@ -10,6 +10,7 @@ from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry
 from sbp_core.log.writer_states import NumberedBatch
 from sbp_core.rangeserver.in_flight import PendingAppend
+from sbp_core.rangeserver.staged_repeats import StagedRepeat
 from sbp_core.wire.headers import AppendInfo, AppendResult, Status
 from sbp_core.wire.status import SUCCESS
 
@@ -23,8 +24,9 @@ class Item(Struct, frozen=True):
     batch: memoryview
 
 
-Outcome = Entry | PendingAppend | NumberedBatch | Status
-"""Of an item: a batch to append, without and with a number; one that was; or why it is refused."""
+Outcome = Entry | PendingAppend | NumberedBatch | StagedRepeat | Status
+"""Of an item: a batch to append, without and with a number; one that was; one that is still to be
+compared with what is staged; or why it is refused."""
 
 
 def split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable[Item]:

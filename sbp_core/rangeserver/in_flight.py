@@ -20,13 +20,15 @@ Numberer = tuple[int, str] | tuple[int, int, str]
 class PendingAppend:
     """A batch that waits for the disk; `written` ends with its time in ms.
 
-    `base_offset` is -1 for one that is staged.
+    `base_offset` is -1 for one that is staged. `batch` are its bytes, with which a repeat is
+    compared.
     """
 
     numberer: Numberer
     sequence: int
     base_offset: int
     record_count: int
+    batch: memoryview
     written: asyncio.Future[int] | None = None
 
     def placed(self) -> NumberedBatch:
@@ -52,10 +54,15 @@ class InFlight:
         return next(reversed(batches)) if batches else None
 
     def begin(
-        self, numberer: Numberer, sequence: int, base_offset: int, record_count: int
+        self,
+        numberer: Numberer,
+        sequence: int,
+        base_offset: int,
+        record_count: int,
+        batch: memoryview,
     ) -> PendingAppend:
         """Take note of the next batch, which is appended; `follow` comes next."""
-        append = PendingAppend(numberer, sequence, base_offset, record_count)
+        append = PendingAppend(numberer, sequence, base_offset, record_count, batch)
         self._batches.setdefault(numberer, {})[sequence] = append
         return append
 

@@ -34,6 +34,7 @@ from sbp_core.rangeserver.open_txns import OpenTxnsHandler
 from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
 from sbp_core.rangeserver.ranges import RangeTable
 from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.rangeserver.staged_repeats import StagedContents
 from sbp_core.rangeserver.staged_sweep import StagedSweep
 from sbp_core.rangeserver.staging import Stagings
 from sbp_core.rangeserver.waiters import StreamWaiters
@@ -134,6 +135,7 @@ class RangeServer:
                     self._disk_space,
                     stagings,
                     in_flight,
+                    staged=StagedContents(log, self._readers),
                     clock=self._clock,
                     metrics=self._metrics,
                     check_driver=membership.check_driver,

@@ -10,9 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -24,35 +22,13 @@ from sbp_core.errors import (
 )
 from sbp_core.log.entry import Entry
 from sbp_core.log.staged import StagedStates, staged_entry
-from sbp_core.log.writer_states import NumberedBatch
 from sbp_core.rangeserver.append_items import Item
 from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, check_latest
+from sbp_core.rangeserver.staged_repeats import NO_OFFSET, StagedNumber, StagedRepeat, other_content
+from sbp_core.records import are_same
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import is_txn_id, original_of
-
-_NO_OFFSET: Final = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StagedNumber:
-    """What a transaction calls a batch of a range."""
-
-    stream_id: int
-    range_index: int
-    txn_id: str
-    sequence: int
-
-    def __str__(self) -> str:
-        return (
-            f"batch {self.sequence} of transaction {self.txn_id} in range {self.range_index} of"
-            f" stream {self.stream_id}"
-        )
-
-    @property
-    def numberer(self) -> tuple[int, int, str]:
-        """The transaction in the range."""
-        return self.stream_id, self.range_index, self.txn_id
 
 
 def check_txn_ids(txn_ids: Collection[str]) -> None:
@@ -98,15 +74,15 @@ class Stagings:
 
     def take(
         self, item: Item, latest: HostedRange, record_count: int
-    ) -> tuple[PendingAppend | NumberedBatch, Sequence[Entry]]:
+    ) -> tuple[PendingAppend | StagedRepeat, Sequence[Entry]]:
         """Take a batch; return where it is, or will be, and the entries that stage it.
 
-        There are none for a repeat. That is looked for first: what was staged once stays so,
-        whatever became of its range. `latest` is the stream's latest range. Raises SbpError when it
-        is refused.
+        There are none for a repeat, which is still to be compared with what is staged. That is
+        looked for first: what was staged once stays so, whatever became of its range. `latest` is
+        the stream's latest range. Raises SbpError when it is refused.
         """
         number = _number_of(item)
-        repeated = self._maybe_repeat(number, record_count)
+        repeated = self._maybe_repeat(number, record_count, item.batch)
         if repeated is not None:
             return repeated, ()
         check_latest(latest, number.range_index)
@@ -114,7 +90,9 @@ class Stagings:
         self._check_next(number)
         self._count_max += number.sequence == 0
         entry = staged_entry(*number.numberer, number.sequence, record_count, item.batch)
-        taken = self._in_flight.begin(number.numberer, number.sequence, _NO_OFFSET, record_count)
+        taken = self._in_flight.begin(
+            number.numberer, number.sequence, NO_OFFSET, record_count, item.batch
+        )
         return taken, (entry,)
 
     @contextmanager
@@ -150,8 +128,8 @@ class Stagings:
             written.add_done_callback(partial(self._on_ended, place))
 
     def _maybe_repeat(
-        self, number: StagedNumber, record_count: int
-    ) -> PendingAppend | NumberedBatch | None:
+        self, number: StagedNumber, record_count: int, batch: memoryview
+    ) -> PendingAppend | StagedRepeat | None:
         """Return a batch that was taken before; None for one that was not.
 
         Raises TxnEndedError if nothing is taken any more, InvalidRequestError if the one before was
@@ -164,19 +142,21 @@ class Stagings:
                 f"{number} was not staged: the transaction was published or dropped, or is about"
                 " to be",
             )
-        found: PendingAppend | NumberedBatch | None
+        found: PendingAppend | StagedRepeat | None
         found = self._in_flight.of(number.numberer).get(number.sequence)
         if found is None:
             staging = self.known.maybe_staging(*number.numberer)
             if staging is None or number.sequence >= staging.batch_count:
                 return None
             count = staging.record_counts[number.sequence]
-            found = NumberedBatch(_NO_OFFSET, count, staging.staged_at_ms)
+            found = StagedRepeat(number, staging, count, batch)
         if found.record_count != record_count:
             raise _invalid(
                 f"{number} had {found.record_count} records, this one has {record_count}: two"
                 " transactions must not have the same id"
             )
+        if isinstance(found, PendingAppend) and not are_same(found.batch, batch):
+            raise other_content(number)
         return found
 
     def _check_next(self, number: StagedNumber) -> None:

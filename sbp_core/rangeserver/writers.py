@@ -16,6 +16,7 @@ from sbp_core.errors import (
 )
 from sbp_core.log.writer_states import NumberedBatch, WriterStates
 from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
+from sbp_core.records import are_same, digest_batch
 from sbp_core.wire.status import shown
 from sbp_core.wire.writer_id import is_writer_id
 
@@ -61,12 +62,13 @@ class Writers:
         self._in_flight = in_flight
 
     def maybe_repeat(
-        self, number: BatchNumber, record_count: int
+        self, number: BatchNumber, record_count: int, batch: memoryview
     ) -> PendingAppend | NumberedBatch | None:
         """Return where a batch is, or will be, that was taken before; None for one that was not.
 
         Raises WriterRepeatError for one of which the place is not known any more, and
-        InvalidRequestError if the one before was another batch.
+        InvalidRequestError if the one before was another batch: to acknowledge this one would be
+        to lose it. Batches of old logs have no digest, and are told apart by their counts only.
         """
         if number.sequence > self._last_sequence(number):
             return None
@@ -78,13 +80,19 @@ class Writers:
         if found is None:
             raise WriterRepeatError(
                 StatusCode.WRITER_REPEAT,
-                f"{number} was appended before; only of the last {limits.WRITER_BATCHES_KEPT} it is"
-                " known where",
+                f"a {number} was appended before; only of the last {limits.WRITER_BATCHES_KEPT} it"
+                " is known where, and what was in them",
             )
         if found.record_count != record_count:
             raise _invalid(
                 f"{number} had {found.record_count} records, this one has {record_count}: two"
                 " writers must not have the same id"
+            )
+        if not _is_repeat(found, batch):
+            raise _invalid(
+                f"{number} was appended before with other content, so this one was not stored: a"
+                " retry must send the same bytes, and two writers must not have the same id. See"
+                " what is in the stream, and go on as a new writer"
             )
         return found
 
@@ -115,9 +123,13 @@ class Writers:
             WriterGapError.encode_expected(last + 1),
         )
 
-    def begin(self, number: BatchNumber, base_offset: int, record_count: int) -> PendingAppend:
+    def begin(
+        self, number: BatchNumber, base_offset: int, record_count: int, batch: memoryview
+    ) -> PendingAppend:
         """Take note of a batch that is appended; its entry is submitted next."""
-        return self._in_flight.begin(number.writer, number.sequence, base_offset, record_count)
+        return self._in_flight.begin(
+            number.writer, number.sequence, base_offset, record_count, batch
+        )
 
     def _last_sequence(self, number: BatchNumber) -> int:
         """Return the last sequence that was taken from the writer, -1 if none is known."""
@@ -126,6 +138,13 @@ class Writers:
             return last
         state = self._known.maybe_writer(*number.writer)
         return -1 if state is None else state.last_sequence
+
+
+def _is_repeat(found: PendingAppend | NumberedBatch, batch: memoryview) -> bool:
+    """Whether a batch is the same as one before, if that is known."""
+    if isinstance(found, PendingAppend):
+        return are_same(found.batch, batch)
+    return not found.digest or found.digest == digest_batch(batch)
 
 
 def _invalid(message: str) -> InvalidRequestError:

@@ -9,7 +9,9 @@ from sbp_core.records.columns import COLUMNS_ENCODING, decode_columns, encode_co
 from sbp_core.records.decoding import decode_batch, decode_batches, maybe_columns_together
 from sbp_core.records.envelope import (
     Envelope,
+    are_same,
     decode_envelope,
+    digest_batch,
     encode_envelope,
     peek_batch,
     split_envelopes,
@@ -58,6 +60,7 @@ __all__ = [
     "Run",
     "StreamSchema",
     "accept_batch",
+    "are_same",
     "check_evolution",
     "compare_schemas",
     "decode_batch",
@@ -66,6 +69,7 @@ __all__ = [
     "decode_envelope",
     "decode_rows",
     "decode_stream_schema",
+    "digest_batch",
     "encode_columns",
     "encode_envelope",
     "encode_rows",

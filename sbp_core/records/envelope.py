@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -42,6 +43,7 @@ _ENCODING: Final = "encoding"
 _BODY_BYTES: Final = "body_bytes"
 _SCHEMA_FINGERPRINT: Final = "schema"
 _TIMESTAMP_COLUMN: Final = "timestamp_column"
+_DIGEST_BYTES: Final = 16
 _BODY_BYTES_DIGITS_MAX: Final = len(str(limits.BATCH_BYTES_MAX))
 
 _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
@@ -193,6 +195,26 @@ def write_base_offset(buffer: bytearray | memoryview, base_offset: int) -> None:
         raise RecordBatchError("no record batch to write a base offset into")
     check_offsets(base_offset, 1)
     _BASE_OFFSET.pack_into(view, _BASE_OFFSET_POSITION, base_offset)
+
+
+def digest_batch(batch: memoryview) -> bytes:
+    """Return 16 bytes of SHA-256 of all that a writer sends of a record batch.
+
+    That is all but the base offset, which the server fills in: so a retry has the same digest, and
+    nobody finds another batch that has it.
+    """
+    found = sha256(batch[:_BASE_OFFSET_POSITION])
+    found.update(batch[_BASE_OFFSET_POSITION + _BASE_OFFSET.size :])
+    return found.digest()[:_DIGEST_BYTES]
+
+
+def are_same(batch: memoryview, other: memoryview) -> bool:
+    """Whether two record batches differ in nothing but the base offset."""
+    end = _BASE_OFFSET_POSITION + _BASE_OFFSET.size
+    return (
+        batch[:_BASE_OFFSET_POSITION] == other[:_BASE_OFFSET_POSITION]
+        and batch[end:] == other[end:]
+    )
 
 
 def with_base_offset(batch: memoryview, base_offset: int) -> tuple[bytes, memoryview]:

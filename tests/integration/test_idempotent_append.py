@@ -348,8 +348,8 @@ def test_what_is_told_while_a_batch_is_looked_for_does_not_make_it_a_gap(
     """The log's thread takes in who appended before, while the loop looks for a repeat."""
     look = Writers.maybe_repeat
 
-    def told_meanwhile(self, number, record_count):
-        found = look(self, number, record_count)
+    def told_meanwhile(self, number, record_count, batch):
+        found = look(self, number, record_count, batch)
         known = encode_writers([WriterState("w", 0, (NumberedBatch(0, 1, 7),))])
         told = Entry(EntryKind.RANGE_WRITERS, number.stream_id, 1, 1, 1, known)
         self._known.apply(told, 7)

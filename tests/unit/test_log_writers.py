@@ -26,7 +26,9 @@ from sbp_core.log.writer_states import (
     WriterState,
     WriterStates,
     decode_mark,
+    decode_writer_snapshot,
     decode_writers,
+    encode_writer_snapshot,
     encode_writers,
     mark_of,
 )
@@ -67,13 +69,44 @@ def test_a_mark_says_whose_the_batch_behind_it_is() -> None:
     assert mark.body == b"\0\0\1\0\0\0\0\0some.writer-1"
 
 
-@pytest.mark.parametrize("body", [b"", b"\0" * 8, b"\0" * 8 + b"\xff"])
+def test_a_mark_may_say_what_the_digest_of_the_batch_is() -> None:
+    digest = bytes(range(16))
+    mark = mark_of(batch(7, 3), "w", 5, digest)
+    assert mark.body == b"\0" * 7 + b"\5\x82" + digest + b"w"
+    assert decode_mark(mark) == ("w", 5)
+    states = WriterStates()
+    states.apply(mark, 9)
+    writer = states.maybe_writer(1, "w")
+    assert writer is not None
+    assert writer.maybe_batch(5) == NumberedBatch(7, 3, 9, digest)
+
+
+@pytest.mark.parametrize(
+    "digests", [(), (b"",), (b"x" * 16,), (b"", b"y" * 16, b""), (b"z" * 16,) * 16]
+)
+def test_digests_go_along_with_writers_and_may_be_missing(digests) -> None:
+    batches = tuple(NumberedBatch(at, 1, at, digest) for at, digest in enumerate(digests))
+    writers = [WriterState("old", 3, (NumberedBatch(5, 2, 1),)), WriterState("w", 9, batches)]
+    octets = encode_writers(writers)
+    assert octets[0] == (2 if any(digests) else 1)
+    assert decode_writers(octets) == writers
+    states = WriterStates()
+    for writer in writers:
+        states.restore(4, writer)
+    (entry,) = encode_writer_snapshot(states)
+    assert decode_writer_snapshot(entry) == [(4, writer) for writer in writers]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\0" * 8, b"\0" * 8 + b"\xff", b"\0" * 8 + b"\x82" + b"d" * 16, b"\0" * 8 + b"\x82w"],
+)
 def test_a_mark_that_makes_no_sense_is_damage(body) -> None:
     with pytest.raises(LogCorruptionError):
         decode_mark(Entry(EntryKind.WRITER_MARK, 1, 0, 0, 1, body))
 
 
-@pytest.mark.parametrize("octets", [b"", b"\2", b"\1\1", b"\1\5\0" + b"\0" * 8 + b"shor"])
+@pytest.mark.parametrize("octets", [b"", b"\3", b"\2\1", b"\1\1", b"\1\5\0" + b"\0" * 8 + b"shor"])
 def test_writers_that_make_no_sense_are_damage(octets) -> None:
     with pytest.raises(LogCorruptionError):
         decode_writers(octets)
@@ -205,6 +238,6 @@ def test_writers_that_make_no_sense_change_nothing() -> None:
     entry = batch(0)
     states.apply(mark_of(entry, "w", 0), 7)
     with pytest.raises(LogCorruptionError):
-        states.apply(Entry(EntryKind.RANGE_WRITERS, 1, 1, 50, 1, b"\2"), 7)
+        states.apply(Entry(EntryKind.RANGE_WRITERS, 1, 1, 50, 1, b"\3"), 7)
     assert states.maybe_writer(1, "w") is not None
     assert states.known_from(1) == 0

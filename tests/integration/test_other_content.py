@@ -1,0 +1,153 @@
+"""A number that is given to two batches: the second one is refused, and not taken for a repeat."""
+
+import asyncio
+import tarfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from core_cluster import core_cluster, rows_batch
+from held_disk import HeldDisk
+from numbered_appends import eventually, numbered, one_stream, send, values
+from raw_client import RawClient
+from staged_appends import end, letters_of, read_staged, stage, staged
+
+from sbp_core.client import AppendItem, Writer
+from sbp_core.errors import InvalidRequestError
+from sbp_core.wire.headers import AppendRequest
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+
+def run(body):
+    asyncio.run(asyncio.wait_for(body, 60))
+
+
+@asynccontextmanager
+async def restarted(folder):
+    async with core_cluster(folder) as cluster, RawClient.at(cluster.server.endpoint) as client:
+        yield cluster, client
+
+
+def check_refused(outcome):
+    assert isinstance(outcome, InvalidRequestError)
+    assert "before with other content, so this one was not stored" in outcome.message
+
+
+def test_a_stolen_writer_id_does_not_get_its_victims_batch_acknowledged(tmp_path):
+    async def body():
+        async with one_stream(tmp_path) as (cluster, stream_id, thief):
+            victim = Writer("victim")
+            assert await send(thief, stream_id, "forged", writer="victim") == [0]
+            item = AppendItem(stream_id, rows_batch([b"genuine"], stream_id))
+            with pytest.raises(InvalidRequestError) as raised:
+                await cluster.client.append([item], writer=victim)
+            check_refused(raised.value)
+            assert await values(cluster, stream_id) == ["forged"]
+
+    run(body())
+
+
+def test_the_base_offset_that_a_retry_has_does_not_matter(tmp_path):
+    async def body():
+        async with one_stream(tmp_path) as (cluster, stream_id, client):
+            assert await send(client, stream_id, "a", "b") == [0, 1]
+            request, (batch,) = numbered(stream_id, "b", first=1)
+            batch = batch[:1] + b"\x7f" * 8 + batch[9:]
+            (answer,) = await client.ask(Opcode.APPEND, request, [batch])
+            assert answer.append_responses[0].base_offset == 1
+            changed = bytearray(batch)
+            changed[-1] ^= 1
+            (answer,) = await client.ask(
+                Opcode.APPEND, AppendRequest(0, request.append_requests), [bytes(changed)]
+            )
+            assert answer.append_responses[0].base_offset == -1
+            assert await values(cluster, stream_id) == ["a", "b"]
+
+    run(body())
+
+
+def test_it_is_known_after_a_restart_a_trim_and_a_seal(tmp_path):
+    async def body():
+        async with one_stream(tmp_path) as (cluster, stream_id, client):
+            assert await send(client, stream_id, "a", "b") == [0, 1]
+            await cluster.client.trim_streams({stream_id: 2})
+        async with restarted(tmp_path) as (cluster, client):
+            for _ in range(2):
+                same, other = await eventually(client, stream_id, "b", "x", sequences=[1, 0])
+                assert same == 1
+                check_refused(other)
+                await cluster.client.seal_streams([stream_id])
+            assert await eventually(client, stream_id, "c", first=2) == [2]
+
+    run(body())
+
+
+def test_batches_that_wait_for_the_disk_are_compared(tmp_path):
+    async def body():
+        disk = HeldDisk()
+        disk.gate.set()
+        async with one_stream(tmp_path, disk=disk) as (cluster, stream_id, client):
+            disk.gate.clear()
+            try:
+                # The second of each is looked at while the first one waits: they share a frame.
+                request, batches = numbered(stream_id, "a", "x", sequences=[0, 0])
+                staged_request, staged_batches = staged(stream_id, "t", "a", "x", sequences=[0, 0])
+                asked = [
+                    asyncio.create_task(client.ask(Opcode.APPEND, request, batches)),
+                    asyncio.create_task(client.ask(Opcode.APPEND, staged_request, staged_batches)),
+                ]
+            finally:
+                disk.gate.set()
+            for (answer,) in await asyncio.gather(*asked):
+                results = sorted(answer.append_responses, key=lambda each: each.request_index)
+                assert maybe_error(results[0].status) is None
+                check_refused(maybe_error(results[1].status))
+            assert await values(cluster, stream_id) == ["a"]
+
+    run(body())
+
+
+def test_staged_batches_are_compared_before_and_after_a_restart(tmp_path):
+    async def body():
+        async with one_stream(tmp_path) as (cluster, stream_id, client):
+            assert await stage(client, stream_id, "t", "ab", "c") == [-1, -1]
+            assert await stage(client, stream_id, "t", "ab", "c") == [-1, -1]
+            same, other = await stage(client, stream_id, "t", "ab", "x")
+            assert same == -1
+            check_refused(other)
+        async with restarted(tmp_path) as (cluster, client):
+            other, same, new = await stage(client, stream_id, "t", "xy", "c", "d")
+            check_refused(other)
+            assert (same, new) == (-1, -1)
+            assert await read_staged(client, stream_id, "t") == ("abcd", 3)
+            assert await end(client, stream_id, "t") == (0, 4)
+            assert await letters_of(cluster, stream_id) == "abcd"
+
+    run(body())
+
+
+def test_data_of_a_release_without_digests_are_read_and_gone_on_with(tmp_path):
+    """Of what that wrote no content is known: repeats are told by their counts, as they were."""
+    with tarfile.open(Path(__file__).with_name("data-before-digests.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+
+    async def body():
+        for _ in range(2):
+            async with core_cluster(tmp_path) as cluster:
+                kept, sealed = await cluster.client.describe_streams(["kept", "sealed"])
+                async with RawClient.at(cluster.server.endpoint) as client:
+                    for stream in (kept, sealed):
+                        where = stream.stream_id
+                        old = await eventually(client, where, "a", "whatever", "c")
+                        assert old == [0, 1, 2]
+                        assert await send(client, where, "d", first=3) == [3]
+                        (other,) = await send(client, where, "x", first=3)
+                        check_refused(other)
+                        assert await values(cluster, where) == ["a", "b", "c", "d"]
+                    assert await stage(client, kept.stream_id, "t", "xy", "z") == [-1, -1]
+                    (other,) = await stage(client, kept.stream_id, "t", "x?")
+                    check_refused(other)
+                await cluster.client.seal_streams([sealed.stream_id])
+
+    run(body())
