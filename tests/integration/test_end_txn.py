@@ -384,7 +384,7 @@ def test_who_stops_ends_what_was_begun():
         in_flight = InFlight()
         handler = EndTxnHandler(None, Stagings(StagedStates(), in_flight), None)
         written = asyncio.get_running_loop().create_future()
-        in_flight.follow([in_flight.begin((1, 0, "t"), 0, -1, 1)], written)
+        in_flight.follow([in_flight.begin((1, 0, "t"), 0, -1, 1, memoryview(b""))], written)
         dropping = asyncio.create_task(handler.drop(1, 0, ["t"]))
         await asyncio.sleep(0)
         dropping.cancel()

@@ -99,10 +99,11 @@ class WritersOfALog(RuleBasedStateMachine):
             return
         if sequence < len(batches) - KEPT:
             with pytest.raises(WriterRepeatError):
-                judge.maybe_repeat(number, 1)
+                judge.maybe_repeat(number, 1, memoryview(b""))
             return
         is_repeat = sequence < len(batches)
-        repeat = judge.maybe_repeat(number, batches[sequence][1] if is_repeat else 1)
+        expected_count = batches[sequence][1] if is_repeat else 1
+        repeat = judge.maybe_repeat(number, expected_count, memoryview(b""))
         assert (repeat is not None) == is_repeat
         if repeat is not None:
             assert isinstance(repeat, NumberedBatch)
