@@ -56,8 +56,9 @@ def accept_batch(data: Octets) -> Envelope:
         check(envelope)
     except RecordBatchError as error:
         raise RecordBatchError(
-            f"{error}. Nothing of this batch was stored, since no reader could decode it; correct"
-            " the client that encodes it"
+            f"{error}; the batch declares {envelope.record_count} records and has a body of"
+            f" {len(envelope.body)} bytes. Nothing of this batch was stored, since no reader could"
+            " decode it; correct the client that encodes it"
         ) from error
     return envelope
 
