@@ -136,7 +136,7 @@ class DamagedBatchError(RecordBatchError):
     """
 
     def __init__(
-        self, cause: str, stream_id: int = -1, start_offset: int = 0, end_offset: int = 0
+        self, cause: str = "", stream_id: int = -1, start_offset: int = 0, end_offset: int = 0
     ) -> None:
         super().__init__(cause, stream_id, start_offset, end_offset)
         self.stream_id = stream_id

@@ -90,6 +90,7 @@ SCHEMA_MESSAGE_SCHEMA: Final = Schema(
     bytes_max=limits.SCHEMA_BYTES_MAX,
     # A map takes two levels; the message, its schema and the innermost columns are beside those.
     depth_max=2 * limits.SCHEMA_DEPTH_MAX + 3,
+    is_whole=False,  # most of a field, such as its type, is left to Arrow
 )
 
 

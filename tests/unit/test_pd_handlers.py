@@ -120,8 +120,12 @@ def test_a_range_server_without_its_table_is_refused(run):
 def test_a_server_of_an_earlier_version_needs_no_secret_and_keeps_its_place(run):
     async def test(cluster):
         server_id = await cluster.allocate()
-        forget = "DELETE FROM server_secrets"
-        await cluster.driver._store.run(lambda store: store.secrets._query(forget))
+
+        def forget(store):
+            with store.secrets._transaction():
+                store.secrets._query("DELETE FROM server_secrets")
+
+        await cluster.driver._store.run(forget)
         assert (await cluster.beat(server_id, "h:1")).status.code == 0
         moved = await cluster.beat(server_id, "h:2")
         assert moved.status.code == StatusCode.CONFLICT

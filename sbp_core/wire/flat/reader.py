@@ -172,8 +172,6 @@ class Reader:
             value = self._read_table(self._tables[name], self._follow(0, offset), 0)
         except (struct.error, UnicodeDecodeError) as error:
             raise HeaderError(f"{name}: not a valid table: {error}") from error
-        if self._size > limits.HEADER_UNUSED_BYTES_MAX:
-            self._check_padding(name)
         return value
 
     @property
@@ -190,13 +188,15 @@ class Reader:
         """Bytes of strings and vectors, HEADER_VECTOR_BYTES more for each."""
         return limits.HEADER_DECODED_BYTES_MAX - self._octets_left
 
-    def _check_padding(self, name: str) -> None:
-        """Refuse a buffer that is for the most part in no use.
+    def check_padding(self, name: str) -> None:
+        """Raise HeaderError for a buffer that is for the most part in no use, once it is read.
 
         Each table counts as the largest layout that was met, with a vtable of its own: encoders of
         other languages do not share these, and align everything. Half of a buffer, and then
         HEADER_UNUSED_BYTES_MAX, may be what a newer peer knows and this reader does not.
         """
+        if self._size <= limits.HEADER_UNUSED_BYTES_MAX:
+            return
         table_bytes = max(plan.used_bytes for plan in self._plans.values())
         used_bytes = self._table_count * table_bytes + self._vector_bytes
         unused_bytes_max = used_bytes + limits.HEADER_UNUSED_BYTES_MAX

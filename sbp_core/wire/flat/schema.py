@@ -29,11 +29,18 @@ class Schema:
         *,
         bytes_max: int = limits.HEADER_BYTES_MAX,
         depth_max: int = limits.HEADER_DEPTH_MAX,
+        is_whole: bool = True,
     ) -> None:
+        """Prepare the tables of `layouts`.
+
+        `is_whole`: honest peers write little else than these fields, so a buffer that is for the
+        most part in no use is refused. False where the layouts leave out what others write.
+        """
         self._written = {table.__name__: WrittenTable(table, layouts[table]) for table in layouts}
         self._read = {table.__name__: ReadTable(table, layouts[table]) for table in layouts}
         self._bytes_max = bytes_max
         self._depth_max = depth_max
+        self._is_whole = is_whole
         self._templates = Templates()
         self._excerpts = Templates()
         self._stencils = Stencils(layouts, partial(leaves_of, self._read))
@@ -75,6 +82,8 @@ class Schema:
                 return known, small_bytes
         reader = Reader(self._read, octets, self._depth_max)
         value: T = reader.read_root(name)
+        if self._is_whole:
+            reader.check_padding(name)
         self._templates.consider(table, octets, partial(maybe_template, self._read, name, octets))
         is_small = len(octets) <= limits.TEMPLATE_BYTES_MAX
         return value, small_bytes if is_small else reader.decoded_bytes
