@@ -105,19 +105,10 @@ class RangeServer:
         """
         settings = self._settings
         self._log = log = await asyncio.get_running_loop().run_in_executor(
-            self._readers,
-            self._open_log,
+            self._readers, self._open_log
         )
         await self._disk_space.refresh()
-        membership = Membership(
-            settings.placement_driver,
-            settings.data_dir,
-            self._disk,
-            settings.heartbeat_interval_ms,
-            self._report,
-            high_water=log.high_water,
-        )
-        self._membership = membership
+        self._membership = membership = self._make_membership(log)
         await membership.check_log()
         committer = GroupCommitter(log, settings.sync_interval_ms)
         self._committer = committer
@@ -170,6 +161,16 @@ class RangeServer:
         )
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
+
+    def _make_membership(self, log: Log) -> Membership:
+        return Membership(
+            self._settings.placement_driver,
+            self._settings.data_dir,
+            self._disk,
+            self._settings.heartbeat_interval_ms,
+            self._report,
+            high_water=log.high_water,
+        )
 
     def _open_log(self) -> Log:
         """Open the log, or make it. Raises LogError if it is not there and must be."""

@@ -109,8 +109,7 @@ class Peer(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
         self._socket = AsyncSocket(self._transport)
-        address = transport.get_extra_info("peername")
-        own_address = transport.get_extra_info("sockname")
+        address, own_address = map(transport.get_extra_info, ("peername", "sockname"))
         if address:
             self._is_from_this_host = bool(own_address) and address[0] == own_address[0]
             self.name = f"{address[0]}:{address[1]}, {self.name}"
@@ -174,10 +173,9 @@ class Peer(asyncio.BufferedProtocol):
 
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on and how to answer an offer; a second offer changes nothing."""
-        agreement, features = accept(offered, self._connection_id)
         if self.agreement is not NOTHING:
             return self.agreement, ()
-        return agreement, features
+        return accept(offered, self._connection_id)
 
     def adopt(self, agreement: Agreement) -> None:
         """Use what was agreed on, now that the peer was told."""
@@ -494,10 +492,8 @@ class Peer(asyncio.BufferedProtocol):
         self.close()
 
     def _write(self, buffers: Sequence[Octets]) -> None:
-        if buffers and self._socket is not None:
-            unsent_bytes = self._socket.send(buffers)
-            if unsent_bytes:
-                self._unread.add(self._backlog, unsent_bytes)
+        if buffers and self._socket is not None and (unsent := self._socket.send(buffers)):
+            self._unread.add(self._backlog, unsent)
 
     def _unsent_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
