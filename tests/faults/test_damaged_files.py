@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from core_cluster import rows_batch, values_of
+from damaging import damaged
 from fault_cluster import FaultCluster
 from log_files import batch, created
 from log_stagings import commit
@@ -80,24 +81,6 @@ SERVER_FILES = [
 
 def kind_of(kinds: list[Kind], name: str) -> Kind | None:
     return next((kind for kind in kinds if kind.pattern.fullmatch(name)), None)
-
-
-def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes | None]:
-    """Return what was done to a file, and what it is then; None if it is gone."""
-    at = rng.randrange(len(data)) if data else 0
-    what = rng.choice(("flip", "flip", "cut", "cut", "zeros", "grown", "gone", "emptied"))
-    if what == "flip" and data:
-        return f"bit flipped at {at}", data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + (
-            data[at + 1 :]
-        )
-    if what == "cut":
-        return f"cut to {at}", data[:at]
-    if what == "zeros":
-        length = min(rng.choice((1, 16, 512, 4096)), len(data) - at)
-        return f"{length} zeros at {at}", data[:at] + bytes(length) + data[at + length :]
-    if what == "grown":
-        return "grown", data + rng.randbytes(rng.randrange(1, 64))
-    return (what, None) if what == "gone" else ("emptied", b"")
 
 
 def damage(folder: Path, kinds: list[Kind], rng: random.Random) -> tuple[Kind, str]:

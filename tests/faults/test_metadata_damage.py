@@ -1,19 +1,25 @@
 """Damage to the metadata of a real server that was stopped, or killed, at random places.
 
 Each start either serves exactly what was committed, or ends with an error that names a file of the
-metadata. `tests/unit/test_pd_damage.py` tries many more places on the store alone.
+metadata. Most rounds open the store in the process; some have a server around it.
 """
 
 import contextlib
+import logging
 import shutil
+from collections import Counter
 
 import pytest
+from damaging import damaged
+from filled_metadata import contents, fill, verdict
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
+from sbp_core.pd.sqlite_store import SqliteStore
 
 CASES_PER_FILE = 8
+STORE_ROUNDS = 300
 
 
 def told(cluster):
@@ -75,3 +81,33 @@ def test_what_is_served_was_committed(tmp_path, rng, is_killed):
     assert refused > 0
     with contextlib.suppress(RuntimeError):
         cluster.kill()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_damaged_file_of_a_store(tmp_path, rng, rounds, caplog, is_killed):
+    caplog.set_level(logging.CRITICAL, "sbp_core.pd")
+    store = SqliteStore(tmp_path / "open")
+    fill(store)
+    expected = contents(store)
+    if is_killed:
+        shutil.copytree(tmp_path / "open", tmp_path / "whole")
+    store.close()
+    if not is_killed:
+        shutil.copytree(tmp_path / "open", tmp_path / "whole")
+    names = sorted(path.name for path in (tmp_path / "whole").glob("metadata.*"))
+    verdicts = Counter()
+    for _ in range(rounds(STORE_ROUNDS)):
+        folder = tmp_path / "data"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", folder)
+        name = rng.choice(names)
+        what, data = damaged((folder / name).read_bytes(), rng)
+        if data is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(data)
+        found = verdict(folder, expected)
+        assert found is not False, f"{name}: {what}: something else is served, or nothing is named"
+        verdicts["refused" if found is None else "served"] += 1
+    print(dict(verdicts))
+    assert verdicts["refused"]
