@@ -30,7 +30,7 @@ def commit_cursors(
     return [
         _refused(cursor)
         if cursor.next_offset < NO_CURSOR
-        else Cursor(cursor.stream_id, status=status_for(store.room.cursors_refusal()))
+        else Cursor(cursor.stream_id, status=status_for(store.capacity.cursors_refusal()))
         if cursor.stream_id in crowded_out
         else _committed(cursor, committed_at_ms)
         if next(outcomes)
@@ -41,13 +41,13 @@ def commit_cursors(
 
 def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) -> Set[int]:
     """Return the streams whose cursors would be too many; those that are there may move on."""
-    room = store.room.cursor_room()
-    if len(cursors) <= room:
+    left = store.capacity.cursor_capacity()
+    if len(cursors) <= left:
         return frozenset()
     asked = dict.fromkeys(each.stream_id for each in cursors if each.next_offset > NO_CURSOR)
     found = store.cursors_of(group, list(asked))
     fresh = [stream_id for stream_id, cursor in zip(asked, found, strict=True) if cursor is None]
-    return frozenset(fresh[room:])
+    return frozenset(fresh[left:])
 
 
 def _committed(cursor: Cursor, committed_at_ms: int) -> Cursor:

@@ -18,6 +18,7 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
 )
+from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
@@ -26,7 +27,6 @@ from sbp_core.pd.model import (
     check_stream_name,
 )
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.room import Room
 from sbp_core.pd.store import MetadataStore
 from sbp_core.pd.tables import range_table, server_table, stream_table
 from sbp_core.wire.headers import (
@@ -57,7 +57,7 @@ def create_streams(
     planned: list[NewStream | SbpError] = []
     news: list[NewStream] = []
     for asked in streams:
-        plan = _plan_stream(asked, placement, store.room, len(news))
+        plan = _plan_stream(asked, placement, store.capacity, len(news))
         planned.append(plan)
         if isinstance(plan, NewStream):
             news.append(plan)
@@ -87,11 +87,11 @@ def create_streams(
 
 
 def _plan_stream(
-    stream: Stream, placement: Placement, room: Room, planned_count: int
+    stream: Stream, placement: Placement, capacity: Capacity, planned_count: int
 ) -> NewStream | SbpError:
     try:
         check_stream_fields(stream)
-        room.check_streams(planned_count + 1)
+        capacity.check_streams(planned_count + 1)
         return NewStream(
             name=stream.name,
             replica_count=1,

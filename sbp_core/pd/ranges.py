@@ -133,7 +133,7 @@ def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement)
             f"the next range of stream {stream_id} has index {index}, not {wanted.range_index};"
             " list its ranges again"
         )
-    store.room.check_ranges(stream_id, store.range_count(stream_id))
+    store.capacity.check_ranges(stream_id, store.range_count(stream_id))
     return RangeRecord(
         stream_id,
         index,

@@ -39,7 +39,9 @@ class PlacementDriver:
         Raises ConfigurationError when the data directory or the address cannot be used.
         """
         settings = self._settings
-        store = await StoreThread.open(lambda: SqliteStore(settings.data_dir, settings.room_limits))
+        store = await StoreThread.open(
+            lambda: SqliteStore(settings.data_dir, settings.capacity_limits)
+        )
         store.failed.add_done_callback(self._on_failure)
         handlers = PlacementDriverHandlers(
             store,

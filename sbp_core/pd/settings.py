@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from sbp_core import limits
-from sbp_core.pd.room import RoomLimits
+from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.server.addresses import check_integer
 from sbp_core.server.settings import ListenerSettings
 
@@ -86,10 +86,10 @@ class PlacementDriverSettings(ListenerSettings):
             limits.HEARTBEAT_TIMEOUT_MS_MAX,
         )
         check_integer("batch_number_leap_max", self.batch_number_leap_max, 1, 2**63 - 1)
-        for each in fields(RoomLimits):
+        for each in fields(CapacityLimits):
             check_integer(each.name, getattr(self, each.name), 1, limits.ROWS_MAX)
 
     @property
-    def room_limits(self) -> RoomLimits:
+    def capacity_limits(self) -> CapacityLimits:
         """How much it takes note of."""
-        return RoomLimits(*(getattr(self, each.name) for each in fields(RoomLimits)))
+        return CapacityLimits(*(getattr(self, each.name) for each in fields(CapacityLimits)))

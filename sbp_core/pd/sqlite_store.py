@@ -12,6 +12,7 @@ from typing import Final
 
 from sbp_core.errors import InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd import sqlite_cursors, sqlite_writers
+from sbp_core.pd.capacity import Capacity, CapacityLimits
 from sbp_core.pd.history import CommitId
 from sbp_core.pd.model import (
     ChangeRefusal,
@@ -24,7 +25,6 @@ from sbp_core.pd.model import (
     StreamChange,
     StreamRecord,
 )
-from sbp_core.pd.room import Room, RoomLimits
 from sbp_core.pd.sqlite_file import SqliteFile
 from sbp_core.pd.sqlite_log_marks import SqliteLogMarks
 from sbp_core.pd.sqlite_schemas import SqliteSchemas
@@ -52,13 +52,13 @@ _RANGE_KEYS: Final = {
 """By (stream_id is given, server_id is given)."""
 
 
-_NO_SETTINGS: Final = RoomLimits()
+_NO_SETTINGS: Final = CapacityLimits()
 
 
 class SqliteStore:
     """A MetadataStore in the file `metadata.sqlite` of a data directory."""
 
-    def __init__(self, data_dir: Path, room_limits: RoomLimits = _NO_SETTINGS) -> None:
+    def __init__(self, data_dir: Path, capacity_limits: CapacityLimits = _NO_SETTINGS) -> None:
         """Open the store, or make it.
 
         Raises ConfigurationError when the directory or the file cannot be used.
@@ -66,8 +66,8 @@ class SqliteStore:
         self._file: Final = SqliteFile(data_dir)
         self._query: Final = self._file.query
         self._transaction: Final = self._file.transaction
-        self.room: Final = Room(self._file.count, room_limits)
-        self.transactions: Final = SqliteTransactions(self._query, self._transaction, self.room)
+        self.capacity: Final = Capacity(self._file.count, capacity_limits)
+        self.transactions: Final = SqliteTransactions(self._query, self._transaction, self.capacity)
         self.schemas: Final = SqliteSchemas(
             self._query, self._transaction, self._file.reading_blobs
         )

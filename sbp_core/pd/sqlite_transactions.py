@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from sbp_core import limits
-from sbp_core.pd.room import Room
+from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.transactions import (
     AbortedTxn,
     Decision,
@@ -64,9 +64,9 @@ class SqliteTransactions:
         self,
         query: Query,
         transaction: Callable[[], AbstractContextManager[None]],
-        room: Room,
+        capacity: Capacity,
     ) -> None:
-        self._room = room
+        self._capacity = capacity
         self._query = query
         self._transaction = transaction
 
@@ -105,7 +105,7 @@ class SqliteTransactions:
                     part.record_count,
                 )
             self._forget_decisions(manifest.producer, decided_at_ms)
-            self._room.check_decisions()
+            self._capacity.check_decisions()
         decided = self._maybe_txn(manifest.producer, manifest.batch_number)
         return Decision(is_replay=False, maybe_txn=decided)
 
@@ -128,7 +128,7 @@ class SqliteTransactions:
                     self._query(
                         "INSERT INTO aborted_txns VALUES (?, ?, ?)", txn_id, producer, aborted_at_ms
                     )
-                self._room.check_aborted()
+                self._capacity.check_aborted()
         return verdicts
 
     def record_published(self, published: Sequence[tuple[int, int]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sbp_core.errors import StatusError
+from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.history import CommitId
 from sbp_core.pd.model import (
     ChangeRefusal,
@@ -20,7 +21,6 @@ from sbp_core.pd.model import (
     StreamChange,
     StreamRecord,
 )
-from sbp_core.pd.room import Room
 from sbp_core.pd.transactions import AbortedTxn, Decision, Manifest, Part, TxnRecord, Verdict
 
 
@@ -114,7 +114,7 @@ class MetadataStore(Protocol):
         """What was decided of transactions. A deleted stream takes its parts along."""
 
     @property
-    def room(self) -> Room:
+    def capacity(self) -> Capacity:
         """How much more is taken note of."""
 
     @property

@@ -6,11 +6,11 @@ import pytest
 
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.cursors import commit_cursors
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.operations import create_streams
 from sbp_core.pd.ranges import open_next_ranges
-from sbp_core.pd.room import RoomLimits
 from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.pd.transactions import Manifest, Part
 from sbp_core.wire.headers import Cursor, Stream, StreamRange
@@ -25,7 +25,7 @@ def opened(tmp_path):
     stores = []
 
     def open_store(**limits):
-        stores.append(SqliteStore(tmp_path / str(len(stores)), RoomLimits(**limits)))
+        stores.append(SqliteStore(tmp_path / str(len(stores)), CapacityLimits(**limits)))
         return stores[-1]
 
     yield open_store

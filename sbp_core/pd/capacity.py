@@ -1,4 +1,4 @@
-"""How much the placement driver takes note of: beyond that, what is new is refused.
+"""How many streams, ranges, cursors and decisions there may be; more are refused.
 
 Everything that clients can make without end has a limit here, or grows with something that has one:
 replicas with ranges, writers and schemas with streams (SCHEMA_VERSIONS_MAX each), parts with
@@ -17,7 +17,7 @@ from sbp_core.errors import InvalidRequestError, StatusCode
 
 
 @dataclass(frozen=True, slots=True)
-class RoomLimits:
+class CapacityLimits:
     """The settings of the same names."""
 
     streams_max: int = limits.STREAMS_MAX
@@ -27,12 +27,12 @@ class RoomLimits:
     aborted_txns_max: int = limits.ABORTED_TXNS_MAX
 
 
-class Room:
-    """Says whether there is room for more, by the number of rows of each table."""
+class Capacity:
+    """Checks the limits against the number of rows of each table."""
 
-    def __init__(self, count: Callable[[str], int], room_limits: RoomLimits) -> None:
+    def __init__(self, count: Callable[[str], int], capacity_limits: CapacityLimits) -> None:
         self._count = count
-        self._limits = room_limits
+        self._limits = capacity_limits
 
     def check_streams(self, more: int) -> None:
         """Raise InvalidRequestError unless there may be so many streams more."""
@@ -45,12 +45,12 @@ class Room:
             which = f"ranges of stream {stream_id}"
             raise _refusal(which, "trim the stream", "ranges_per_stream_max", limit)
 
-    def cursor_room(self) -> int:
+    def cursor_capacity(self) -> int:
         """Return how many more cursors there may be."""
         return max(0, self._limits.cursors_max - self._count("cursors"))
 
     def cursors_refusal(self) -> InvalidRequestError:
-        """Return the error of a cursor for which there is no room."""
+        """Return the error of a cursor beyond the limit."""
         return _refusal(*_WORDS["cursors"], "cursors_max", self._limits.cursors_max)
 
     def check_decisions(self) -> None:
@@ -72,7 +72,7 @@ _WORDS: Final = {
     "txns": ("decided batches of transactions that are kept", "use fewer producers"),
     "aborted_txns": ("aborted transactions that are kept", "wait until some are forgotten"),
 }
-"""By table: what is in it, and what makes room."""
+"""By table: what is in it, and how to have fewer."""
 
 
 def _refusal(noun: str, remedy: str, setting: str, limit: int) -> InvalidRequestError:
