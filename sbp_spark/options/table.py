@@ -169,7 +169,8 @@ SOURCE_OPTIONS: Final = (
     OptionSpec(
         "failOnDataLoss",
         "true",
-        "What happens when records that were to be read are gone: trimmed, or with their stream."
+        "What happens when records that were to be read are gone (trimmed, or with their stream),"
+        " or cannot be decoded."
         " `true` fails with an error that names every interval; `false` writes them to the log"
         " (`sbp_spark`) and goes on behind them; `report` also keeps them in the offsets, under"
         " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
