@@ -37,7 +37,13 @@ from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.disk import Disk, translate_os_error
-from sbp_core.log.range_states import LoggedRange, RangeKey, decode_states, encode_states
+from sbp_core.log.range_states import (
+    LoggedRange,
+    RangeKey,
+    decode_states,
+    encode_states,
+    states_lengths,
+)
 from sbp_core.wire.checksum import crc32c
 
 _MAGIC: Final = b"SBPHIGH\n"
@@ -221,8 +227,8 @@ def _decode(data: bytes) -> tuple[int, HighWater]:
 
 
 def _maybe_tails(data: bytes, count: int, crc: int) -> tuple[LoggedRange, ...] | None:
-    length = len(encode_states([LoggedRange(0, 0, 0, 0)])) * count
-    tails = memoryview(data)[:length]
-    if len(tails) != length or crc32c((tails,)) != crc:
-        return None
-    return tuple(decode_states(tails, count))
+    for length in states_lengths(count):  # behind it may be what is left of a longer note
+        tails = memoryview(data)[:length]
+        if len(tails) == length and crc32c((tails,)) == crc:
+            return tuple(decode_states(tails, count))
+    return None

@@ -329,16 +329,20 @@ def encode_states(ranges: Sequence[LoggedRange]) -> bytes:
     )
 
 
+def states_lengths(count: int) -> tuple[int, int]:
+    """Return the two lengths in bytes that the columns of `count` ranges may have."""
+    return count * _bytes_of(_ALL_COLUMNS), count * _bytes_of(STATE_COLUMNS)
+
+
 def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
     """Return `count` ranges from their columns, the last of which may be missing.
 
     Raises LogCorruptionError.
     """
-    kinds = _ALL_COLUMNS if len(data) == count * _bytes_of(_ALL_COLUMNS) else STATE_COLUMNS
-    if len(data) != count * _bytes_of(kinds):
-        raise LogCorruptionError(
-            f"{count} states take {count * _bytes_of(_ALL_COLUMNS)} octets, not {len(data)}"
-        )
+    dated_bytes, undated_bytes = states_lengths(count)
+    kinds = _ALL_COLUMNS if len(data) == dated_bytes else STATE_COLUMNS
+    if len(data) not in {dated_bytes, undated_bytes}:
+        raise LogCorruptionError(f"{count} states take {dated_bytes} bytes, not {len(data)}")
     columns: list[list[int]] = []
     start = 0
     for _, dtype in kinds:

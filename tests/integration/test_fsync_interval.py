@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from core_cluster import core_cluster, rows_batch
+from driver_proof import driver_at
 from held_disk import HeldDisk
-from raw_client import RawClient
 from staged_appends import end, stage
 
 from sbp_core import limits
@@ -70,7 +70,7 @@ def test_what_is_staged_waits_for_the_disk(tmp_path):
     async def body(cluster, disk):
         await cluster.client.create_streams([StreamSpec("s")])
         await append(cluster, b"value")
-        async with RawClient.at(cluster.server.endpoint) as client:
+        async with driver_at(cluster.server.endpoint, tmp_path / "rs") as client:
             disk.gate.clear()
             staging = asyncio.create_task(stage(client, 1, "t", "ab"))
             await asyncio.wait([staging], timeout=0.1)

@@ -105,8 +105,10 @@ async def create(cluster, *names):
 
 def send_idle_away(server):
     """Sweep as if every connection had been idle for long enough."""
-    server._listener._idle_seconds = -1
-    server._listener.sweep()
+    listener = server._listener
+    idle_seconds, listener._idle_seconds = listener._idle_seconds, -1
+    listener.sweep()
+    listener._idle_seconds = idle_seconds
 
 
 def test_maintenance_finishes_what_is_open_and_refuses_what_is_new(tmp_path):

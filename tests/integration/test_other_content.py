@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from core_cluster import core_cluster, rows_batch
+from driver_proof import driver_at
 from held_disk import HeldDisk
 from numbered_appends import eventually, numbered, one_stream, send, values
 from raw_client import RawClient
@@ -25,7 +26,10 @@ def run(body):
 
 @asynccontextmanager
 async def restarted(folder):
-    async with core_cluster(folder) as cluster, RawClient.at(cluster.server.endpoint) as client:
+    async with (
+        core_cluster(folder) as cluster,
+        driver_at(cluster.server.endpoint, folder / "rs") as client,
+    ):
         yield cluster, client
 
 

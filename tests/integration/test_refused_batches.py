@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from core_cluster import rows_batch
+from driver_proof import Known
 from lying_batches import lying_batch
 from numbered_appends import one_stream, send, values
 from staged_appends import end, read_staged, staged
@@ -74,6 +75,7 @@ def test_it_is_refused_when_it_is_staged_and_not_when_it_is_published(tmp_path):
             assert maybe_error(taken.status) is None
             assert isinstance(maybe_error(refused.status), InvalidRequestError)
             assert await read_staged(client, stream_id, "t") == ("a", 1)
+            await Known.of(tmp_path / "rs").prove(client)
             assert await end(client, stream_id, "t") == (0, 1)
             assert await values(cluster, stream_id) == ["a"]
 

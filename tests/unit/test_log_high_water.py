@@ -213,6 +213,19 @@ def test_the_older_of_both_counts_where_the_newer_is_damaged() -> None:
     assert read_high_water(disk, DIRECTORY) == (None, 0)
 
 
+def test_a_note_that_is_shorter_than_the_one_before_has_its_own_tails() -> None:
+    disk = FaultyDisk()
+    disk.make_directory(DIRECTORY)
+    keeper = HighWaterKeeper(disk, DIRECTORY, None, 0)
+    dated = [LoggedRange(number, 0, 0, 5, created_at_ms=7) for number in range(4)]
+    for end, ranges in ((100, dated), (200, dated[:1]), (300, dated[:2]), (400, [])):
+        keeper.on_segment(end - 1, end, {each.key: each for each in ranges})
+        keeper.note()
+        mark, _ = read_high_water(disk, DIRECTORY)
+        assert mark == HighWater(end, end - 1, tuple(ranges))
+        assert [each.created_at_ms for each in mark.tails or ()] == [7] * len(ranges)
+
+
 def test_what_is_not_synced_is_not_noted() -> None:
     disk = FaultyDisk()
     log = filled(disk, is_closed=False)
