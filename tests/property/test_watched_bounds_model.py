@@ -6,9 +6,9 @@ from pathlib import Path
 from unittest import mock
 
 from core_cluster import core_cluster, rows_batch
+from driver_proof import driver_at
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec
@@ -118,7 +118,7 @@ class Changes:
         elif step == "seal":
             await client.seal_streams([stream_id])
         elif step == "seal behind":
-            async with RawClient.at(self._servers[-1].endpoint) as raw:
+            async with driver_at(self._servers[-1].endpoint, Path(self._folder) / "rs") as raw:
                 await raw.ask(Opcode.SEAL_RANGE, SealRangesRequest(0, (RangeId(stream_id, -1),)))
             self._sealed_behind.add(stream_id)
         elif step == "delete" and len(self.stream_ids) > 1:
