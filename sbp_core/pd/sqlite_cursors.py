@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from sbp_core.pd.model import NO_CURSOR, CursorRecord, GroupRecord
+from sbp_core.pd.sqlite_file import Query
 
 _CURSOR: Final = "SELECT stream_id, next_offset, committed_at_ms FROM cursors WHERE group_name = ?"
-
-
-class Query(Protocol):
-    """What runs statements on the metadata file."""
-
-    def __call__(self, sql: str, *values: int | str | None) -> list[Any]:
-        """Run one statement; return its rows."""
 
 
 def commit_cursor(

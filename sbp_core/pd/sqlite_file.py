@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
@@ -30,6 +30,17 @@ _LOG: Final = logging.getLogger(__name__)
 _FATAL_CODES: Final = frozenset(
     {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 )
+
+
+class Query(Protocol):
+    """Runs statements on the metadata file."""
+
+    def __call__(self, sql: str, *values: int | str | bytes | None) -> list[Any]:
+        """Run one statement; return its rows."""
+
+
+Transaction = Callable[[], AbstractContextManager[None]]
+"""Makes what is run within it atomic and durable."""
 
 
 class SqliteFile:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
 from sbp_core.pd.model import LogMark
-
-Query = Callable[..., list[Any]]
+from sbp_core.pd.sqlite_file import Query, Transaction
 
 
 class SqliteLogMarks:
     """A LogMarkStore, by means of the metadata store's statements and transactions."""
 
-    def __init__(
-        self, query: Query, transaction: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, query: Query, transaction: Transaction) -> None:
         self._query = query
         self._transaction = transaction
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from sbp_core.pd.model import SchemaRecord
+from sbp_core.pd.sqlite_file import Query, Transaction
 
 _SCHEMA: Final = (
     "SELECT stream_id, version, fingerprint, schema, registered_at_ms FROM schemas"
     " WHERE stream_id = ?"
 )
-
-
-class Query(Protocol):
-    """What runs statements on the metadata file."""
-
-    def __call__(self, sql: str, *values: int | str | bytes | None) -> list[Any]:
-        """Run one statement; return its rows."""
 
 
 class SqliteSchemas:
@@ -27,8 +20,8 @@ class SqliteSchemas:
     def __init__(
         self,
         query: Query,
-        transaction: Callable[[], AbstractContextManager[None]],
-        reading_blobs: Callable[[], AbstractContextManager[None]],
+        transaction: Transaction,
+        reading_blobs: Transaction,
     ) -> None:
         self._query = query
         self._transaction = transaction

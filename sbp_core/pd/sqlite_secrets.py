@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
-
-
-class Query(Protocol):
-    """What runs statements on the metadata file."""
-
-    def __call__(self, sql: str, *values: int | str | bytes | None) -> list[Any]:
-        """Run one statement; return its rows."""
+from sbp_core.pd.sqlite_file import Query, Transaction
 
 
 class SqliteSecrets:
     """A SecretStore in the metadata file."""
 
-    def __init__(
-        self, query: Query, transaction: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, query: Query, transaction: Transaction) -> None:
         self._query = query
         self._transaction = transaction
 

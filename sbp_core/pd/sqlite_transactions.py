@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.pd.capacity import Capacity
+from sbp_core.pd.sqlite_file import Query, Transaction
 from sbp_core.pd.transactions import (
     AbortedTxn,
     Decision,
@@ -50,20 +50,13 @@ _FORGET_ONE_SHOT: Final = (
 )
 
 
-class Query(Protocol):
-    """What runs statements on the metadata file."""
-
-    def __call__(self, sql: str, *values: int | str | bytes | None) -> list[Any]:
-        """Run one statement; return its rows."""
-
-
 class SqliteTransactions:
     """A TransactionStore in the metadata file; also the Ledger that its decisions are made by."""
 
     def __init__(
         self,
         query: Query,
-        transaction: Callable[[], AbstractContextManager[None]],
+        transaction: Transaction,
         capacity: Capacity,
     ) -> None:
         self._capacity = capacity

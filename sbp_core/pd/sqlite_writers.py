@@ -6,13 +6,9 @@ with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from sbp_core.log.writer_states import NO_WRITERS
 from sbp_core.pd.model import SealedRange
-
-Query = Callable[..., list[Any]]
+from sbp_core.pd.sqlite_file import Query
 
 
 def record_writers(query: Query, sealed: SealedRange) -> None:
