@@ -92,6 +92,8 @@ ANSWERS_UNSENT_BYTES_MAX: Final = MIB
 
 # Heartbeats.
 HEARTBEAT_INTERVAL_MS: Final = 3_000
+LAST_HEARTBEAT_MS: Final = 1_000
+"""How long a range server that stops waits for the answer to its last heartbeat."""
 HEARTBEAT_TIMEOUT_MS: Final = 15_000
 """Silence after which a range server is not given new ranges."""
 SERVER_SECRET_BYTES: Final = 32
@@ -218,6 +220,8 @@ RESPONSES_RESERVED_MAX: Final = 4
 WRITE_BUFFER_HIGH_BYTES may wait to be read by the peer."""
 FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
+FETCH_ITEMS_PER_TURN: Final = 128
+"""Requests of a FETCH that are looked at before other connections have their turn."""
 FETCH_JOIN_BYTES: Final = 64 * KIB
 """Batches of an answer that are smaller on average are sent in one piece."""
 LOCAL_READ_BATCH_BYTES_MIN: Final = 128 * KIB

@@ -21,6 +21,7 @@ from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.staged_entries import decode_end, decode_prefix
 from sbp_core.log.start import START_NAME
 from sbp_core.log.writer_states import decode_mark
+from sbp_core.rangeserver.identity import check_log_is_there
 
 _DISK: Final = OsDisk()
 _LOG_NAME: Final = "log"
@@ -32,6 +33,7 @@ def check(options: Namespace) -> int:
     """Read whole logs; return 1 if any of them is damaged. Raises LogError."""
     is_intact = True
     for directory in find_logs(Path(options.folder)):
+        check_log_is_there(directory.parent, _DISK)
         with _locked(directory):
             found = inspect_log(_DISK, directory)
         _show(directory, found)
@@ -42,6 +44,7 @@ def check(options: Namespace) -> int:
 def repair(options: Namespace) -> int:
     """Make damaged logs usable. Raises LogError."""
     for directory in find_logs(Path(options.folder)):
+        check_log_is_there(directory.parent, _DISK)
         with _locked(directory):
             found = inspect_log(_DISK, directory)
             _show(directory, found)

@@ -10,9 +10,11 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 
 _ENDPOINT: Final = re.compile(
-    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\s:\[\]/@,]+))"
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\s:\[\]/@,?#%]+))"
     r":(?P<port>[0-9]{1,5})"
 )
+_UNSHOWN: Final = re.compile(r"[/?#%].*", re.DOTALL)
+"""What follows an address in a URL: it may hold a password."""
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -48,7 +50,8 @@ def _wrong(text: str) -> ConfigurationError:
             "the endpoint has an '@': leave out user and password, there is no option for them;"
             " write host:port"
         )
+    shown = _UNSHOWN.sub("...", text)
     return ConfigurationError(
-        f"endpoint {text!a} is not host:port; write for example 127.0.0.1:12378,"
+        f"endpoint {shown!a} is not host:port; write for example 127.0.0.1:12378,"
         " log.example.org:12378 or [::1]:12378"
     )

@@ -65,8 +65,17 @@ def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]
         elif 0 <= item.range_index < last.range_index:
             plans.append(SealPlan(item, maybe_answer=range_table(last, addresses)))
         else:
-            plans.append(SealPlan(item, maybe_open=range_table(last, addresses)))
+            plans.append(_plan_open(store, item, range_table(last, addresses)))
     return plans
+
+
+def _plan_open(store: MetadataStore, item: RangeId, open_range: StreamRange) -> SealPlan:
+    """Return the plan of a range that is open: sealed without a successor, it would end appends."""
+    try:
+        store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
+    except InvalidRequestError as error:
+        return SealPlan(item, maybe_error=error)
+    return SealPlan(item, maybe_open=open_range)
 
 
 def open_next_ranges(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import SbpError
@@ -13,7 +15,10 @@ from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.pd.store_thread import StoreThread
 from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.server.teardown import cancel_all
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class PlacementDriver:
@@ -31,6 +36,7 @@ class PlacementDriver:
         self._handlers: PlacementDriverHandlers | None = None
         self._listener: Listener | None = None
         self._port: int | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> str:
@@ -67,10 +73,26 @@ class PlacementDriver:
             raise
         self._store, self._listener, self._handlers = store, listener, handlers
         self._port = port
+        self._looking = asyncio.create_task(self._name_missing_servers(store))
         return self.endpoint
+
+    async def _name_missing_servers(self, store: StoreThread) -> None:
+        """Log, once, which servers host open ranges and were not heard since the start."""
+        await asyncio.sleep(self._settings.heartbeat_timeout_ms / 1000)
+        counts = await store.run(lambda store: store.open_range_counts())
+        addresses = await store.run(lambda store: store.server_addresses())
+        live = self._membership.live_server_ids()
+        for server_id in sorted(counts.keys() - {*live}):
+            _LOG.warning(
+                "range server missing: server %d, last at %s, hosts %d open ranges and was not"
+                " heard since the start; start it with its data directory",
+                *(server_id, addresses.get(server_id, "an unknown address"), counts[server_id]),
+            )
 
     async def stop(self) -> None:
         """Let open calls finish, then close the connections and the metadata."""
+        if self._looking is not None:
+            await cancel_all([self._looking])
         listener, self._listener = self._listener, None
         store, self._store = self._store, None
         if self._handlers is not None:

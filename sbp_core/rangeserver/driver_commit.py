@@ -13,7 +13,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.log.disk import Disk, describe_os_error, write_file
+from sbp_core.regular_files import read_regular
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -45,14 +47,14 @@ class DriverCommit:
 def read_driver_commit(path: Path) -> tuple[int, str | None]:
     """Return the number and the life in a file; -1 and None if it is missing or unreadable."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX))
         number, life = int(content["number"]), str(content["life"])
         if content["checksum"] != _checksum(number, life):
             raise ValueError("its checksum is wrong")
         return number, life
     except FileNotFoundError:
         return _NO_NUMBER, None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         _LOG.warning("%s cannot be read, and is written again: %s", path, error)
         return _NO_NUMBER, None
 

@@ -16,14 +16,20 @@ then for its turn among all reads: no reader waits for a peer that does not read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import LogError, OffsetOutOfRangeError, SbpError, StatusCode
+from sbp_core.errors import (
+    InvalidRequestError,
+    LogError,
+    OffsetOutOfRangeError,
+    SbpError,
+    StatusCode,
+)
 from sbp_core.log.log import Log
 from sbp_core.rangeserver.fetch_items import (
     Answer,
@@ -89,6 +95,23 @@ class _Fetching:
         return [(item.stream_id, item.range_index) for item in self.items]
 
 
+def _check_count(item_count: int) -> None:
+    if item_count > limits.STREAMS_PER_REQUEST_MAX:
+        raise InvalidRequestError(
+            StatusCode.INVALID_REQUEST,
+            f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
+            " send several",
+        )
+
+
+async def _in_turns(items: Sequence[Item]) -> AsyncIterator[Item]:
+    """Yield items, and let others go on now and then: what is in memory is found without a wait."""
+    for index, item in enumerate(items):
+        if index and not index % limits.FETCH_ITEMS_PER_TURN:
+            await asyncio.sleep(0)
+        yield item
+
+
 class FetchHandler(PromptHandler):
     """Serves FETCH."""
 
@@ -121,6 +144,7 @@ class FetchHandler(PromptHandler):
         request = call.decode(FetchRequest)
         if is_of_staged(request):
             return partial(self._staged.answer, call, request, began_at)
+        _check_count(len(request.fetch_requests))
         items = [item_of(info) for info in request.fetch_requests]
         local = self._maybe_local
         if local is not None and not local.may_serve(call, request):
@@ -136,6 +160,8 @@ class FetchHandler(PromptHandler):
 
     def _has_answered_all(self, fetching: _Fetching) -> bool:
         """Answer all requests in one frame, if each is ready and its batches are in memory."""
+        if len(fetching.items) > limits.RESULTS_PER_FRAME:
+            return False
         call, local = fetching.answering.call, fetching.answering.maybe_local
         is_alone = self._may_send_at_once(call, others=self._sending_count)
         if not is_alone or self._host.lacking(fetching.places):
@@ -148,7 +174,7 @@ class FetchHandler(PromptHandler):
                 return False
             answers.append(answer)
             length_bytes += answer.length_bytes
-        if not answers or len(answers) > limits.RESULTS_PER_FRAME:
+        if not answers:
             return False
         payload: Payload | None = _NOTHING
         if local is not None and are_worth_places(answers):
@@ -199,7 +225,7 @@ class FetchHandler(PromptHandler):
         unready: list[Item] = []
         frame: list[Answer] = []
         frame_bytes = 0
-        for item in waiting:
+        async for item in _in_turns(waiting):
             answer = await self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
             if answer is None:
                 unready.append(item)
@@ -222,14 +248,14 @@ class FetchHandler(PromptHandler):
         What the frame has no room for is answered empty, and asked for again.
         """
         if not answering.is_last and waiting:
-            for item in waiting:
+            async for item in _in_turns(waiting):
                 if await self._maybe_answer(item, min_bytes, is_last=False) is not None:
                     break
             else:
                 return waiting
         frame: list[Answer] = []
         frame_bytes = 0
-        for item in waiting:
+        async for item in _in_turns(waiting):
             answer = None
             if frame_bytes < limits.FETCH_FRAME_BYTES:
                 answer = await self._maybe_answer(item, 1, is_last=True)

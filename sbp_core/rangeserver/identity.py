@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.disk import Disk, write_file
+from sbp_core.log.recovery import has_segments
 from sbp_core.regular_files import read_regular
 
 IDENTITY_NAME: Final = "identity.json"
@@ -54,3 +55,15 @@ def store_identity(data_dir: Path, identity: Identity, disk: Disk) -> None:
         write_file(disk, path, [json.dumps(asdict(identity)).encode()])
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
+
+
+def check_log_is_there(data_dir: Path, disk: Disk) -> Identity | None:
+    """Return the stored identity, None in a new folder. Raises LogError if only its log is gone."""
+    identity, directory = load_identity(data_dir), data_dir / "log"
+    if identity is not None and not has_segments(disk, directory):
+        raise LogError(
+            f"the log of range server {identity.server_id} is gone: {directory} holds no segment."
+            " Nothing was changed. Put the folder back as it was. To give up what was in it, remove"
+            f" {data_dir / IDENTITY_NAME}: then this is a new server"
+        )
+    return identity

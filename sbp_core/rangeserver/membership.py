@@ -84,6 +84,7 @@ class Membership:
         *,
         high_water: HighWaterKeeper,
     ) -> None:
+        self._placement_driver = placement_driver
         self._high_water = high_water
         self._data_dir = data_dir
         self._disk = disk
@@ -213,8 +214,14 @@ class Membership:
         )
 
     async def leave(self) -> None:
-        """Stop the heartbeats and close the connections."""
+        """Stop the heartbeats and close the connections.
+
+        The last heartbeat says where the log ends, so that the placement driver misses its end if
+        that gets lost while the server is down.
+        """
         await cancel_all(self._tasks)
+        if self._identity is not None:
+            await self._tell(self._placement_driver, timeout_ms=limits.LAST_HEARTBEAT_MS)
         await self._client.close()
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
@@ -357,15 +364,13 @@ class Membership:
                 await asyncio.gather(*map(self._tell, followers))
             await asyncio.sleep(self._interval_ms / 1000)
 
-    async def _tell(self, follower: str) -> None:
-        """Best effort: what a follower answers decides nothing."""
+    async def _tell(self, driver: str, *, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> None:
+        """Send a heartbeat and the load, best effort: what is answered decides nothing."""
         told: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
         if self._load is not None:
             told.append((Opcode.REPORT_METRICS, self._load))
         try:
             for opcode, header in told:
-                await self._client.call(
-                    follower, opcode, header, timeout_ms=limits.CONNECT_TIMEOUT_MS
-                )
+                await self._client.call(driver, opcode, header, timeout_ms=timeout_ms)
         except SbpError as error:
-            _LOG.debug("the placement driver at %s was not told: %s", follower, error)
+            _LOG.debug("the placement driver at %s was not told: %s", driver, error)

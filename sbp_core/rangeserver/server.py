@@ -13,7 +13,7 @@ from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.log import Log
-from sbp_core.log.recovery import RecoveryReport, has_segments
+from sbp_core.log.recovery import RecoveryReport
 from sbp_core.rangeserver.append import AppendHandler
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace
@@ -23,7 +23,7 @@ from sbp_core.rangeserver.freeing import SpaceFreer
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
-from sbp_core.rangeserver.identity import IDENTITY_NAME, load_identity
+from sbp_core.rangeserver.identity import IDENTITY_NAME, check_log_is_there
 from sbp_core.rangeserver.in_flight import InFlight
 from sbp_core.rangeserver.local_reads import LocalReads
 from sbp_core.rangeserver.log_notes import LogNotes
@@ -176,19 +176,21 @@ class RangeServer:
         """Open the log, or make it. Raises LogError if it is not there and must be."""
         settings = self._settings
         directory = settings.data_dir / "log"
-        identity = load_identity(settings.data_dir)
-        if identity is not None and not has_segments(self._disk, directory):
-            raise LogError(
-                f"the log of range server {identity.server_id} is gone: {directory} holds no"
-                " segment. Nothing was changed. Put the folder back as it was. To give up what was"
-                f" in it, remove {settings.data_dir / IDENTITY_NAME}: then this is a new server"
-            )
-        return Log.open(
+        identity = check_log_is_there(settings.data_dir, self._disk)
+        log = Log.open(
             directory,
             disk=self._disk,
             now_ms=self._clock.wall_ms,
             segment_bytes=settings.segment_bytes,
         )
+        if identity is None and log.ranges():
+            log.close()
+            raise LogError(
+                f"{directory} holds the ranges of a range server, and nothing says of which:"
+                f" {settings.data_dir / IDENTITY_NAME} is missing. Nothing was changed. Put it back"
+                " from a copy, or start with an empty folder, as a new server"
+            )
+        return log
 
     async def _publish(self, membership: Membership) -> None:
         """Let readers on this machine know the log, unless the settings are against it."""
@@ -221,12 +223,12 @@ class RangeServer:
             await self._listener.drain()
         if self._housekeeping is not None:
             await self._housekeeping.stop()
-        if self._membership is not None:
-            await self._membership.leave()
         if self._end_txn is not None:
             await self._end_txn.stop()
         if self._committer is not None:
             await self._committer.stop()
+        if self._membership is not None:
+            await self._membership.leave()
         if self._log_notes is not None:
             await self._log_notes.stop()
         if self._log is not None:
