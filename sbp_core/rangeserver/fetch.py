@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -61,6 +61,8 @@ from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.session.connection import Payload
 from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.status import SUCCESS, status_for
+
+T = TypeVar("T")
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
@@ -104,7 +106,7 @@ def _check_count(item_count: int) -> None:
         )
 
 
-async def _in_turns(items: Sequence[Item]) -> AsyncIterator[Item]:
+async def in_turns(items: Sequence[T]) -> AsyncIterator[T]:
     """Yield items, and let others go on now and then: what is in memory is found without a wait."""
     for index, item in enumerate(items):
         if index and not index % limits.FETCH_ITEMS_PER_TURN:
@@ -225,7 +227,7 @@ class FetchHandler(PromptHandler):
         unready: list[Item] = []
         frame: list[Answer] = []
         frame_bytes = 0
-        async for item in _in_turns(waiting):
+        async for item in in_turns(waiting):
             answer = await self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
             if answer is None:
                 unready.append(item)
@@ -248,14 +250,14 @@ class FetchHandler(PromptHandler):
         What the frame has no room for is answered empty, and asked for again.
         """
         if not answering.is_last and waiting:
-            async for item in _in_turns(waiting):
+            async for item in in_turns(waiting):
                 if await self._maybe_answer(item, min_bytes, is_last=False) is not None:
                     break
             else:
                 return waiting
         frame: list[Answer] = []
         frame_bytes = 0
-        async for item in _in_turns(waiting):
+        async for item in in_turns(waiting):
             answer = None
             if frame_bytes < limits.FETCH_FRAME_BYTES:
                 answer = await self._maybe_answer(item, 1, is_last=True)

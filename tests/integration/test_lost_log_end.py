@@ -168,3 +168,42 @@ def test_the_log_of_another_server(cluster: FaultCluster, tmp_path: Path) -> Non
     shutil.rmtree(cluster.log_folder)
     shutil.copytree(other.log_folder, cluster.log_folder)
     assert "another log is in its folder" in refused_start(cluster)
+
+
+def test_the_placement_driver_knows_the_end_of_a_log_that_was_closed(cluster: FaultCluster) -> None:
+    """Also where the notes beside the log are gone: the last heartbeat said it."""
+    cluster.start()
+    fill(cluster)
+    cluster.stop()
+    for note in cluster.log_folder.glob("high-water.*"):
+        note.unlink()
+    path = last_segment(cluster)
+    os.truncate(path, path.stat().st_size - 100)
+    with pytest.raises(SbpError, match="told the placement driver that it is synced up to"):
+        cluster.start()
+
+
+def test_a_log_without_the_identity_of_its_server_is_not_served(cluster: FaultCluster) -> None:
+    cluster.start()
+    fill(cluster)
+    cluster.stop()
+    identity = cluster.log_folder.parent / "identity.json"
+    kept = identity.read_bytes()
+    identity.unlink()
+    with pytest.raises(SbpError, match=r"identity\.json is missing"):
+        cluster.start()
+    identity.write_bytes(kept)
+    cluster.start()
+    assert len(read(cluster, HURT)) == COUNT
+
+
+def test_the_check_of_a_log_misses_one_that_is_gone(
+    cluster: FaultCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.start()
+    fill(cluster)
+    cluster.stop()
+    shutil.rmtree(cluster.log_folder)
+    cluster.log_folder.mkdir()
+    assert main(["log", "check", str(cluster.data_dir)]) == 1
+    assert "the log of range server 1 is gone" in capsys.readouterr().err

@@ -7,7 +7,10 @@ from core_cluster import core_cluster, rows_batch, values_of
 from driver_proof import driver_at
 from raw_client import RawClient
 
-from sbp_core.errors import StatusCode
+from sbp_core import limits
+from sbp_core.client import AppendItem, StreamSpec
+from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.rangeserver.fetch import in_turns
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -230,3 +233,42 @@ def test_the_same_seal_many_times_in_one_frame_opens_one_range(tmp_path, range_i
         assert {result.stream_range.range_index for result in results} == {1}
 
     run(tmp_path, body)
+
+
+def test_a_fetch_of_too_many_streams_is_refused(tmp_path):
+    async def body():
+        async with (
+            core_cluster(tmp_path) as cluster,
+            RawClient.at(cluster.server.endpoint) as greedy,
+        ):
+            (info,) = await cluster.client.create_streams([StreamSpec("s")])
+            await cluster.client.append([AppendItem(info.stream_id, rows_batch([b"x"]))])
+            items = tuple(
+                FetchInfo(None, index, 0, 1, info.stream_id)
+                for index in range(limits.STREAMS_PER_REQUEST_MAX + 1)
+            )
+            request = FetchRequest(fetch_requests=items[:-1])
+            assert len(await results_of(greedy, Opcode.FETCH, request, "fetch_responses")) == 20_000
+            with pytest.raises(InvalidRequestError, match="20000 requests at most, got 20001"):
+                await greedy.ask(Opcode.FETCH, FetchRequest(fetch_requests=items))
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_many_requests_of_a_fetch_let_others_go_on():
+    async def body():
+        turns = 0
+
+        async def take_turns():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(take_turns())
+        seen = [each async for each in in_turns(range(10 * limits.FETCH_ITEMS_PER_TURN))]
+        other.cancel()
+        assert seen == list(range(10 * limits.FETCH_ITEMS_PER_TURN))
+        assert turns == 9
+
+    asyncio.run(body())

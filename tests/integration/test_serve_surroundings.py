@@ -13,6 +13,7 @@ import pytest
 
 from sbp_core.cli.serve import _SafeLines
 from sbp_core.client import Client
+from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME, read_driver_commit
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
 PORTS = ["--pd-port", "0", "--range-server-port", "0"]
@@ -138,6 +139,12 @@ def test_a_fifo_in_the_data_directory_is_named_and_not_waited_for(tmp_path, name
     folder.mkdir(parents=True)
     os.mkfifo(folder / name)
     assert "it is not a regular file" in refused(serve(tmp_path))
+
+
+def test_a_fifo_in_place_of_the_last_commit_known_is_not_waited_for(tmp_path, caplog):
+    os.mkfifo(tmp_path / DRIVER_COMMIT_NAME)
+    assert read_driver_commit(tmp_path / DRIVER_COMMIT_NAME) == (-1, None)
+    assert "not a regular file" in caplog.text
 
 
 def test_everything_that_is_stored_is_the_owners(tmp_path):

@@ -10,10 +10,10 @@ from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.cursors import commit_cursors
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.operations import create_streams
-from sbp_core.pd.ranges import open_next_ranges
+from sbp_core.pd.ranges import open_next_ranges, plan_seals
 from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.pd.transactions import Manifest, Part
-from sbp_core.wire.headers import Cursor, Stream, StreamRange
+from sbp_core.wire.headers import Cursor, RangeId, Stream, StreamRange
 
 SERVERS = (ServerLoad(1),)
 DAY_MS = 86_400_000
@@ -63,6 +63,19 @@ def test_a_stream_has_no_more_ranges_than_its_limit(opened):
     assert "ranges_per_stream_max" in str(refused)
     store.trim_streams([(a, 9)])
     assert isinstance(open_next_ranges(store, [a], [], SERVERS)[a], StreamRange)
+
+
+def test_a_range_is_not_sealed_that_could_have_no_successor(opened):
+    store = opened(ranges_per_stream_max=2)
+    (a,) = filled(store, "a")
+    open_next_ranges(store, [a], [SealedRange(a, 0, 5)], SERVERS)
+    (plan,) = plan_seals(store, [RangeId(a, -1)])
+    assert isinstance(plan.maybe_error, InvalidRequestError)
+    (repeat,) = plan_seals(store, [RangeId(a, 0)])
+    assert repeat.maybe_answer is not None
+    store.trim_streams([(a, 5)])
+    (plan,) = plan_seals(store, [RangeId(a, -1)])
+    assert plan.maybe_open is not None
 
 
 def test_cursors_that_are_there_move_on_when_there_is_no_room_for_more(opened):
