@@ -69,7 +69,7 @@ Attacker = Callable[[_Wire, Target, int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """So many connections to one of the two servers, each doing what `attacker` does."""
+    """Connections to one of the two servers, each doing what `attacker` does."""
 
     name: str
     connection_count: int

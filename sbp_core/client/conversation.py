@@ -193,7 +193,7 @@ class Conversation:
         return self._session.buffer_updated(count)
 
     def receive(self, unsent_bytes: int = 0) -> list[Octets]:
-        """Give the frames that are complete to who waits; return the octets to send back.
+        """Give the frames that are complete to the calls that wait; return the bytes to send back.
 
         `unsent_bytes` wait to be sent already: a server that asks without reading, or sends without
         being asked, ends the connection.

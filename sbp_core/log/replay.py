@@ -181,12 +181,12 @@ class LastSegment:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it lost octets that were synced."""
+        """Whether it lost bytes that were synced."""
         return self.end < self.promised
 
     @property
     def size(self) -> int:
-        """Octets of the file before anything was changed."""
+        """Bytes of the file before anything was changed."""
         return self._size
 
     def read(self) -> None:
@@ -241,7 +241,7 @@ class LastSegment:
         return None
 
     def _maybe_proof(self, damage: Damage) -> str | None:
-        """Return what says that damaged octets were synced; None where the log may end there."""
+        """Return what says that damaged bytes were synced; None where the log may end there."""
         position = maybe_find_proof(self._file, self._base, damage.position)
         if position is not None:
             return f"the group commit at position {position} proves that it was synced before"

@@ -35,11 +35,11 @@ class Capacity:
         self._limits = capacity_limits
 
     def check_streams(self, more: int) -> None:
-        """Raise InvalidRequestError unless there may be so many streams more."""
+        """Raise InvalidRequestError unless there may be `more` streams."""
         self._check("streams", more, "streams_max", self._limits.streams_max)
 
     def check_ranges(self, stream_id: int, range_count: int) -> None:
-        """Raise InvalidRequestError unless a stream with so many ranges may have another one."""
+        """Raise InvalidRequestError unless a stream may have another range."""
         limit = self._limits.ranges_per_stream_max
         if range_count >= limit:
             which = f"ranges of stream {stream_id}"

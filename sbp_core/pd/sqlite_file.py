@@ -148,7 +148,7 @@ class SqliteFile:
             " back, or, if there is none, go on without what is missing: `sbp pd accept DIR`"
         )
         _LOG.critical("%s: %s", self._dir.database, message)
-        # Noted as a commit that there was: the next start refuses it, whoever is up then.
+        # Noted as a commit that there was: the next start refuses it, too.
         self._write_mark(claimed, UNKNOWN_CONTENT, is_durable=True)
         self.maybe_failure = StatusError(StatusCode.PD_INTERNAL, message)
         raise self.maybe_failure

@@ -20,7 +20,7 @@ from sbp_core.pd.sqlite_content import (
 from sbp_core.pd.sqlite_schema import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
 
 _PAGE_FAULTS_MAX: Final = 10
-"""Faults that SQLite finds in a file, of which a report has so many."""
+"""Faults that SQLite finds in a file and a report lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class Budget:
         self._waiting_count -= 1
 
     def _grant(self, freed: Account) -> None:
-        """Grant what fits now; whoever is told so may give back at once."""
+        """Grant what fits now; a claim that is granted may give back at once."""
         if self._is_granting:
             return
         self._is_granting = True

@@ -155,7 +155,7 @@ class Intake:
         return charge
 
     def _lane_of(self, size: int) -> Lane:
-        """Return the lane of a request; one who has many small ones has no claim to be first."""
+        """Return the lane of a request; many small ones of one connection are not small."""
         is_small = size <= limits.SMALL_REQUEST_BYTES_MAX
         has_few = self._small_bytes <= limits.CONNECTION_SMALL_BYTES_MAX
         return _SMALL if is_small and has_few else _LARGE

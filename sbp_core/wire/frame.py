@@ -212,7 +212,7 @@ class FrameDecoder:
         self._end += count
 
     def drop(self) -> None:
-        """Let go of what was received: nothing more will be read, whoever keeps the decoder."""
+        """Let go of what was received: nothing more will be read."""
         self._buffer = _NO_BUFFER
         self._start = self._end = 0
 

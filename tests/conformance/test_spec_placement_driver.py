@@ -72,7 +72,7 @@ def test_the_request_and_response_frames_of_heartbeat_have_the_same_format(targe
             for endpoint in (target.endpoint, placed.server.advertise_addr):
                 async with Target(endpoint).pd() as client:
                     (answer,) = await client.ask(Opcode.HEARTBEAT, beat)
-                # Who is said to be the placement driver may be asked for a proof.
+                # A peer that claims to be the placement driver may be asked for a proof.
                 assert is_success(answer.status) or beat.client_role == ClientRole.PD
                 assert answer.client_id == beat.client_id
                 assert answer.client_role == beat.client_role

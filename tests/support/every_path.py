@@ -233,7 +233,7 @@ class Paths:
 
 
 def check_every_path(sbp: Sbp, client: Client, folder: Path, examples: int) -> int:
-    """Check at least so many examples, or as many as EXAMPLES in the environment says."""
+    """Check at least `examples` examples, or as many as EXAMPLES in the environment says."""
     wanted = int(os.environ.get("EXAMPLES") or examples)
     sbp.spark.conf.set("spark.sql.timeType.enabled", "true")  # as queries need it for times of day
     count = 0

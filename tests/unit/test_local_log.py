@@ -144,7 +144,7 @@ def test_no_link_is_followed_on_the_way(placed, tmp_path):
 
 @pytest.mark.parametrize("name", [INSTANCE_NAME, "segment"])
 def test_nothing_but_a_regular_file_is_read(placed, name):
-    """A FIFO would keep whoever opens it waiting for its other end."""
+    """Opening a FIFO would wait for its other end."""
     folder = Path(placed.directory)
     path = folder / name if name == INSTANCE_NAME else next(iter(folder.glob("*.log")))
     path.unlink()

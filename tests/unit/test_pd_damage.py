@@ -32,7 +32,7 @@ def committed(request, tmp_path_factory):
 
 
 def damages(size):
-    """Ways to damage a file of so many bytes."""
+    """Ways to damage a file of `size` bytes."""
     step = max(1, size // CASES_PER_FILE)
     for place in range(step // 2, size, step):
         yield lambda data, at=place: data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
