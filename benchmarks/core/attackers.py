@@ -6,7 +6,7 @@ process that uses as much of the processors and does nothing to the server: what
 not what the attack does. The client connects while the attack is on.
 
 Each line says what the client kept: appends per second beside the attack by those alone, the 99th
-percentile of their latency likewise, and both by those beside the harmless process.
+percentile of their latency likewise, and what it kept beside the harmless process.
 """
 
 from __future__ import annotations
