@@ -178,7 +178,7 @@ ACCEPTS_PER_TURN_MAX: Final = 64
 """Connections accepted at a time, so that a flood of them does not hold up the others."""
 FRAMES_PER_TURN_MAX: Final = 256
 """Frames of all connections that are handled before what was begun goes on."""
-TURN_MS: Final = 25
+TURN_MS: Final = 5
 """The same in time of the processor: some frames take a thousand times as much as others."""
 ACCEPT_PAUSE_MS: Final = 1_000
 """Before a server tries again that has no descriptor for another connection."""

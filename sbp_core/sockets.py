@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +21,9 @@ from sbp_core.wire.checksum import Octets
 
 _BUFFERS_PER_CALL_MAX: Final = 512
 """Below every system's IOV_MAX."""
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
+_TCP_ESTABLISHED: Final = 1
+"""The first byte of TCP_INFO while neither end has closed the connection."""
 
 
 class Receiving:
@@ -83,11 +87,17 @@ class AsyncSocket:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the peer reset the connection, which nobody notices who does not read from it."""
+        """Whether the peer closed or reset the connection: unread, the socket tells nobody else.
+
+        A system that does not tell the state of a connection tells only that it was reset.
+        """
         try:
-            return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+            if _TCP_INFO is None:
+                return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+            (state,) = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)
         except (OSError, ValueError):  # it is closed
             return False
+        return bool(state != _TCP_ESTABLISHED)
 
     def send(self, buffers: Sequence[Octets]) -> int:
         """Send `buffers` in their order, or give up the connection, which the protocol is told.

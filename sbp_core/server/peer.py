@@ -74,7 +74,7 @@ class Peer(asyncio.BufferedProtocol):
         self._socket: AsyncSocket | None = None
         self._tasks: dict[asyncio.Task[None], Held] = {}
         self._deferred_count = 0
-        self._intake = Intake(budget, self._on_room, address=owner)
+        self._intake = Intake(budget, self._go_on, address=owner)
         self._unread = unread
         self._backlog = Backlog(self._unsent_bytes)
         self._echo = Echo(unread, self._on_echo_room)
@@ -246,10 +246,8 @@ class Peer(asyncio.BufferedProtocol):
                 "%s: cut off, it does not read: %d bytes wait for it", self.name, self._backlog.size
             )
             self.abort()
-        elif self._is_closing:
+        elif self._is_closing or (not self._is_reading and self._abort_if_broken()):
             return
-        elif not self._is_reading and self._socket is not None and self._socket.is_broken:
-            self.abort()
         elif self._is_reading and (late_ms := self._patience.late_ms(now)):
             _LOG.warning("%s: closing, no whole frame within %d ms", self.name, late_ms)
             self._part(DeadlineExceededError(f"no whole frame arrived within {late_ms} ms"))
@@ -320,10 +318,14 @@ class Peer(asyncio.BufferedProtocol):
     @asynccontextmanager
     async def _room(self, size: int) -> AsyncIterator[None]:
         """Wait until the peer reads and there is room for `size` bytes; keep that meanwhile."""
+        has_waited = False
         while True:
+            has_waited = has_waited or not self.has_room_for(size)
             await self._writable.wait()
             async with self._unread.room(self._backlog, size):
                 if self._writable.is_set():  # the first that is woken may fill the socket again
+                    if has_waited and self._abort_if_broken():
+                        await self._closed.wait()  # which cancels this task
                     yield
                     return
 
@@ -409,36 +411,66 @@ class Peer(asyncio.BufferedProtocol):
     def _may_go_on(self) -> bool:
         return self._intake.may_read and self.has_room and not self._echo.is_awaited
 
-    def _on_room(self) -> None:
-        if self._waiting is not None and not self._intake.is_waiting:
-            (frame, held), self._waiting = self._waiting, None
-            self._serve(frame, held)
-            self._note_rest()
-        self._go_on()
+    def _abort_if_broken(self) -> bool:
+        """Give up a connection that its peer closed while it was not read; whether it is over.
+
+        To do what waited for room would be in vain, and others wait for the same room.
+        """
+        if self._is_closing:
+            return True
+        is_broken = self._socket is not None and self._socket.is_broken
+        if is_broken:
+            self.abort()
+        return is_broken
+
+    @property
+    def _is_granted(self) -> bool:
+        """Whether there is room by now for the request that waited for it."""
+        return self._waiting is not None and not self._intake.is_waiting
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether there is something to handle, and room for it."""
+        return self._is_granted or (self._is_behind and self._may_go_on)
 
     def _go_on(self) -> None:
-        """Handle what is here if there is room, and read more once that is done."""
+        """Handle what is here if there is room, and read more once that is done.
+
+        Room that is given back lets many connections go on at once. They take turns: the rest of
+        the server goes on between them.
+        """
         if self._has_turn:
             return
-        if self._is_behind and self._may_go_on:
+        if self._is_due:
             self._has_turn = True
             self._turns.enter(self._take_turn)
         self._update_reading()
 
     def _take_turn(self) -> bool:
         """Handle the next frame; whether there may be another one to handle now."""
-        if self._is_behind:
-            try:
+        try:
+            if self._is_granted:
+                self._serve_granted()
+            elif self._is_behind:
                 self._handle_next()
-            except Exception:  # noqa: BLE001 - a mistake keeps no one else from their turn
-                _LOG.exception("%s: closing", self.name)
-                self._is_behind = False
-                self.abort()
-        self._has_turn = self._is_behind and self._may_go_on
+        except Exception:  # noqa: BLE001 - a mistake keeps no one else from their turn
+            _LOG.exception("%s: closing", self.name)
+            self._is_behind = False
+            self.abort()
+        self._has_turn = self._is_due
         if not self._has_turn:
             self._update_reading()
             self._note_rest()
         return self._has_turn
+
+    def _serve_granted(self) -> None:
+        if self._waiting is None:
+            return
+        (frame, held), self._waiting = self._waiting, None
+        if self._abort_if_broken():
+            held.end()
+        else:
+            self._serve(frame, held)
 
     def _handle_next(self) -> None:
         event = next(self._session.events(), None)

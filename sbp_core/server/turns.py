@@ -11,14 +11,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from sbp_core import limits
 
 Step = Callable[[], bool]
-
-_FRAMES_PER_LOOK: Final = 8
-"""How often it is looked how much time of the processor a turn took."""
 
 
 class Turns:
@@ -46,7 +42,7 @@ class Turns:
             while self._steps and self._left_count:
                 step = self._steps.popleft()
                 self._left_count -= 1
-                if not self._left_count % _FRAMES_PER_LOOK and time.thread_time() > self._over_at:
+                if time.thread_time() > self._over_at:
                     self._left_count = 0  # after this one
                 if step():
                     self._steps.append(step)

@@ -184,7 +184,8 @@ class Unread:
         try:
             await granted
         except asyncio.CancelledError:
-            if self._waiting.pop(granted, None) is None:
+            self._waiting.pop(granted, None)
+            if not granted.cancelled():  # there was room, and it was counted
                 self._give_back(size)
             raise
 

@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import struct
+from contextlib import AsyncExitStack
 
 from listener_bench import (
     ANSWER_BYTES,
@@ -404,6 +405,58 @@ def test_connections_with_requests_that_wait_take_turns():
             assert bench.served_count < 10
             for _ in range(40):
                 await reader.readexactly(1 << 20)
+
+    run(body)
+
+
+def test_a_request_that_waited_is_not_begun_for_a_peer_that_left_meanwhile():
+    async def body(bench):
+        budget = bench.listener._budget = Budget(limits.REQUEST_OVERHEAD_BYTES)
+        request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))
+        async with bench.connection() as (reader, writer):
+            writer.write(request)
+            while not budget.taken_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for left_count in range(1, 4):
+                async with bench.connection() as (_, leaving):
+                    leaving.write(request)
+                    while budget.waiting_count < left_count:  # noqa: ASYNC110
+                        await asyncio.sleep(0)
+            bench.gate.set()
+            await reader.readexactly(1 << 20)
+            while budget.taken_bytes or bench.listener.connection_count > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert bench.begun_count == 1
+
+    run(body)
+
+
+def test_requests_that_waited_are_begun_in_turns_once_there_is_room(monkeypatch):
+    monkeypatch.setattr(limits, "FRAMES_PER_TURN_MAX", 3)
+
+    async def body(bench):
+        budget = bench.listener._budget = Budget(40 * limits.REQUEST_OVERHEAD_BYTES)
+        small = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))
+        large = b"".join(
+            encode_frame(Opcode.APPEND, Flag.REQUEST, 1, b"", [bytes(budget.bytes_max)])
+        )
+        async with AsyncExitStack() as connections:
+            _, first = await connections.enter_async_context(bench.connection())
+            first.write(large)
+            while bench.deferring.ready is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for number in range(21):  # the first of them gets room in any case
+                _, writer = await connections.enter_async_context(bench.connection())
+                writer.write(small)
+                while bench.begun_count + budget.waiting_count <= number:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            bench.deferring.ready.set_result(AppendResponse())
+            begun_count = 1
+            while bench.begun_count < 21:
+                await asyncio.sleep(0)
+                assert bench.begun_count - begun_count <= 2 * 3
+                begun_count = bench.begun_count
+            bench.gate.set()
 
     run(body)
 

@@ -182,6 +182,20 @@ def test_who_gives_up_gives_its_room_back_whenever_that_is():
     run(body)
 
 
+def test_a_cancelled_answer_gives_back_no_room_that_it_never_had():
+    async def body(bench):
+        deaf = bench.peer()
+        deaf.send(8 * MIB)
+        left = Answer(bench.peer(), MIB)
+        await settle()
+        left.task.cancel()
+        bench.unread.forget(deaf.backlog)  # its task did not run yet
+        await asyncio.gather(left.task, return_exceptions=True)
+        assert bench.unread.total_bytes == 0
+
+    run(body)
+
+
 def test_echoes_leave_half_of_the_room_and_keep_nobody_waiting():
     async def body(bench):
         assert bench.unread.may_begin_echo(4 * MIB)
