@@ -26,7 +26,12 @@ from sbp_spark.schema import source_arrow_schema
 
 
 class SbpBatchReader(DataSourceReader):
-    """Reads each stream from its starting offset up to its ending offset."""
+    """Reads each stream from its starting offset up to its ending offset; Spark filters the rows.
+
+    It has no `pushFilters`: Spark 4.3 keeps the plan of the last filtered query of a `load()` and
+    uses it for all others, with other filters or none, which would lack rows. And Spark refuses a
+    reader that has the method while `spark.sql.python.filterPushdown.enabled` is off.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
