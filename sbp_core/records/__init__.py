@@ -13,6 +13,7 @@ from sbp_core.records.envelope import (
     decode_envelope,
     digest_batch,
     encode_envelope,
+    maybe_encoding,
     peek_batch,
     split_envelopes,
     with_base_offset,
@@ -37,6 +38,12 @@ from sbp_core.records.rows import (
     encode_rows,
     offsets_array,
 )
+from sbp_core.records.sequence_rows import (
+    TEXTS_BYTES_SAFE,
+    encode_sequences,
+    find_unfit,
+    texts_bytes,
+)
 from sbp_core.records.small_batches import Run, small_runs
 from sbp_core.records.stream_schema import (
     StreamSchema,
@@ -49,6 +56,7 @@ __all__ = [
     "COLUMNS_ENCODING",
     "ROWS_ENCODING",
     "ROWS_SCHEMA",
+    "TEXTS_BYTES_SAFE",
     "BatchBuilder",
     "Change",
     "ColumnsBuilder",
@@ -73,10 +81,13 @@ __all__ = [
     "encode_columns",
     "encode_envelope",
     "encode_rows",
+    "encode_sequences",
     "field_text",
+    "find_unfit",
     "is_widening",
     "map_columns",
     "maybe_columns_together",
+    "maybe_encoding",
     "merge_schemas",
     "offsets_array",
     "peek_batch",
@@ -84,6 +95,7 @@ __all__ = [
     "schema_text",
     "small_runs",
     "split_envelopes",
+    "texts_bytes",
     "union_schemas",
     "with_base_offset",
     "write_base_offset",

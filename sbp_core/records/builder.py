@@ -20,6 +20,7 @@ from sbp_core.records.columns import (
 from sbp_core.records.required import check_required
 from sbp_core.records.row_sizes import row_ends
 from sbp_core.records.rows import check_rows_schema, encode_checked_rows
+from sbp_core.records.sequence_rows import check_fit, encode_checked_sequences
 from sbp_core.records.stream_schema import StreamSchema
 
 _SLICES_MAX: Final = 256
@@ -72,7 +73,7 @@ class BatchBuilder(ABC):
         """
         self._check_schema(rows)
         check_values(rows)
-        self._check_nulls(rows)
+        self._check_content(rows)
         ends = row_ends(rows)
         _check_record_sizes(ends)
         full: list[bytes] = []
@@ -89,7 +90,7 @@ class BatchBuilder(ABC):
         return full
 
     def flush(self) -> list[bytes]:
-        """Return what is waiting as a record batch: a list of one, or of none."""
+        """Return what is waiting: one record batch, more if its encoding needs them, or none."""
         if not self._waiting:
             return []
         encoded = self._encode(
@@ -99,19 +100,19 @@ class BatchBuilder(ABC):
         self._waiting = []
         self._waiting_bytes = 0
         self._waiting_count = 0
-        return [encoded]
+        return encoded
 
     @abstractmethod
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         """Raise RecordBatchError or SchemaError unless the rows have the schema."""
 
     @abstractmethod
-    def _check_nulls(self, rows: pa.RecordBatch) -> None:
-        """Raise SchemaError for rows, valid ones of the schema, that lack what is required."""
+    def _check_content(self, rows: pa.RecordBatch) -> None:
+        """Raise RecordBatchError or SchemaError for valid rows that cannot be encoded."""
 
     @abstractmethod
-    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        """Return a record batch of rows that were checked when they were added."""
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> list[bytes]:
+        """Return record batches of rows that were checked when they were added."""
 
     def _fitting_stop(self, ends: npt.NDArray[np.int64], start: int) -> int:
         """Return the end of the rows from `start` that still fit beside the waiting ones.
@@ -137,7 +138,10 @@ class BatchBuilder(ABC):
 
 
 class RowsBuilder(BatchBuilder):
-    """Builds record batches of rows of ROWS_SCHEMA."""
+    """Builds record batches of rows of ROWS_SCHEMA.
+
+    With `is_sequence` they are record sequences (`encode_sequences`), which are not compressed.
+    """
 
     def __init__(
         self,
@@ -146,24 +150,32 @@ class RowsBuilder(BatchBuilder):
         target_bytes: int = limits.BATCH_TARGET_BYTES,
         records_max: int = limits.BATCH_RECORDS_MAX,
         compression: Compression = "none",
+        is_sequence: bool = False,
     ) -> None:
         super().__init__(target_bytes=target_bytes, records_max=records_max)
         self._stream_id = stream_id
         self._compression: Compression = compression
+        self._is_sequence = is_sequence
 
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         check_rows_schema(rows)
 
-    def _check_nulls(self, rows: pa.RecordBatch) -> None:
-        """Do nothing: rows may lack anything."""
+    def _check_content(self, rows: pa.RecordBatch) -> None:
+        if self._is_sequence:
+            check_fit(rows)
 
-    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_checked_rows(
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> list[bytes]:
+        if self._is_sequence:
+            return encode_checked_sequences(
+                rows, stream_id=self._stream_id, timestamp_ms=timestamp_ms
+            )
+        encoded = encode_checked_rows(
             rows,
             stream_id=self._stream_id,
             timestamp_ms=timestamp_ms,
             compression=self._compression,
         )
+        return [encoded]
 
 
 class ColumnsBuilder(BatchBuilder):
@@ -192,11 +204,11 @@ class ColumnsBuilder(BatchBuilder):
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         check_columns_schema(rows, self._schema)
 
-    def _check_nulls(self, rows: pa.RecordBatch) -> None:
+    def _check_content(self, rows: pa.RecordBatch) -> None:
         check_required(rows)
 
-    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_checked_columns(
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> list[bytes]:
+        encoded = encode_checked_columns(
             rows,
             self._schema,
             stream_id=self._stream_id,
@@ -204,6 +216,7 @@ class ColumnsBuilder(BatchBuilder):
             timestamp_column=self._timestamp_column,
             compression=self._compression,
         )
+        return [encoded]
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:

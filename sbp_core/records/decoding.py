@@ -7,11 +7,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.errors import SchemaError
 from sbp_core.records.envelope import Envelope
 from sbp_core.records.required import check_required
 from sbp_core.records.rows import ROWS_ENCODING, ROWS_SCHEMA, decode_rows
-from sbp_core.records.sequence import decode_record_meta, walk_sequence
+from sbp_core.records.sequence_rows import decode_sequence
 from sbp_core.records.small_batches import Run, small_runs
 from sbp_core.records.stream_schema import StreamSchema
 
@@ -25,7 +25,7 @@ def decode_batch(envelope: Envelope) -> pa.RecordBatch:
     DamagedBatchError when the batch is damaged or in an encoding that this version cannot read, and
     RecordBatchError when it has columns.
     """
-    return _decode_sequence(envelope) if envelope.encoding is None else decode_rows(envelope)
+    return decode_sequence(envelope) if envelope.encoding is None else decode_rows(envelope)
 
 
 def decode_batches(
@@ -64,26 +64,3 @@ def maybe_columns_together(
     except SchemaError:
         return None
     return batch
-
-
-def _decode_sequence(envelope: Envelope) -> pa.RecordBatch:
-    """A record's body is its value; there are no keys. Times are milliseconds."""
-    values: list[bytes] = []
-    headers: list[list[tuple[str, bytes]]] = []
-    timestamps_us: list[int] = []
-    types = {field.name: field.type for field in ROWS_SCHEMA}
-    try:
-        for record in walk_sequence(envelope.body, 0):
-            meta = decode_record_meta(record)
-            values.append(bytes(record.body))
-            headers.append([(item.key or "", (item.value or "").encode()) for item in meta.headers])
-            timestamps_us.append((envelope.base_timestamp_ms + meta.timestamp_delta) * 1000)
-        columns = {
-            "key": pa.nulls(len(values), types["key"]),
-            "value": pa.array(values, types["value"]),
-            "headers": pa.array(headers, types["headers"]),
-            "timestamp": pa.array(timestamps_us, types["timestamp"]),
-        }
-    except (RecordBatchError, pa.ArrowException, OverflowError) as error:
-        raise envelope.damage(f"it cannot be shown as rows: {error}") from error
-    return pa.RecordBatch.from_arrays([columns[name] for name in types], schema=ROWS_SCHEMA)

@@ -134,10 +134,36 @@ def encode_envelope(
     )
     encoded_meta = _SCHEMA.encode(meta)
     encoded_meta += bytes(-(_FIXED.size + len(encoded_meta)) % BODY_ALIGNMENT_BYTES)
-    length_bytes = _FIXED.size + len(encoded_meta) + body_bytes
+    return _joined(encoded_meta, body, record_count=record_count, base_offset=base_offset)
+
+
+def encode_sequence_envelope(
+    records: Sequence[bytes], *, stream_id: int, base_timestamp_ms: int
+) -> bytes:
+    """Return a whole record batch whose body is a record sequence: encoded records, one at least.
+
+    It has no property and no padding. `last_offset_delta` is the offset of the last record from
+    the first one, as ElasticStream's Java client needs it: it reads records until one has that.
+    Raises RecordBatchError when the batch would break a limit.
+    """
+    count = len(records)
+    if not 1 <= count <= limits.SEQUENCE_RECORDS_MAX:
+        raise RecordBatchError(
+            f"record sequence of {count} records; expected 1 to {limits.SEQUENCE_RECORDS_MAX}"
+        )
+    meta = RecordBatchMeta(
+        stream_id=stream_id, last_offset_delta=count - 1, base_timestamp=base_timestamp_ms
+    )
+    return _joined(_SCHEMA.encode(meta), records, record_count=count, base_offset=0)
+
+
+def _joined(
+    encoded_meta: bytes, body: Sequence[Octets], *, record_count: int, base_offset: int
+) -> bytes:
+    length_bytes = _FIXED.size + len(encoded_meta) + sum(map(len, body))
     if length_bytes > limits.BATCH_BYTES_MAX:
         raise RecordBatchError(
-            f"{record_count} records make a batch of {length_bytes} octets, more than the"
+            f"{record_count} records make a batch of {length_bytes} bytes, more than the"
             f" {limits.BATCH_BYTES_MAX} that one may have; spread them over several batches"
         )
     return b"".join((_FIXED.pack(MAGIC, base_offset, len(encoded_meta)), encoded_meta, *body))
@@ -183,6 +209,14 @@ def peek_batch(data: Octets) -> Envelope:
             " expected one batch and nothing after it"
         )
     return envelope
+
+
+def maybe_encoding(data: Octets) -> str | None:
+    """Return the encoding that a record batch names, None for a record sequence.
+
+    Only its metadata is read. Raises RecordBatchError when that cannot be.
+    """
+    return _read_head(memoryview(data).cast("B"), 0)[0].encoding
 
 
 def write_base_offset(buffer: bytearray | memoryview, base_offset: int) -> None:
@@ -243,7 +277,11 @@ def _check_record_count(record_count: int) -> None:
         )
 
 
-def _read_envelope(view: memoryview, position: int) -> Envelope:
+def _read_head(view: memoryview, position: int) -> tuple[_Meta, int, int]:
+    """Return the metadata of the batch at `position`, its base offset, and where its body starts.
+
+    Raises RecordBatchError.
+    """
     available_bytes = len(view) - position
     if position < 0 or available_bytes < _FIXED.size:
         raise RecordBatchError(
@@ -268,6 +306,11 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         raise RecordBatchError(
             f"metadata of the record batch at octet {position}: {error}"
         ) from error
+    return meta, base_offset, body_start
+
+
+def _read_envelope(view: memoryview, position: int) -> Envelope:
+    meta, base_offset, body_start = _read_head(view, position)
     record_count, body_bytes = meta.record_count, len(view) - body_start
     if meta.body_bytes is not None:
         body_bytes = _parse_body_bytes(meta.body_bytes, body_bytes_max=body_bytes)

@@ -9,7 +9,7 @@ from sbp_core.wire.flat import Schema
 TIME_MS = 1_700_000_000_000
 
 
-def sequence_batch(values, *, delta=None, base_offset=0, headers=()):
+def sequence_batch(values, *, delta=None, base_offset=0, headers=(), properties=()):
     """A batch as other clients write it: no padding, no properties."""
     meta = Schema(LAYOUTS).encode(
         RecordBatchMeta(
@@ -20,7 +20,7 @@ def sequence_batch(values, *, delta=None, base_offset=0, headers=()):
     )
     records = b"".join(
         encode_sequence_record(
-            RecordMeta(offset_delta=index, timestamp_delta=index, headers=headers), value
+            RecordMeta(index, index, headers=headers, properties=properties), value
         )
         for index, value in enumerate(values)
     )

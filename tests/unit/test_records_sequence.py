@@ -38,7 +38,7 @@ def test_keys_values_headers_and_times():
         {
             "key": None,
             "value": value,
-            "headers": [("k", b"v"), ("k", b"")],
+            "headers": [("k", b"v"), ("k", None)],
             "timestamp": start + timedelta(milliseconds=index),
         }
         for index, value in enumerate([b"a", b""])

@@ -18,7 +18,7 @@ class KeyValue(Struct, frozen=True, gc=False):
 
 
 class RecordBatchMeta(Struct, frozen=True, gc=False):
-    """`last_offset_delta` is the number of records: the next batch starts at base_offset + it. `base_timestamp` is milliseconds since the epoch, UTC."""
+    """`last_offset_delta` is the number of records, in a record sequence that of the last record from 0 on. `base_timestamp` is milliseconds since the epoch, UTC."""
 
     stream_id: int = 0
     flags: int = 0

@@ -1,0 +1,233 @@
+"""Rows as record sequences and back, as ElasticStream's clients of April 2023 write and read them.
+
+    | column    | in a record                                                               |
+    |-----------|---------------------------------------------------------------------------|
+    | key       | the header `Keys`, which is text; a null has none                         |
+    | value     | the body                                                                  |
+    | headers   | `Tag`, `RecordId` and `CreatedAt`: headers; other names: properties; text |
+    | timestamp | milliseconds, as the difference from the base timestamp of its batch      |
+
+The names of headers are an enumeration there: a client of that time fails on a header with any
+other name. Properties are free. On reading, headers come before properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError, RecordBatchError
+from sbp_core.records.arrow_body import check_values
+from sbp_core.records.envelope import Envelope, encode_sequence_envelope
+from sbp_core.records.row_sizes import record_sizes
+from sbp_core.records.rows import ROWS_SCHEMA, check_rows_schema
+from sbp_core.records.sequence import (
+    decode_record_meta,
+    encode_sequence_record,
+    walk_sequence,
+)
+from sbp_core.wire._generated.record_batch import KeyValue, RecordMeta
+
+KEY_HEADER: Final = "Keys"
+_HEADERS: Final = frozenset({"Tag", "RecordId", "CreatedAt"})
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_TIME_MS_MIN: Final = -(2**63 // 1000)
+"""The earliest time in ms whose microseconds fit into 64 bits."""
+_TEXTS_FACTOR: Final = 8
+_FRAME_BYTES: Final = 128
+"""What a record takes beside its value is less than this and its key and headers, as `record_sizes`
+counts them, times the factor; so is what the envelope takes."""
+TEXTS_BYTES_SAFE: Final = limits.BATCH_METADATA_BYTES_MAX // _TEXTS_FACTOR - _FRAME_BYTES
+"""Key and headers of this size, counted so, always fit into the metadata of a record."""
+
+_NO_VALUE: Final = (
+    "a record without a value (null), which a record sequence does not have; write an empty one,"
+    " for example with coalesce(value, X'')"
+)
+_NO_TEXT: Final = (
+    "not UTF-8, and a record sequence has text there; encode it, for example with base64, or put it"
+    " into the value"
+)
+_NO_ROOM: Final = (
+    f"a record whose key and headers take more than the {limits.BATCH_METADATA_BYTES_MAX} bytes of"
+    " metadata that a record of a sequence may have; put them into the value"
+)
+
+_Indexes = npt.NDArray[np.int64]
+_NONE: Final = np.zeros(0, dtype=np.int64)
+_Headers = Sequence[tuple[str, bytes | None]] | None
+
+
+def encode_sequences(rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int) -> list[bytes]:
+    """Return rows of ROWS_SCHEMA as record batches whose bodies are record sequences.
+
+    There is one, unless its records would be too many, too large together, or more than 2^31 ms
+    apart. `timestamp_ms`, milliseconds since the epoch, is for rows without a timestamp;
+    microseconds are cut off. Raises RecordBatchError for rows that `find_unfit` returns.
+    """
+    check_rows_schema(rows)
+    check_values(rows)
+    check_fit(rows)
+    return encode_checked_sequences(rows, stream_id=stream_id, timestamp_ms=timestamp_ms)
+
+
+def encode_checked_sequences(
+    rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int
+) -> list[bytes]:
+    """Return rows as `encode_sequences` does, which its caller has checked."""
+    times_ms = _times_ms(rows.column("timestamp"), timestamp_ms)
+    keys, values, headers = (rows.column(name).to_pylist() for name in ROWS_SCHEMA.names[:3])
+    sizes = np.fromiter(map(len, values), np.int64, len(values)) + _around_values(rows)
+    encoded = []
+    for start, stop in pairwise([*_starts(sizes.tolist(), times_ms), rows.num_rows]):
+        base_ms = times_ms[start]
+        records = [
+            encode_sequence_record(
+                _meta(at - start, times_ms[at] - base_ms, keys[at], headers[at]), values[at]
+            )
+            for at in range(start, stop)
+        ]
+        encoded.append(
+            encode_sequence_envelope(records, stream_id=stream_id, base_timestamp_ms=base_ms)
+        )
+    return encoded
+
+
+def check_fit(rows: pa.RecordBatch) -> None:
+    """Raise RecordBatchError for rows of ROWS_SCHEMA that a record sequence cannot hold."""
+    unfit = find_unfit(rows)
+    if unfit:
+        indexes, error = unfit[0]
+        raise RecordBatchError(f"row {indexes[0]} of {rows.num_rows}: {error}")
+
+
+def find_unfit(rows: pa.RecordBatch) -> list[tuple[_Indexes, RecordBatchError]]:
+    """Return which rows of ROWS_SCHEMA a record sequence cannot hold, and why."""
+    key, value, headers, _ = rows.columns
+    nulls = np.flatnonzero(value.is_null()) if value.null_count else _NONE
+    keys, texts = _not_text(key), _rows_not_text(headers)
+    unread = np.concatenate((keys, texts))
+    large = np.setdiff1d(np.flatnonzero(texts_bytes(rows) > TEXTS_BYTES_SAFE), unread)
+    no_room = [at for at in large.tolist() if not _has_room(key[at], headers[at])]
+    found = (
+        (nulls, _NO_VALUE),
+        (keys, f"a key that is {_NO_TEXT}"),
+        (texts, f"a header with a value that is {_NO_TEXT}"),
+        (np.array(no_room, dtype=np.int64), _NO_ROOM),
+    )
+    return [(indexes, RecordBatchError(why)) for indexes, why in found if indexes.size]
+
+
+def decode_sequence(envelope: Envelope) -> pa.RecordBatch:
+    """Return the records of a sequence as rows of ROWS_SCHEMA. Raises DamagedBatchError."""
+    keys: list[bytes | None] = []
+    values: list[bytes] = []
+    headers: list[list[tuple[str, bytes | None]]] = []
+    timestamps_us: list[int] = []
+    try:
+        for record in walk_sequence(envelope.body, 0):
+            meta = decode_record_meta(record)
+            pairs = [(item.key or "", _maybe_bytes(item.value)) for item in meta.headers]
+            at = next((at for at, (name, _) in enumerate(pairs) if name == KEY_HEADER), None)
+            keys.append(None if at is None else pairs.pop(at)[1])
+            pairs += [(item.key or "", _maybe_bytes(item.value)) for item in meta.properties]
+            headers.append(pairs)
+            values.append(bytes(record.body))
+            timestamps_us.append((envelope.base_timestamp_ms + meta.timestamp_delta) * 1000)
+        contents = keys, values, headers, timestamps_us
+        columns = [
+            pa.array(content, field.type)
+            for content, field in zip(contents, ROWS_SCHEMA, strict=True)
+        ]
+    except (RecordBatchError, pa.ArrowException, OverflowError) as error:
+        raise envelope.damage(f"it cannot be shown as rows: {error}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+
+
+def texts_bytes(rows: pa.RecordBatch) -> _Indexes:
+    """Return how many bytes key and headers of each row take, in Arrow's form."""
+    return record_sizes(rows.select(["key", "headers"]))
+
+
+def _around_values(rows: pa.RecordBatch) -> _Indexes:
+    """Return what each record takes beside its value at most, in bytes."""
+    texts = np.minimum(_TEXTS_FACTOR * texts_bytes(rows), limits.BATCH_METADATA_BYTES_MAX)
+    return texts + _FRAME_BYTES
+
+
+def _starts(sizes: Sequence[int], times_ms: Sequence[int]) -> Iterator[int]:
+    """Yield the indexes of the rows that begin a batch; `sizes` are in bytes, and not too small."""
+    start, used_bytes = 0, _FRAME_BYTES
+    for at, (size_bytes, time_ms) in enumerate(zip(sizes, times_ms, strict=True)):
+        is_near = _INT32_MIN <= time_ms - times_ms[start] <= _INT32_MAX
+        is_fitting = used_bytes + size_bytes <= limits.BATCH_BYTES_MAX
+        is_countable = at - start < limits.SEQUENCE_RECORDS_MAX
+        if at == 0 or not (is_near and is_fitting and is_countable):
+            yield at
+            start, used_bytes = at, _FRAME_BYTES
+        used_bytes += size_bytes
+
+
+def _meta(offset_delta: int, time_delta_ms: int, key: bytes | None, pairs: _Headers) -> RecordMeta:
+    headers = [] if key is None else [KeyValue(KEY_HEADER, key.decode())]
+    properties: list[KeyValue] = []
+    for name, value in pairs or ():
+        item = KeyValue(name, None if value is None else value.decode())
+        (headers if name in _HEADERS else properties).append(item)
+    return RecordMeta(offset_delta, time_delta_ms, tuple(headers), tuple(properties))
+
+
+def _has_room(key: pa.Scalar, headers: pa.Scalar) -> bool:
+    """Whether the metadata of a record can be written, and read again."""
+    try:
+        meta = _meta(_INT32_MAX, _INT32_MAX, key.as_py(), headers.as_py())
+        record = encode_sequence_record(meta, b"")
+        (read,) = walk_sequence(memoryview(record), 0)
+        decode_record_meta(read)
+    except (HeaderError, RecordBatchError, UnicodeDecodeError):
+        return False
+    return len(read.meta) <= limits.BATCH_METADATA_BYTES_MAX
+
+
+def _times_ms(times: pa.Array, timestamp_ms: int) -> list[int]:
+    times_ms = np.maximum(times.cast(pa.int64()).fill_null(0).to_numpy() // 1000, _TIME_MS_MIN)
+    times_ms[times.is_null().to_numpy(zero_copy_only=False)] = timestamp_ms
+    found: list[int] = times_ms.tolist()
+    return found
+
+
+def _not_text(texts: pa.Array) -> _Indexes:
+    """Return the indexes of values that are no UTF-8."""
+    try:
+        texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        wrong = [at for at, text in enumerate(texts.to_pylist()) if not _is_text(text)]
+        return np.array(wrong, dtype=np.int64)
+    return _NONE
+
+
+def _rows_not_text(headers: pa.Array) -> _Indexes:
+    """Return the indexes of rows with the value of a header that is no UTF-8."""
+    wrong = _not_text(headers.items)
+    if not wrong.size:
+        return _NONE
+    rows = np.unique(np.searchsorted(headers.offsets.to_numpy(), wrong, side="right") - 1)
+    return rows[(rows >= 0) & (rows < len(headers))]
+
+
+def _is_text(text: bytes | None) -> bool:
+    try:
+        (text or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _maybe_bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
