@@ -15,7 +15,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label, newest_versions
 from sbp_core.cli.output import write_json, write_line, write_notice
-from sbp_core.client import AppendItem, AppendOutcome, Client, StreamInfo, Writer
+from sbp_core.client import AppendItem, AppendOutcome, Client, Dialect, StreamInfo, Writer
 from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch
 
@@ -97,7 +97,8 @@ class _Writer:
     def __init__(self, client: Client, info: StreamInfo) -> None:
         self._client = client
         self._info = info
-        self._builder = RowsBuilder(info.stream_id)
+        is_sequence = client.dialect() is Dialect.ELASTICSTREAM_2023_04
+        self._builder = RowsBuilder(info.stream_id, is_sequence=is_sequence)
         self._maybe_writer: Writer | None = Writer()
         self.record_count = 0
         self._first_offset: int | None = None

@@ -36,6 +36,7 @@ from sbp_core.client.types import (
 from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
+from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.txn_id import is_producer, one_shot_producer, txn_id_of
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Client",
     "Connecting",
     "CursorInfo",
+    "Dialect",
     "FetchItem",
     "FetchOutcome",
     "GroupInfo",

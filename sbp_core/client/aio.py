@@ -58,6 +58,7 @@ from sbp_core.client.writer import Writer
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.checksum import Octets
+from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import RangeServer
 from sbp_core.wire.opcodes import Opcode
@@ -181,6 +182,10 @@ class AsyncClient:
         It grows with every change of streams and ranges: as long as it is the same, so are they.
         """
         return await self._run(placement.maybe_revision(self._context))
+
+    async def dialect(self) -> Dialect:
+        """Return what the servers speak, which decides what can be appended to them."""
+        return await self._run(placement.dialect(self._context))
 
     async def list_ranges(
         self, stream_ids: Sequence[int], *, as_of: int | None = None
@@ -359,6 +364,8 @@ class AsyncClient:
         `retry_unknown`: try again also when a batch may have been appended already, which may
         append it twice. With a `writer` each is appended once, however often it is tried. With a
         `transaction` they are staged: nobody reads them, and they have the base offset -1.
+        Raises ConfigurationError for a batch that is no record sequence where the servers speak
+        elasticstream-2023-04.
         """
         return await self._run(
             appending.append(

@@ -29,6 +29,8 @@ from sbp_core.errors import (
     WriterGapError,
     WriterUnknownError,
 )
+from sbp_core.records.envelope import maybe_encoding
+from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import AppendResponse, AppendResult
 from sbp_core.wire.status import maybe_error
 
@@ -164,9 +166,13 @@ class AppendState:
         ]
 
     def _place(self, index: int, stream_id: int, maybe_error: SbpError | None) -> RangeInfo:
-        """Return the range that a batch goes to next. Raises SbpError if there is none now."""
+        """Return the range that a batch goes to next.
+
+        Raises SbpError if there is none now, or if no server takes the batch.
+        """
         if maybe_error is not None:
             raise maybe_error
+        _check_encoding(self._batches[index].item, self._context.router.dialect)
         try:
             piece = self._numbering.range_for(index, stream_id, self._context.router)
             if not piece.servers:
@@ -299,4 +305,20 @@ def _check_item(index: int, item: AppendItem) -> None:
         raise ConfigurationError(
             f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} octets;"
             f" expected 1 to {limits.BATCH_BYTES_MAX}: write smaller batches"
+        )
+
+
+def _check_encoding(item: AppendItem, dialect: Dialect) -> None:
+    """Raise SbpError for a batch that servers of the dialect, or its readers, cannot decode.
+
+    A data node of ElasticStream fails on the whole frame then, and loses offsets.
+    """
+    if dialect is Dialect.SPECIFICATION:
+        return
+    encoding = maybe_encoding(item.batch)
+    if encoding is not None:
+        raise ConfigurationError(
+            f"the servers speak {dialect}, where record batches are record sequences, and this one"
+            f" is in encoding {encoding!r}; encode it with encode_sequences, or build it with"
+            " RowsBuilder(is_sequence=True). Nothing of it was sent"
         )

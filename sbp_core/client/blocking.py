@@ -67,6 +67,7 @@ from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
+from sbp_core.wire.dialect import Dialect
 
 T = TypeVar("T")
 
@@ -153,6 +154,10 @@ class Client:
         It grows with every change of streams and ranges: as long as it is the same, so are they.
         """
         return self._run(placement.maybe_revision(self._context))
+
+    def dialect(self) -> Dialect:
+        """Return what the servers speak, which decides what can be appended to them."""
+        return self._run(placement.dialect(self._context))
 
     def list_ranges(
         self, stream_ids: Sequence[int], *, as_of: int | None = None
@@ -329,6 +334,8 @@ class Client:
         `retry_unknown`: try again also when a batch may have been appended already, which may
         append it twice. With a `writer` each is appended once, however often it is tried. With a
         `transaction` they are staged: nobody reads them, and they have the base offset -1.
+        Raises ConfigurationError for a batch that is no record sequence where the servers speak
+        elasticstream-2023-04.
         """
         return self._run(
             appending.append(

@@ -18,13 +18,18 @@ class _Placement:
 class Router:
     """What is known of the ranges of streams, and as of which revision of the metadata.
 
-    Entries are immutable and replaced whole, so threads may share a router. `dialect` is what the
-    servers speak, as far as their placement driver showed it.
+    Entries are immutable and replaced whole, so threads may share a router. `maybe_dialect` is what
+    the servers speak, None until their placement driver has shown it.
     """
 
     def __init__(self) -> None:
-        self.dialect = Dialect.SPECIFICATION
+        self.maybe_dialect: Dialect | None = None
         self._placements: dict[int, _Placement] = {}
+
+    @property
+    def dialect(self) -> Dialect:
+        """What the servers speak: the specification, as long as nothing else is known."""
+        return self.maybe_dialect or Dialect.SPECIFICATION
 
     def learn(self, stream_id: int, ranges: Iterable[RangeInfo], revision: int = -1) -> None:
         """Replace what is known of a stream. `revision` -1: the server does not count them."""

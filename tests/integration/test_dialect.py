@@ -7,7 +7,8 @@ import threading
 
 import pytest
 from client_drivers import BlockingDriver
-from core_cluster import rows_batch, values_of
+from core_cluster import values_of
+from foreign_batches import sequence_batch
 from raw_client import RawClient
 
 from sbp_core.client import (
@@ -53,7 +54,7 @@ def item(stream_id, offset=0, end=None, max_bytes=MIB):
 
 def append(driver, *batches):
     outcomes = driver.do(
-        "append", [AppendItem(stream_id, rows_batch(values)) for stream_id, values in batches]
+        "append", [AppendItem(stream_id, sequence_batch(values)) for stream_id, values in batches]
     )
     return [outcome.base_offset for outcome in outcomes]
 
@@ -203,10 +204,10 @@ def test_thousands_of_streams_are_made_listed_and_described(driver):
 
 def test_a_bad_batch_is_refused_as_ever(driver):
     (stream_id,) = new_streams(driver, 1)
+    cut_off = sequence_batch([b"bad"])[:-1]
+    items = [AppendItem(stream_id, batch) for batch in (sequence_batch([b"a"]), cut_off)]
     with pytest.raises(InvalidRequestError, match="1 of 2 batches were appended"):
-        driver.do(
-            "append", [AppendItem(stream_id, rows_batch([b"a"])), AppendItem(stream_id, b"bad")]
-        )
+        driver.do("append", items)
     assert append(driver, (stream_id, [b"b"])) == [1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from client_answers import NO_RETRY
-from core_cluster import rows_batch, values_of
+from core_cluster import values_of
 from elasticstream_peer import DESCRIBE_RANGES, NO_NEW_RECORD, OK, ElasticStreamPeer
 from foreign_batches import sequence_batch
 from scripted_peer import placed, ranges
@@ -94,10 +94,11 @@ def test_the_batch_around_the_offset_comes_whole(make, server) -> None:
     assert (records, next_offset) == ([(0, b"a"), (1, b"b"), (2, b"c")], 3)
 
 
-def test_what_was_appended_as_rows_is_read_back(make, server) -> None:
+def test_what_was_appended_is_read_back(make, server) -> None:
     driver = make(server.endpoint)
     driver.do(
-        "append", [AppendItem(7, rows_batch([b"a", b"b"])), AppendItem(7, rows_batch([b"c"]))]
+        "append",
+        [AppendItem(7, sequence_batch([b"a", b"b"])), AppendItem(7, sequence_batch([b"c"]))],
     )
     assert by_item(driver.fetch([item(7)])) == [([(0, b"a"), (1, b"b"), (2, b"c")], 3)]
 
@@ -217,8 +218,8 @@ def test_an_unusable_fetch_answer_is_an_error(make, server, results, payload) ->
 
 
 def test_answers_to_appends_belong_to_the_batches_in_their_order(make, server) -> None:
-    batches = [AppendItem(8, rows_batch([b"a", b"b"])), AppendItem(7, rows_batch([b"c"]))]
-    batches.append(AppendItem(8, rows_batch([b"d"])))
+    batches = [AppendItem(8, sequence_batch([b"a", b"b"])), AppendItem(7, sequence_batch([b"c"]))]
+    batches.append(AppendItem(8, sequence_batch([b"d"])))
     driver = make(server.endpoint)
     seconds = 1_682_000_000
     assert driver.do("append", batches) == [
@@ -238,7 +239,7 @@ def test_a_batch_that_is_refused_is_told_by_its_place(make, server) -> None:
     applied = AppendResult(8, 0, 5, 0, OK)
     answer = AppendResponse(0, (applied, refused), OK)
     server.peer.script(Opcode.APPEND, lambda each: each.answer(answer))
-    batches = [AppendItem(8, rows_batch([b"a"])), AppendItem(7, rows_batch([b"b"]))]
+    batches = [AppendItem(8, sequence_batch([b"a"])), AppendItem(7, sequence_batch([b"b"]))]
     with pytest.raises(InvalidRequestError, match=r"item 1 of 2 \(stream 7\).*1 of 2") as caught:
         make(server.endpoint).do("append", batches)
     assert caught.value.outcome is Outcome.UNKNOWN
@@ -256,7 +257,7 @@ def test_answers_without_indexes_must_be_as_many_as_the_requests(
     answer = AppendResponse(0, (AppendResult(8, 0, 5, 0, status),) * count, status)
     server.peer.script(Opcode.APPEND, lambda each: each.answer(answer))
     with pytest.raises(ProtocolError, match=f"item {unknown} of 2") as caught:
-        make(server.endpoint).do("append", [AppendItem(8, rows_batch([b"a"]))] * 2)
+        make(server.endpoint).do("append", [AppendItem(8, sequence_batch([b"a"]))] * 2)
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
@@ -276,7 +277,7 @@ def test_a_stream_without_ranges_is_unknown(make, server) -> None:
     with pytest.raises(NotFoundError, match=r"not found: stream 3, stream 4;"):
         driver.do("list_ranges", [3, 7, 4])
     with pytest.raises(NotFoundError, match="stream 3"):
-        driver.do("append", [AppendItem(3, rows_batch([b"a"]))])
+        driver.do("append", [AppendItem(3, sequence_batch([b"a"]))])
     with pytest.raises(NotFoundError, match="stream 3"):
         driver.do("stream_bounds", [3])
     (outcome,) = driver.fetch([item(3)], max_wait_ms=1000)

@@ -1,0 +1,65 @@
+"""`sbp produce` and `sbp consume` with servers of ElasticStream's dialect, real and stand-in."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from elasticstream_peer import ElasticStreamPeer
+from java_sdk import read_batches
+
+from sbp_core.cli.main import main
+from sbp_core.client import Client, FetchItem, StreamSpec
+
+pytest_plugins = ["client_fixtures"]
+
+
+@pytest.fixture
+def produce(monkeypatch, tmp_path, capfd):
+    """Runs `sbp produce` in this process; returns its exit code and what it said."""
+
+    def run(endpoint: str, stream_id: int, text: bytes, *words: str) -> tuple[int, str]:
+        path = tmp_path / "stdin"
+        path.write_bytes(text)
+        with path.open("rb") as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", file)
+            code = main(["produce", str(stream_id), *words, "--endpoint", endpoint])
+        return code, "".join(capfd.readouterr())
+
+    return run
+
+
+def records_of(payload: bytes, batch_count: int) -> list[tuple[int, dict, bytes]]:
+    read, rest = read_batches(payload, batch_count)
+    assert rest == b""
+    return [(each.offset, each.headers, each.body) for _, records in read for each in records]
+
+
+EXPECTED = [(0, {"Keys": "k"}, b"v"), (1, {}, b"no key"), (2, {"Keys": ""}, b"")]
+
+
+def test_lines_go_to_a_stand_in_as_the_java_client_reads_them(produce, peer) -> None:
+    server = ElasticStreamPeer(peer, 7)
+    code, said = produce(server.endpoint, 7, b"k:v\nno key\n:\n", "--key-separator", ":")
+    assert code == 0, said
+    assert "3 records appended" in said
+    assert records_of(b"".join(server.batches[7]), 1) == EXPECTED
+
+
+def test_lines_go_to_our_servers_in_that_dialect(produce, foreign_cluster) -> None:
+    with Client(foreign_cluster.endpoint) as client:
+        (info,) = client.create_streams([StreamSpec(None)])
+        code, said = produce(
+            foreign_cluster.endpoint, info.stream_id, b"k:v\nno key\n:\n", "--key-separator", ":"
+        )
+        assert code == 0, said
+        (outcome,) = client.fetch([FetchItem(info.stream_id, 0, None, 1 << 20)])
+    assert records_of(bytes(outcome.payload), 1) == EXPECTED
+
+
+def test_a_key_that_is_no_text_is_refused_by_name(produce, peer) -> None:
+    server = ElasticStreamPeer(peer, 7)
+    code, said = produce(server.endpoint, 7, b"a:b\n\xff:c\n", "--key-separator", ":")
+    assert code != 0
+    assert "row 1 of 2: a key that is not UTF-8" in said
+    assert server.batches[7] == []
