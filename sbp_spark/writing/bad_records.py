@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SbpError
-from sbp_core.records import ROWS_SCHEMA, record_sizes
+from sbp_core.records import ROWS_SCHEMA, TEXTS_BYTES_SAFE, record_sizes, texts_bytes
 from sbp_spark.task_log import LOG
 
 ERROR_HEADER: Final = "sbp.error"
@@ -92,10 +92,14 @@ def without(
     return rows.filter(pa.array(is_good)), is_good
 
 
-def to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
+def to_dead_letters(
+    rows: pa.RecordBatch, bad: Sequence[BadRows], *, is_sequence: bool = False
+) -> pa.RecordBatch:
     """Return bad rows as they are kept, in their order, with headers that say what was wrong.
 
     Of one that is too large only the headers are, if there is room; the times are as they were.
+    With `is_sequence` they fit into record sequences: a null value is empty, bytes of a key or
+    header that are not UTF-8 are escaped, and key and headers are left out if they are too large.
     """
     described = {int(index): each for each in bad for index in each.indexes}
     letters = []
@@ -103,14 +107,15 @@ def to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBa
         row = rows.slice(index, 1)
         size = int(record_sizes(row)[0])
         is_kept = size <= KEPT_BYTES_MAX
-        letters.append(
-            {
-                "key": row.column("key")[0].as_py() if is_kept else None,
-                "value": row.column("value")[0].as_py() if is_kept else None,
-                "headers": _headers_of(row, each, is_kept=is_kept),
-                "timestamp": row.column("timestamp")[0],
-            }
-        )
+        has_texts = is_kept and not (is_sequence and texts_bytes(row)[0] > TEXTS_BYTES_SAFE // 2)
+        key = row.column("key")[0].as_py() if has_texts else None
+        value = row.column("value")[0].as_py() if is_kept else None
+        headers = _headers_of(row, each, is_kept=has_texts)
+        if is_sequence:
+            key, value = _maybe_text(key), value or b""
+            headers = [(name, _maybe_text(content)) for name, content in headers]
+        time = row.column("timestamp")[0]
+        letters.append({"key": key, "value": value, "headers": headers, "timestamp": time})
     columns = [
         pa.array([letter[field.name] for letter in letters], field.type) for field in ROWS_SCHEMA
     ]
@@ -139,6 +144,10 @@ def _headers_of(
     if is_kept and not _wrong_headers(column).size:
         headers += column[0].as_py() or []
     return [*headers, *fault_headers(bad)]
+
+
+def _maybe_text(octets: bytes | None) -> bytes | None:
+    return None if octets is None else octets.decode(errors="backslashreplace").encode()
 
 
 def _cut(text: str) -> bytes:

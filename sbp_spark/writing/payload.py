@@ -7,6 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sbp_core.client import Dialect
 from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.options import SinkOptions
 from sbp_spark.writing.bad_records import BadRows
@@ -49,6 +50,11 @@ class Payload(Protocol):
         ...
 
 
+def takes_sequences(client: TypedStreamsClient) -> bool:
+    """Whether the servers take plain records as record sequences only. Raises SbpError."""
+    return client.dialect() is Dialect.ELASTICSTREAM_2023_04
+
+
 def make_payload(
     client: TypedStreamsClient, options: SinkOptions, router: Router, schema: StreamSchema | None
 ) -> Payload:
@@ -58,6 +64,6 @@ def make_payload(
     """
     columns = options.maybe_columns
     if schema is None or columns is None:
-        return RowsPayload(options.batching)
+        return RowsPayload(options.batching, is_sequence=takes_sequences(client))
     streams = evolve_streams(client, router.option_streams(), schema, may_change=columns.is_merging)
     return ColumnsPayload(schema, streams, options.batching, columns.timestamp_column)

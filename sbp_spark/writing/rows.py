@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbp_core.records import ROWS_SCHEMA, RowsBuilder
+from sbp_core.records import ROWS_SCHEMA, RowsBuilder, find_unfit
 from sbp_spark.options import Batching
 from sbp_spark.writing.bad_records import BadRows, find_bad_rows, to_dead_letters
 from sbp_spark.writing.digest import digest_of
@@ -15,10 +15,11 @@ from sbp_spark.writing.routing import StreamIds, split_rows
 
 
 class RowsPayload:
-    """Plain records, as a Payload."""
+    """Plain records, as a Payload; with `is_sequence` they go into record sequences."""
 
-    def __init__(self, batching: Batching) -> None:
+    def __init__(self, batching: Batching, *, is_sequence: bool = False) -> None:
         self._batching = batching
+        self._is_sequence = is_sequence
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the record columns in ROWS_SCHEMA."""
@@ -26,11 +27,14 @@ class RowsPayload:
 
     def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
         """Return which rows no server takes, whatever their stream is."""
-        return find_bad_rows(rows)
+        bad = find_bad_rows(rows)
+        if self._is_sequence:
+            bad += [BadRows(indexes, error) for indexes, error in find_unfit(rows)]
+        return bad
 
     def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
         """Return bad rows with headers that say what was wrong."""
-        return to_dead_letters(rows, bad)
+        return to_dead_letters(rows, bad, is_sequence=self._is_sequence)
 
     def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
         """Return the digest of rows."""
@@ -44,16 +48,17 @@ class RowsPayload:
 
     def make_builder(self, stream_id: int) -> RowsBuilder:
         """Return what makes record batches for a stream."""
-        return rows_builder(stream_id, self._batching)
+        return rows_builder(stream_id, self._batching, is_sequence=self._is_sequence)
 
 
-def rows_builder(stream_id: int, batching: Batching) -> RowsBuilder:
+def rows_builder(stream_id: int, batching: Batching, *, is_sequence: bool = False) -> RowsBuilder:
     """Return what makes record batches of plain records for a stream."""
     return RowsBuilder(
         stream_id,
         target_bytes=batching.target_bytes,
         records_max=batching.records_max,
         compression=batching.compression,
+        is_sequence=is_sequence,
     )
 
 

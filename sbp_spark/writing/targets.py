@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sbp_core.client import Dialect
 from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.records import StreamSchema
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import SinkOptions, StreamRef
+from sbp_spark.options import Delivery, SinkOptions, StreamRef
 from sbp_spark.reading.source_streams import describe_refs, first_contact
 from sbp_spark.wording import listed
 from sbp_spark.writing.directory import create_missing
@@ -20,6 +21,8 @@ def check_targets(options: SinkOptions, maybe_schema: StreamSchema | None = None
     Those that do not exist are created, if that is wanted. Columns of a schema have to fit into
     those of the streams, which may get theirs now, and plain records need streams without one.
     """
+    with first_contact(options.servers) as client:
+        _check_dialect(client.dialect(), options)
     option = "streams" if len(options.targets.refs) > 1 else "stream"
     targets = _named(options, options.targets.refs, option)
     letters = _named(options, list(filter(None, [options.bad_records.dead_letters])), "onBadRecord")
@@ -41,7 +44,32 @@ def check_targets(options: SinkOptions, maybe_schema: StreamSchema | None = None
 def purpose_of(options: SinkOptions, maybe_schema: StreamSchema | None = None) -> str:
     """Return a text that tells sinks apart for which `check_targets` does not do the same."""
     named = (options.targets.refs, options.bad_records.dead_letters, options.maybe_creation)
-    return repr((named, options.maybe_columns, maybe_schema and maybe_schema.fingerprint))
+    return repr(
+        (
+            named,
+            options.delivery.delivery,
+            options.maybe_columns,
+            maybe_schema and maybe_schema.fingerprint,
+        )
+    )
+
+
+def _check_dialect(dialect: Dialect, options: SinkOptions) -> None:
+    """Raise ConfigurationError for what servers of the dialect cannot do."""
+    if dialect is Dialect.SPECIFICATION:
+        return
+    if options.maybe_columns is not None:
+        raise ConfigurationError(
+            f"option encoding: the servers speak {dialect}, where streams have no schemas, so no"
+            " columns can be written; set encoding=rows, and give each row a value, for example"
+            " to_json(struct('*'))"
+        )
+    if options.delivery.delivery is Delivery.EXACTLY_ONCE:
+        raise ConfigurationError(
+            f"option delivery: the servers speak {dialect}, which has no transactions, so nothing"
+            " can be written exactly once; set delivery=at-least-once: rows that a task wrote"
+            " before it failed may then be there twice"
+        )
 
 
 def _named(options: SinkOptions, refs: Sequence[StreamRef], option: str) -> dict[int, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sbp_core.client import SchemaVersion, StreamBounds
+from sbp_core.client import Dialect, SchemaVersion, StreamBounds
 from sbp_core.errors import ConfigurationError, SchemaError, UnsupportedError
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
 from sbp_spark.wording import listed
@@ -24,6 +24,10 @@ class DescribingClient(Protocol):
 
 class TypedStreamsClient(DescribingClient, Protocol):
     """What is needed of a client to give streams their schemas."""
+
+    def dialect(self) -> Dialect:
+        """Return what the servers speak."""
+        ...
 
     def register_schema(
         self, stream_id: int, schema: StreamSchema, *, version: int

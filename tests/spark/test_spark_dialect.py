@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from foreign_batches import sequence_batch
 from pyspark.errors import PySparkException
-from spark_streams import Sbp, append_values, numbered, wait_until_over
+from spark_streams import Sbp, numbered, wait_until_over
 
-from sbp_core.client import Client, StreamSpec
+from sbp_core.client import AppendItem, Client, StreamSpec
 
 
 def test_batches_and_a_query_work_in_the_other_dialect(spark, foreign_cluster, checkpoint):
@@ -16,7 +17,8 @@ def test_batches_and_a_query_work_in_the_other_dialect(spark, foreign_cluster, c
         client.create_streams([StreamSpec(name) for name in names])
         rows = spark.range(20_000).selectExpr("cast(id as string) as value").coalesce(1)
         sbp.save(rows, stream=names[0], delivery="at-least-once")
-        append_values(client, names[1], numbered(0, 10))
+        (other,) = client.describe_streams([names[1]])
+        client.append([AppendItem(other.stream_id, sequence_batch(numbered(0, 10)))])
     assert sbp.values(names[0]) == numbered(0, 20_000)
     assert sbp.load(*names[:2]).count() == 20_010
     # These servers keep no cursors, which ends no query.

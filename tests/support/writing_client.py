@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sbp_core.client import SchemaVersion, StreamBounds, StreamInfo, TxnDecision
+from sbp_core.client import Dialect, SchemaVersion, StreamBounds, StreamInfo, TxnDecision
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -15,9 +15,9 @@ from sbp_core.errors import (
 )
 from sbp_core.records import (
     ROWS_ENCODING,
+    decode_batch,
     decode_columns,
     decode_envelope,
-    decode_rows,
     merge_schemas,
 )
 from sbp_spark.options import Endpoint, Servers, SinkOptions, StreamRef, Targets
@@ -66,7 +66,14 @@ class Appender:
 class WritingClient:
     """Has the streams s0 ... s99 with the ids 0 ... 99; `appends` are the calls."""
 
-    def __init__(self, *, has_transactions=True, has_writers=True, has_schemas=True):
+    def __init__(
+        self,
+        *,
+        has_transactions=True,
+        has_writers=True,
+        has_schemas=True,
+        dialect=Dialect.SPECIFICATION,
+    ):
         self.has_writers = has_writers
         self._has_schemas = has_schemas
         self.names = {f"s{number}": number for number in range(STREAM_COUNT)}
@@ -83,6 +90,10 @@ class WritingClient:
         self.ended = set()
         self.is_published = True
         self._has_transactions = has_transactions
+        self._dialect = dialect
+
+    def dialect(self):
+        return self._dialect
 
     def describe_streams(self, refs):
         self.described.append(list(refs))
@@ -207,7 +218,8 @@ class WritingClient:
         """Return the rows of a batch to append."""
         envelope = decode_envelope(item.batch)
         assert envelope.stream_id == item.stream_id
-        if envelope.encoding == ROWS_ENCODING:
-            return decode_rows(envelope).to_pylist()
+        assert (envelope.encoding is None) == (self._dialect is not Dialect.SPECIFICATION)
+        if envelope.encoding in (None, ROWS_ENCODING):
+            return decode_batch(envelope).to_pylist()
         schemas = {each.schema.fingerprint: each.schema for each in self.schemas[item.stream_id]}
         return decode_columns(envelope, schemas[envelope.schema_fingerprint]).to_pylist()

@@ -1,0 +1,107 @@
+"""Spark and a data node of ElasticStream, which takes record sequences only."""
+
+from __future__ import annotations
+
+import pytest
+from chispa import assert_df_equality
+from elasticstream_peer import ElasticStreamPeer
+from java_sdk import read_batches
+from pyspark.errors import PySparkException
+from spark_streams import Sbp, wait_until_over
+
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+COLUMNS = "key", "value", "headers", "timestamp"
+ROWS = """
+    cast(if(id % 3 = 0, null, concat('k', id)) as binary) as key,
+    cast(concat('v', id) as binary) as value,
+    if(id % 2 = 0, map('Tag', cast('t' as binary), 'n', cast(id as binary)), map()) as headers,
+    timestamp_millis(1682000000000 + id * 40000000) as timestamp
+"""
+"""Times of 300 rows are more than 2^31 ms apart."""
+
+
+@pytest.fixture
+def server(peer) -> ElasticStreamPeer:
+    return ElasticStreamPeer(peer, 7, 8)
+
+
+@pytest.fixture
+def foreign(spark, server) -> Sbp:
+    return Sbp(spark, server.endpoint)
+
+
+@pytest.fixture
+def rows(spark):
+    return spark.range(300).selectExpr(*ROWS.strip().split(",\n")).coalesce(1)
+
+
+def java_records(server: ElasticStreamPeer, stream_id: int):
+    batches = server.batches[stream_id]
+    read, rest = read_batches(b"".join(batches), len(batches))
+    assert rest == b""
+    assert {each for each, _ in read} == {stream_id}
+    return [record for _, records in read for record in records]
+
+
+def test_what_spark_writes_the_java_client_and_spark_read(foreign, server, rows) -> None:
+    foreign.save(rows, stream="7", delivery="at-least-once")
+    assert_df_equality(
+        foreign.load("7").select(*COLUMNS).orderBy("timestamp"),
+        rows.orderBy("timestamp"),
+        ignore_nullable=True,
+    )
+    found = java_records(server, 7)
+    assert [record.offset for record in found] == list(range(300))
+    assert (found[0].headers, found[0].properties) == ({"Tag": "t"}, {"n": "0"})
+    assert (found[1].headers, found[1].properties) == ({"Keys": "k1"}, {})
+    assert [record.body for record in found] == [b"v%d" % at for at in range(300)]
+    assert [record.timestamp_ms for record in found] == [
+        1_682_000_000_000 + at * 40_000_000 for at in range(300)
+    ]
+    assert len(server.batches[7]) > 1
+
+
+def test_a_query_copies_what_another_client_wrote(foreign, server, checkpoint) -> None:
+    server.put(8, b"a", b"", b"c")
+    frame = foreign.load_stream("8").select(*COLUMNS)
+    writer = frame.writeStream.format("sbp").options(endpoint=foreign.endpoint, stream="7")
+    writer = writer.options(checkpointLocation=str(checkpoint), delivery="at-least-once")
+    wait_until_over(writer.trigger(availableNow=True).start())
+    assert [record.body for record in java_records(server, 7)] == [b"a", b"", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "elasticstream-2023-04, which has no transactions.*set delivery=at-least-once"),
+        (
+            {"delivery": "at-least-once", "encoding": "columns"},
+            "elasticstream-2023-04, where streams have no schemas.*set encoding=rows",
+        ),
+    ],
+    ids=["exactly once", "columns"],
+)
+def test_what_these_servers_cannot_do_is_refused_by_name(
+    spark, foreign, server, checkpoint, options, told
+) -> None:
+    with pytest.raises(PySparkException, match=told):
+        foreign.save(
+            spark.range(3).selectExpr("cast(id as string) as value"), stream="7", **options
+        )
+    frame = foreign.load_stream("8").select("value")
+    writer = frame.writeStream.format("sbp").options(endpoint=foreign.endpoint, stream="7")
+    writer = writer.options(checkpointLocation=str(checkpoint), **options)
+    server.put(8, b"a")
+    with pytest.raises(PySparkException, match=told):
+        wait_until_over(writer.trigger(availableNow=True).start())
+    assert not server.peer.seen(Opcode.APPEND)
+
+
+def test_a_row_that_a_sequence_cannot_hold_ends_the_write_by_name(spark, foreign, server) -> None:
+    frame = spark.range(1).selectExpr("cast(null as binary) as value")
+    with pytest.raises(PySparkException, match=r"without a value \(null\).*coalesce"):
+        foreign.save(frame, stream="7", delivery="at-least-once")
+    assert server.batches[7] == []
