@@ -340,7 +340,8 @@ SINK_OPTIONS: Final = (
         " same instant. At most 20000 parts, one for each stream of each task, are committed"
         ' together: beyond that use .repartition("stream"). A new checkpoint is a new query.'
         " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"
-        " before it failed stays; for servers without transactions.",
+        " before it failed stays; for servers without transactions, such as those that speak"
+        " elasticstream-2023-04.",
     ),
     OptionSpec(
         "onReplayMismatch",
@@ -374,7 +375,8 @@ SINK_OPTIONS: Final = (
         "fail",
         "What happens to rows that cannot be written: too large, without a stream, of one that"
         " does not exist or has a schema, with headers that are no UTF-8; of columns, with a null"
-        " that the stream does not take, or a text that is no UTF-8. `fail` fails the task; `skip`"
+        " that the stream does not take, or a text that is no UTF-8; in a record sequence, without"
+        " a value, or with a key or header that is no UTF-8. `fail` fails the task; `skip`"
         " leaves them out, with their number in the log; `deadletter:STREAM` writes them to that"
         " stream in the same transaction, with the headers `sbp.error` and `sbp.stream`, and"
         " without a value that is too large. Of columns the value is the row as JSON; the stream"
@@ -397,7 +399,7 @@ SINK_OPTIONS: Final = (
         "batchCompression",
         "none",
         "Compression of record batches, from here over the servers' disks to the readers: none, lz4"
-        " or zstd.",
+        " or zstd. Record sequences, for servers that speak elasticstream-2023-04, have none.",
     ),
     OptionSpec(
         "truncate",
