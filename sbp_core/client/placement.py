@@ -109,7 +109,7 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
             errors.update(dict.fromkeys(chunk, error))
             continue
         revision = answers[-1].revision
-        context.router.maybe_dialect = dialect_of(answers[-1].status)
+        context.router.dialect = dialect_of(answers[-1].status)
         for stream_id, found in listed.items():
             if isinstance(found, SbpError):
                 context.router.forget(stream_id)
@@ -191,14 +191,14 @@ def maybe_revision(context: Context) -> Program[int | None]:
         answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
     except (InvalidRequestError, UnsupportedError):  # that no stream is named
         return None
-    context.router.maybe_dialect = dialect_of(answers[-1].status)
+    context.router.dialect = dialect_of(answers[-1].status)
     revision = answers[-1].revision
     return None if revision < 0 else revision
 
 
 def dialect(context: Context) -> Program[Dialect]:
     """Return what the servers speak, asking the placement driver if it has not shown that yet."""
-    if context.router.maybe_dialect is None:
+    if not context.router.has_seen_dialect:
         yield from maybe_revision(context)
     return context.router.dialect
 

@@ -18,18 +18,27 @@ class _Placement:
 class Router:
     """What is known of the ranges of streams, and as of which revision of the metadata.
 
-    Entries are immutable and replaced whole, so threads may share a router. `maybe_dialect` is what
-    the servers speak, None until their placement driver has shown it.
+    Entries are immutable and replaced whole, so threads may share a router. `dialect` is what the
+    servers speak: the specification, until their placement driver has shown it.
     """
 
     def __init__(self) -> None:
-        self.maybe_dialect: Dialect | None = None
+        self._maybe_dialect: Dialect | None = None
         self._placements: dict[int, _Placement] = {}
 
     @property
     def dialect(self) -> Dialect:
-        """What the servers speak: the specification, as long as nothing else is known."""
-        return self.maybe_dialect or Dialect.SPECIFICATION
+        """What the servers speak."""
+        return self._maybe_dialect or Dialect.SPECIFICATION
+
+    @dialect.setter
+    def dialect(self, shown: Dialect) -> None:
+        self._maybe_dialect = shown
+
+    @property
+    def has_seen_dialect(self) -> bool:
+        """Whether the placement driver has shown what it speaks."""
+        return self._maybe_dialect is not None
 
     def learn(self, stream_id: int, ranges: Iterable[RangeInfo], revision: int = -1) -> None:
         """Replace what is known of a stream. `revision` -1: the server does not count them."""

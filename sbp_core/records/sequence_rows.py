@@ -50,6 +50,9 @@ _NO_VALUE: Final = (
     "a record without a value (null), which a record sequence does not have; write an empty one,"
     " for example with coalesce(value, X'')"
 )
+_NO_HEADER: Final = (
+    "no value (null), which clients of record sequences leave out or fail on; write an empty one"
+)
 _NO_TEXT: Final = (
     "not UTF-8, and a record sequence has text there; encode it, for example with base64, or put it"
     " into the value"
@@ -111,12 +114,15 @@ def find_unfit(rows: pa.RecordBatch) -> list[tuple[_Indexes, RecordBatchError]]:
     """Return which rows of ROWS_SCHEMA a record sequence cannot hold, and why."""
     key, value, headers, _ = rows.columns
     nulls = np.flatnonzero(value.is_null()) if value.null_count else _NONE
-    keys, texts = _not_text(key), _rows_not_text(headers)
+    items = headers.items
+    empty = _rows_of(headers, np.flatnonzero(items.is_null()) if items.null_count else _NONE)
+    keys, texts = _not_text(key), _rows_of(headers, _not_text(items))
     unread = np.concatenate((keys, texts))
     large = np.setdiff1d(np.flatnonzero(texts_bytes(rows) > TEXTS_BYTES_SAFE), unread)
     no_room = [at for at in large.tolist() if not _has_room(key[at], headers[at])]
     found = (
         (nulls, _NO_VALUE),
+        (empty, f"a header with {_NO_HEADER}"),
         (keys, f"a key that is {_NO_TEXT}"),
         (texts, f"a header with a value that is {_NO_TEXT}"),
         (np.array(no_room, dtype=np.int64), _NO_ROOM),
@@ -178,7 +184,7 @@ def _meta(offset_delta: int, time_delta_ms: int, key: bytes | None, pairs: _Head
     headers = [] if key is None else [KeyValue(KEY_HEADER, key.decode())]
     properties: list[KeyValue] = []
     for name, value in pairs or ():
-        item = KeyValue(name, None if value is None else value.decode())
+        item = KeyValue(name, (value or b"").decode())
         (headers if name in _HEADERS else properties).append(item)
     return RecordMeta(offset_delta, time_delta_ms, tuple(headers), tuple(properties))
 
@@ -212,12 +218,11 @@ def _not_text(texts: pa.Array) -> _Indexes:
     return _NONE
 
 
-def _rows_not_text(headers: pa.Array) -> _Indexes:
-    """Return the indexes of rows with the value of a header that is no UTF-8."""
-    wrong = _not_text(headers.items)
-    if not wrong.size:
+def _rows_of(headers: pa.Array, entries: _Indexes) -> _Indexes:
+    """Return the indexes of rows that have one of the entries, each once."""
+    if not entries.size:
         return _NONE
-    rows = np.unique(np.searchsorted(headers.offsets.to_numpy(), wrong, side="right") - 1)
+    rows = np.unique(np.searchsorted(headers.offsets.to_numpy(), entries, side="right") - 1)
     return rows[(rows >= 0) & (rows < len(headers))]
 
 

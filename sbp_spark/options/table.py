@@ -376,8 +376,9 @@ SINK_OPTIONS: Final = (
         "What happens to rows that cannot be written: too large, without a stream, of one that"
         " does not exist or has a schema, with headers that are no UTF-8; of columns, with a null"
         " that the stream does not take, or a text that is no UTF-8; in a record sequence, without"
-        " a value, or with a key or header that is no UTF-8. `fail` fails the task; `skip`"
-        " leaves them out, with their number in the log; `deadletter:STREAM` writes them to that"
+        " a value or that of a header, or with a key or header that is no UTF-8. `fail` fails the"
+        " task; `skip` leaves them out, with their number in the log; `deadletter:STREAM` writes"
+        " them to that"
         " stream in the same transaction, with the headers `sbp.error` and `sbp.stream`, and"
         " without a value that is too large. Of columns the value is the row as JSON; the stream"
         " has no schema.",

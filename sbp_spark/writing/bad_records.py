@@ -98,7 +98,7 @@ def to_dead_letters(
     """Return bad rows as they are kept, in their order, with headers that say what was wrong.
 
     Of one that is too large only the headers are, if there is room; the times are as they were.
-    With `is_sequence` they fit into record sequences: a null value is empty, bytes of a key or
+    With `is_sequence` they fit into record sequences: null values are empty, bytes of a key or
     header that are not UTF-8 are escaped, and key and headers are left out if they are too large.
     """
     described = {int(index): each for each in bad for index in each.indexes}
@@ -112,8 +112,8 @@ def to_dead_letters(
         value = row.column("value")[0].as_py() if is_kept else None
         headers = _headers_of(row, each, is_kept=has_texts)
         if is_sequence:
-            key, value = _maybe_text(key), value or b""
-            headers = [(name, _maybe_text(content)) for name, content in headers]
+            key, value = None if key is None else _as_text(key), value or b""
+            headers = [(name, _as_text(content or b"")) for name, content in headers]
         time = row.column("timestamp")[0]
         letters.append({"key": key, "value": value, "headers": headers, "timestamp": time})
     columns = [
@@ -146,8 +146,8 @@ def _headers_of(
     return [*headers, *fault_headers(bad)]
 
 
-def _maybe_text(octets: bytes | None) -> bytes | None:
-    return None if octets is None else octets.decode(errors="backslashreplace").encode()
+def _as_text(octets: bytes) -> bytes:
+    return octets.decode(errors="backslashreplace").encode()
 
 
 def _cut(text: str) -> bytes:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from official_flatbuffers import decode_officially
 
+from sbp_core.client import Client, FetchItem
+from sbp_core.records import split_envelopes
 from sbp_core.wire._generated.record_batch import LAYOUTS, RecordBatchMeta, RecordMeta
 
 HEADER_NAMES = frozenset({"Keys", "Tag", "RecordId", "CreatedAt"})
@@ -32,6 +34,26 @@ def read_batches(payload, count):
         batch, payload = _read_batch(payload)
         batches.append(batch)
     return batches, payload
+
+
+def stored_batches(endpoint, stream_id):
+    """All batches of a stream, each as its records."""
+    found, offset = [], 0
+    with Client(endpoint) as client:
+        (bounds,) = client.stream_bounds([stream_id])
+        while offset < bounds.next_offset:
+            (outcome,) = client.fetch([FetchItem(stream_id, offset, None, 1 << 20)])
+            payload, offset = bytes(outcome.payload), outcome.next_offset
+            batches, rest = read_batches(payload, len(list(split_envelopes(payload))))
+            assert rest == b""
+            assert {each for each, _ in batches} == {stream_id}
+            found += [records for _, records in batches]
+    return found
+
+
+def stored_records(endpoint, stream_id):
+    """All records of a stream."""
+    return [record for records in stored_batches(endpoint, stream_id) for record in records]
 
 
 def _read_batch(data):

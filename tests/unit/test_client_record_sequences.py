@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pytest
 from client_answers import NO_RETRY
 from core_cluster import rows_batch, values_of
 from elasticstream_peer import OK, ElasticStreamPeer
-from java_sdk import read_batches
+from java_sdk import stored_records
+from scripted_peer import Exchange, placed
 
 from sbp_core.client import AppendItem, Dialect, FetchItem, Writer
-from sbp_core.errors import ConfigurationError, InvalidRequestError, Outcome, StatusCode
+from sbp_core.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    Outcome,
+    StatusCode,
+    StatusError,
+)
 from sbp_core.records import ROWS_SCHEMA, StreamSchema, encode_columns, encode_sequences
-from sbp_core.wire.headers import ListRangesResponse
+from sbp_core.wire.headers import (
+    HeartbeatResponse,
+    ListRangesResponse,
+    ListRangesResult,
+    RangeCriteria,
+    Status,
+)
 from sbp_core.wire.opcodes import Opcode
 
 pytest_plugins = ["client_fixtures"]
@@ -41,9 +56,8 @@ def test_sequences_are_appended_and_read_by_both_clients(make, server) -> None:
     assert [each.base_offset for each in outcomes] == [0, 2]
     (fetched,) = driver.fetch([FetchItem(7, 0, None, 1 << 20)])
     assert values_of(fetched.payload) == [(0, b"a"), (1, b"b"), (2, b"c")]
-    read, rest = read_batches(bytes(fetched.payload), 2)
-    found = [(record.offset, record.body) for _, records in read for record in records]
-    assert (found, rest) == (values_of(fetched.payload), b"")
+    found = [(each.offset, each.body) for each in stored_records(server.endpoint, 7)]
+    assert found == values_of(fetched.payload)
 
 
 @pytest.mark.parametrize("batch", [rows_batch([b"a"]), columns_batch()], ids=["rows", "columns"])
@@ -54,24 +68,24 @@ def test_another_encoding_is_refused_by_name_and_never_sent(make, server, batch)
         with pytest.raises(ConfigurationError, match=named) as caught:
             driver.do("append", [AppendItem(7, batch)], **options)
         assert caught.value.outcome is Outcome.NOT_APPLIED
-    assert not server.peer.seen(Opcode.APPEND)
+    assert server.next_offset(7) == 0
     with pytest.raises(ConfigurationError, match=r"item 1 of 2 .*1 of 2 batches were appended"):
         driver.do("append", [*sequences(b"a"), AppendItem(7, batch)])
-    assert len(server.batches[7]) == 1
+    assert server.next_offset(7) == 1
 
 
-def test_the_dialect_is_asked_for_once(make, server) -> None:
-    driver = make(server.endpoint)
-    assert [driver.do("dialect") for _ in range(2)] == [Dialect.ELASTICSTREAM_2023_04] * 2
-    (asked,) = server.peer.seen(Opcode.LIST_RANGES)
-    assert asked.header.range_owners == ()
-
-
-def test_the_dialect_is_not_asked_for_when_it_was_seen(make, server) -> None:
-    driver = make(server.endpoint)
-    driver.do("list_ranges", [7])
+@pytest.mark.parametrize("looks", ["dialect", "list_ranges"])
+def test_the_dialect_is_asked_for_once(make, peer, looks) -> None:
+    """Not at all where ranges were looked up before."""
+    peer.script(Opcode.HEARTBEAT, lambda each: each.answer(HeartbeatResponse(status=OK)))
+    listed = ListRangesResult(RangeCriteria(stream_id=7), (placed(7, 0, 0, -1, "x:1"),), OK)
+    answer = ListRangesResponse(0, (listed,), OK)
+    peer.script(Opcode.LIST_RANGES, lambda each: each.answer(answer))
+    driver = make(peer.endpoint)
+    driver.do(looks, *([[7]] if looks == "list_ranges" else []))
+    asked_count = len(peer.seen(Opcode.LIST_RANGES))
     assert driver.do("dialect") is Dialect.ELASTICSTREAM_2023_04
-    assert len(server.peer.seen(Opcode.LIST_RANGES)) == 1
+    assert len(peer.seen(Opcode.LIST_RANGES)) == asked_count
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["answers", "refuses"])
@@ -87,11 +101,11 @@ def test_any_other_placement_driver_speaks_the_specification(make, peer, refuses
     assert driver.do("dialect") is Dialect.SPECIFICATION
 
 
-def test_a_failure_to_ask_is_no_dialect(make, server) -> None:
+def test_a_failure_to_ask_is_no_dialect(make, peer) -> None:
     """It is raised, and asked again the next time."""
-    failing = ListRangesResponse(status=type(OK)(1500, "down"))
-    server.peer.script(Opcode.LIST_RANGES, lambda each: each.answer(failing), server.list_ranges)
-    driver = make(server.endpoint, retry=NO_RETRY)
-    with pytest.raises(Exception, match="down"):
+    answers = ListRangesResponse(status=Status(1500, "down")), ListRangesResponse(status=OK)
+    peer.script(Opcode.LIST_RANGES, *(partial(Exchange.answer, header=each) for each in answers))
+    driver = make(peer.endpoint, retry=NO_RETRY)
+    with pytest.raises(StatusError, match="down"):
         driver.do("dialect")
     assert driver.do("dialect") is Dialect.ELASTICSTREAM_2023_04

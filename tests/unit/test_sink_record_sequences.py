@@ -31,9 +31,10 @@ BAD = [
     {"value": None, "key": b"null"},
     {"value": b"key", "key": NO_TEXT},
     {"value": b"header", "headers": [("h", NO_TEXT)]},
+    {"value": b"null header", "headers": [("a", b""), ("b", None)]},
     {"value": b"large", "key": bytes(BATCH_METADATA_BYTES_MAX)},
 ]
-GOOD = {"value": b"good", "key": b"k", "headers": [("Tag", b"t"), ("h", None)], "timestamp": 5_000}
+GOOD = {"value": b"good", "key": b"k", "headers": [("Tag", b"t"), ("h", b"x")], "timestamp": 5_000}
 
 
 def test_rows_become_sequences_and_are_sent_without_a_writer():
@@ -43,7 +44,7 @@ def test_rows_become_sequences_and_are_sent_without_a_writer():
     assert [
         (row["key"], row["value"], row["headers"], row["timestamp"].microsecond)
         for row in client.published[1]
-    ] == [(b"k", b"good", [("Tag", b"t"), ("h", None)], 5_000)] * 3
+    ] == [(b"k", b"good", [("Tag", b"t"), ("h", b"x")], 5_000)] * 3
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda row: repr(row["value"]))
@@ -67,15 +68,19 @@ def test_such_rows_are_kept_as_dead_letters_that_a_sequence_can_hold():
     client = foreign_client()
     policy = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s9"))
     append_rows([batch(*BAD, GOOD)], client, sink_options("s1", bad_records=policy))
-    assert client.values() == {1: [b"good"], 9: [b"", b"key", b"header", b"large"]}
+    assert client.values() == {
+        1: [b"good"],
+        9: [b"", b"key", b"header", b"null header", b"large"],
+    }
     letters = client.published[9]
-    assert [letter["key"] for letter in letters] == [b"null", rb"a\xff", None, None]
+    assert [letter["key"] for letter in letters] == [b"null", rb"a\xff", None, None, None]
     assert letters[2]["headers"][0] == ("h", rb"a\xff")
+    assert letters[3]["headers"][:2] == [("a", b""), ("b", b"")]
     reasons = [dict(letter["headers"])[ERROR_HEADER].decode() for letter in letters]
     assert ["null" in reasons[0], "key that is" in reasons[1], "header with" in reasons[2]] == [
         True
     ] * 3
-    assert "key and headers take more" in reasons[3]
+    assert "key and headers take more" in reasons[4]
 
 
 def test_a_row_with_a_header_name_that_is_no_text_is_found_first():
