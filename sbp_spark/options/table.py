@@ -389,7 +389,12 @@ SINK_OPTIONS: Final = (
         "Octets of a record batch before compression, about; rows of one stream are put together"
         " until there are so many, or no more.",
     ),
-    OptionSpec("batchRecords", "1000000", "Most records of a record batch."),
+    OptionSpec(
+        "batchRecords",
+        "1000000",
+        "Most records of a record batch. 1 for data nodes of ElasticStream whose ranges are sealed,"
+        " which hides records of larger batches.",
+    ),
     OptionSpec(
         "lingerDuration",
         "unlimited",
