@@ -12,11 +12,12 @@ from spark_streams import Sbp, wait_until_over
 pytest_plugins = ["client_fixtures"]
 
 COLUMNS = "key", "value", "headers", "timestamp"
+HEADERS = "if(id % 2 = 0, map('Tag', binary('t'), 'n', binary(string(id))), map())"
 ROWS = (
-    "cast(if(id % 3 = 0, null, concat('k', id)) as binary) as key",
-    "cast(concat('v', id) as binary) as value",
-    "if(id % 2 = 0, map('Tag', binary('t'), 'n', binary(string(id))), map()) as headers",
-    "timestamp_millis(1682000000000 + id * 40000000) as timestamp",
+    "if(id % 3 = 0, null, binary(concat('k', id)))",
+    "binary(concat('v', id))",
+    f"cast({HEADERS} as map<string, binary>)",
+    "timestamp_millis(1682000000000 + id * 40000000)",
 )
 
 
@@ -32,13 +33,13 @@ def foreign(spark, server) -> Sbp:
 
 @pytest.fixture
 def rows(spark):
-    return spark.range(300).selectExpr(*ROWS).coalesce(1)
+    return spark.range(300).selectExpr(*ROWS).toDF(*COLUMNS).coalesce(1)
 
 
 def test_what_spark_writes_the_java_client_and_spark_read(foreign, server, rows) -> None:
     foreign.save(rows, stream="7", delivery="at-least-once")
     assert_df_equality(
-        foreign.load("7").select(*COLUMNS).orderBy("timestamp"),
+        foreign.load("7", includeHeaders="true").select(*COLUMNS).orderBy("timestamp"),
         rows.orderBy("timestamp"),
         ignore_nullable=True,
     )
@@ -56,7 +57,7 @@ def test_what_spark_writes_the_java_client_and_spark_read(foreign, server, rows)
 
 def test_a_query_copies_what_another_client_wrote(foreign, server, checkpoint) -> None:
     server.put(8, b"a", b"", b"c")
-    frame = foreign.load_stream("8").select(*COLUMNS)
+    frame = foreign.load_stream("8", includeHeaders="true").select(*COLUMNS)
     writer = frame.writeStream.format("sbp").options(endpoint=foreign.endpoint, stream="7")
     writer = writer.options(checkpointLocation=str(checkpoint), delivery="at-least-once")
     wait_until_over(writer.trigger(availableNow=True).start())
