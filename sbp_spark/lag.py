@@ -21,14 +21,15 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from sbp_core.client import StreamInfo, parse_endpoint
-from sbp_core.errors import NotFoundError, SbpError
+from sbp_core.client import parse_endpoint
+from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.log import LOG
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.reading.offsets import SourceOffset
 from sbp_spark.reading.positions import display_name
 from sbp_spark.reading.record_sizes import RecordSizes
+from sbp_spark.reading.source_streams import existing_streams
 from sbp_spark.reading.stream_position import CheckpointError
 
 _ANSWER_MS: Final = 1_000
@@ -139,7 +140,7 @@ class _Meter:
 
     def measure(self, found: Sequence[StreamLag]) -> list[StreamLag]:
         """Return the lags as they are now; streams that were deleted are left out."""
-        infos = self._existing([each.stream_id for each in found])
+        infos = existing_streams(self._client, [each.stream_id for each in found])
         there = [each for each in found if each.stream_id in infos]
         positions = {each.stream_id: each.next_offset for each in there}
         reaches = self._client.reach(positions, timeout_ms=_ANSWER_MS, spared={})
@@ -168,13 +169,6 @@ class _Meter:
                 )
             measured.append(named)
         return measured
-
-    def _existing(self, stream_ids: Sequence[int]) -> dict[int, StreamInfo]:
-        try:
-            infos = self._client.describe_streams(stream_ids)
-        except NotFoundError:
-            infos = [each for each in self._client.list_streams() if each.stream_id in stream_ids]
-        return {info.stream_id: info for info in infos}
 
 
 def _sources(progress: Mapping[str, Any]) -> list[list[StreamLag]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_spark.checkpoint.files import SbpSource
-from sbp_spark.reading.offsets import find_gone
+from sbp_spark.reading.offsets import SourceOffset, find_gone
 from sbp_spark.reading.positions import display_name
 from sbp_spark.reading.stream_position import StreamPosition
+
+_LEFT_OUT: Final = "no longer selected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,11 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
     """
     checkpoint = source.checkpoint
     last = checkpoint.maybe_last_committed
-    done = {} if last is None else source.offset(last).streams
+    committed = SourceOffset({}) if last is None else source.offset(last)
+    done = {**committed.left_out, **committed.streams}
     newest = source.offset(checkpoint.logged[-1])
     begun = newest.streams
-    positions = dict(sorted({**begun, **done}.items()))
+    positions = dict(sorted({**newest.left_out, **begun, **done}.items()))
     pending = [
         StreamProgress(stream_id, None, None, _stalled(newest.stalled[stream_id]))
         for stream_id in sorted(newest.pending)
@@ -52,7 +55,9 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
             stream_id,
             at.next_offset if stream_id in done else at.base_offset or 0,
             begun[stream_id].next_offset if stream_id in begun else None,
-            _remark(at, newest.stalled.get(stream_id)),
+            _LEFT_OUT
+            if stream_id in newest.left_out
+            else _remark(at, newest.stalled.get(stream_id)),
         )
         for stream_id, at in positions.items()
     ]

@@ -49,9 +49,8 @@ def ways_back(source: SbpSource, plan: Rewind) -> list[Interval]:
 
     Raises ConfigurationError if the target leaves open where a stream starts, and CheckpointError.
     """
-    begins = {
-        each: at.next_offset for each, at in source.decided_offset(plan.target).streams.items()
-    }
+    target = source.decided_offset(plan.target)
+    begins = {each: at.next_offset for each, at in {**target.left_out, **target.streams}.items()}
     for batch in plan.undone:
         last = source.offset(batch).streams
         for stream_id, at in last.items():

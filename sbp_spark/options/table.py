@@ -59,7 +59,9 @@ SOURCE_OPTIONS: Final = (
         "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"
         " before the tail, but not before the first), `group:NAME` (where a consumer group reads"
         " next), or a JSON object with an offset for every stream, by name or id (-2 earliest, -1"
-        ' latest, or "group:NAME"). A restarted query goes on from its checkpoint. A batch cannot'
+        ' latest, or "group:NAME"). A restarted query goes on from its checkpoint; a stream that'
+        " was added to `streams` starts as in a new query, unless another one was deleted: then it"
+        " may be that one, created again, and is read from its first record. A batch cannot"
         " start at the latest offset. What a group has never read is read from the first record,"
         " also by a group that is new; records behind its cursor that were trimmed meanwhile are"
         " lost, see `failOnDataLoss`.",
@@ -171,10 +173,13 @@ SOURCE_OPTIONS: Final = (
         "true",
         "What happens when records that were to be read are gone (trimmed, or with their stream),"
         " or cannot be decoded."
-        " `true` fails with an error that names every interval; `false` writes them to the log"
+        " `true` fails with an error that names every interval, also where a stream is no longer"
+        " selected that the query has read; `false` writes them to the log"
         " (`sbp_spark`) and goes on behind them; `report` also keeps them in the offsets, under"
         " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
-        " task reads it is in the log of that task only.",
+        " task reads it is in the log of that task only. A stream that is no longer selected but"
+        " exists is not lost: its position stays in the checkpoint, under `left_out`, and it is"
+        " read on from there when it is selected again.",
     ),
     OptionSpec(
         "group",

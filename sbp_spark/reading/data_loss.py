@@ -79,10 +79,10 @@ def describe_losses(
     every = list(losses)
     ends = [each.end_offset for each in every]
     count = sum(end - each.start_offset for each, end in zip(every, ends, strict=True) if end)
-    least = "at least " if None in ends else ""
+    number = str(count) if None not in ends else f"at least {count}" if count else "some"
     described = [each.describe(names) for each in every]
     which = listed(described, "; ") if is_short else "; ".join(described)
-    return f"{least}{count} offsets are lost, no range holds them: {which}"
+    return f"{number} offsets are lost, no range holds them: {which}"
 
 
 def log_damage(damage: DamagedRecordsError) -> None:

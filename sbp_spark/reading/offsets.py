@@ -6,6 +6,9 @@ their keys sorted as strings, as `json.dumps(..., sort_keys=True)` would.
 A fresh query's offset is the constant INITIAL. Spark may ask for it again after a crash, when the
 tail has moved on; therefore the start that was resolved for a stream travels as its base inside
 the first end offset in which the stream appears, and is read back from there.
+
+Version 1 had an object for each stream, version 2 has one text. What version 2 does not have is
+written as version 3, and everything else as 2: offsets of earlier releases keep their text.
 """
 
 from __future__ import annotations
@@ -28,9 +31,12 @@ from sbp_spark.reading.stream_position import (
     positions_text,
 )
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 
-_STREAMS_OF: Final = {1: parse_first_version, FORMAT_VERSION: parse_positions}
+_PLAIN_VERSION: Final = 2
+_STREAMS_OF: Final = {1: parse_first_version, 2: parse_positions, 3: parse_positions}
+_OPTIONAL_KEYS: Final = {1: {"lost", "stalled"}, 2: {"lost", "stalled"}}
+_OPTIONAL_KEYS_NOW: Final = {"left_out", "lost", "stalled"}
 _INT64_MAX: Final = 2**63 - 1
 
 
@@ -53,17 +59,24 @@ class SourceOffset:
     `lost` are records that are not read because they are gone, where that is to be reported: those
     of which one knew when the offset was decided. `stalled` are streams that were left out of the
     micro-batch because a range server was away, each with the time since when, in ms (UTC).
+    `left_out` are streams that were read before and are no longer selected: each goes on from its
+    position if it is selected again.
     """
 
     streams: Mapping[int, StreamPosition]
     is_initial: bool = False
     lost: tuple[Loss, ...] = ()
     stalled: Mapping[int, int] = field(default_factory=dict)
+    left_out: Mapping[int, StreamPosition] = field(default_factory=dict)
 
     @property
     def pending(self) -> frozenset[int]:
         """Streams of the query's start whose servers have been away since: nothing is read yet."""
         return frozenset(self.stalled.keys() - self.streams.keys())
+
+    def maybe_position(self, stream_id: int) -> StreamPosition | None:
+        """Return how far a stream is read, also one that is left out; None if it never was."""
+        return self.streams.get(stream_id) or self.left_out.get(stream_id)
 
     def next_offsets(self) -> dict[int, int]:
         """Return how far each stream is read, by id."""
@@ -72,12 +85,13 @@ class SourceOffset:
     def to_json(self) -> dict[str, object]:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
         if self.is_initial:
-            return {"initial": True, "version": FORMAT_VERSION}
+            return {"initial": True, "version": _PLAIN_VERSION}
         return {
+            **({"left_out": positions_text(self.left_out.values())} if self.left_out else {}),
             **({"lost": _lost_to_json(self.lost)} if self.lost else {}),
             **({"stalled": _stalled_to_json(self.stalled)} if self.stalled else {}),
             "streams": positions_text(self.streams.values()),
-            "version": FORMAT_VERSION,
+            "version": FORMAT_VERSION if self.left_out else _PLAIN_VERSION,
         }
 
     @classmethod
@@ -89,7 +103,10 @@ class SourceOffset:
         assert isinstance(value, Mapping)
         lost = tuple(_parse_lost(value["lost"])) if "lost" in value else ()
         stalled = dict(_parse_stalled(value["stalled"])) if "stalled" in value else {}
-        return cls(streams, lost=lost, stalled=stalled)
+        left_out = parse_positions(value["left_out"]) if "left_out" in value else {}
+        if "left_out" in value and (not left_out or left_out.keys() & streams.keys()):
+            raise foreign(value["left_out"], "left_out to name streams that are not in streams")
+        return cls(streams, lost=lost, stalled=stalled, left_out=left_out)
 
 
 INITIAL: Final = SourceOffset({}, is_initial=True)
@@ -120,7 +137,7 @@ def advance(
         has_moved = replace(moved, base_offset=known.base_offset) != known
         streams[end.stream_id] = moved if has_moved else known
     ordered = tuple(sorted(lost, key=_loss_order))
-    result = SourceOffset(streams, lost=ordered, stalled=stalled or {})
+    result = replace(start, streams=streams, is_initial=False, lost=ordered, stalled=stalled or {})
     if replace(result, lost=start.lost, stalled=start.stalled) == start and not result.lost:
         return start
     intervals(start, result)
@@ -130,14 +147,15 @@ def advance(
 def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:
     """Return what lies between two offsets, for every stream of `end` in ascending id order.
 
-    A stream that `start` does not have, or has as another incarnation, is read from its base. What
+    A stream that `start` does not have, or has as another incarnation, is read from its base; one
+    that was left out, from where it was. What
     `end` says is lost at the beginning is left out; intervals may be empty. Raises
     StreamChangedError if a stream went backwards, CheckpointError if a new one has no base.
     """
     found = []
     for stream_id in sorted(end.streams):
         stop = end.streams[stream_id].next_offset
-        begin = _begin(start.streams.get(stream_id), end.streams[stream_id])
+        begin = _begin(start.maybe_position(stream_id), end.streams[stream_id])
         for loss in end.lost:
             if loss.stream_id == stream_id and loss.start_offset <= begin:
                 begin = min(stop, max(begin, loss.end_offset or begin))
@@ -232,6 +250,6 @@ def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:
         )
     if value.keys() == {"initial", "version"} and value["initial"] is True:
         return None
-    if value.keys() - {"lost", "stalled"} != {"streams", "version"}:
+    if value.keys() - _OPTIONAL_KEYS.get(version, _OPTIONAL_KEYS_NOW) != {"streams", "version"}:
         raise foreign(value, "the keys streams and version")
     return _STREAMS_OF[version](value["streams"])

@@ -74,6 +74,15 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
             ) from None
 
 
+def existing_streams(client: Client, refs: Collection[int | str]) -> dict[int, StreamInfo]:
+    """Return, by id, those of the streams named by id or name that exist. Raises SbpError."""
+    try:
+        infos = client.describe_streams(list(refs))
+    except NotFoundError:
+        infos = [each for each in client.list_streams() if {each.stream_id, each.name} & {*refs}]
+    return {info.stream_id: info for info in infos}
+
+
 def wanted(refs: Sequence[StreamRef]) -> list[int | str]:
     """Return how a client takes references: ids as numbers."""
     return [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]

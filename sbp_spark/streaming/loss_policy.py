@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from sbp_core.client import StreamInfo
 from sbp_spark.log import LOG
@@ -19,10 +20,16 @@ class LossPolicy:
     """The option failOnDataLoss at work, in one run of a query.
 
     Losses are logged where they are found. What is to be reported goes into the next offset.
+    `find_existing` returns, by id, those of some streams that exist, whether selected or not.
     """
 
-    def __init__(self, on_data_loss: OnDataLoss) -> None:
+    def __init__(
+        self,
+        on_data_loss: OnDataLoss,
+        find_existing: Callable[[Collection[int]], Mapping[int, StreamInfo]],
+    ) -> None:
         self._on_data_loss = on_data_loss
+        self._find_existing = find_existing
         self._names: dict[int, str] = {}
         self._noted: list[Loss] = []
         self._told_backward: set[int] = set()
@@ -34,21 +41,40 @@ class LossPolicy:
     def settle_gone(
         self, begin: SourceOffset, snapshot: Snapshot
     ) -> tuple[SourceOffset, list[Loss]]:
-        """Return `begin` without the streams that are no more, and what is lost by that.
+        """Return `begin` with the streams that are read now, and what is lost by that.
 
-        Raises StreamChangedError if that is to fail, also for a stream that went backwards.
+        Those that do not exist any more are dropped. Those that exist and are not selected are kept
+        as left out, and read on from there once they are selected again. Raises StreamChangedError
+        if either is to fail, also for a stream that went backwards.
         """
         self._learn_names(snapshot.streams)
-        gone = find_gone(begin.streams.values(), _created(snapshot.streams))
-        if gone and self._is_fatal:
-            raise _gone_error(gone, snapshot.streams.keys() - begin.streams.keys(), self._names)
-        gone_ids = {at.stream_id for at in gone}
-        there = {each: at for each, at in begin.streams.items() if each not in gone_ids}
+        missing = find_gone(begin.streams.values(), _created(snapshot.streams))
+        gone = self._without_existing(missing)
+        left = {at.stream_id: at for at in missing if at not in gone}
+        if missing and self._is_fatal:
+            new = snapshot.streams.keys() - begin.streams.keys()
+            raise _missing_error(gone, left.values(), new, self._names)
+        missing_ids = {at.stream_id for at in missing}
+        there = {each: at for each, at in begin.streams.items() if each not in missing_ids}
         self._settle_backward(there.values(), snapshot)
         losses = [Loss(at.stream_id, at.next_offset, None) for at in gone]
         log_losses(losses, self._names)
-        stalled = {each: at for each, at in begin.stalled.items() if each not in gone_ids}
-        return (SourceOffset(there, stalled=stalled) if gone else begin), losses
+        self._log_left(left.values())
+        back = {
+            each: at
+            for each, at in begin.left_out.items()
+            if each in snapshot.bounds and not find_gone([at], _created(snapshot.streams))
+        }
+        if not missing and not back:
+            return begin, losses
+        stalled = {each: at for each, at in begin.stalled.items() if each not in missing_ids}
+        left_out = {
+            each: replace(at, base_offset=None, target_offset=None)
+            for each, at in {**begin.left_out, **left}.items()
+            if each not in back
+        }
+        there |= back
+        return replace(begin, streams=there, stalled=stalled, left_out=left_out), losses
 
     def settle_trimmed(self, losses: Sequence[Loss]) -> None:
         """Raise DataLossError if losses are to fail; planning logs those that go into no offset."""
@@ -63,15 +89,17 @@ class LossPolicy:
         wanted: Sequence[Interval],
         streams: Mapping[int, StreamInfo],
     ) -> list[Interval]:
-        """Return those intervals up to `finish` whose streams are there.
+        """Return those intervals up to `finish` whose streams exist, selected or not.
 
         Raises StreamChangedError if others are to fail.
         """
         self._learn_names(streams)
         positions = [finish.streams[each.stream_id] for each in wanted]
-        gone = {at.stream_id: at for at in find_gone(positions, _created(streams))}
+        missing = self._without_existing(find_gone(positions, _created(streams)))
+        gone = {at.stream_id: at for at in missing}
         if gone and self._is_fatal:
-            raise _gone_error(gone.values(), streams.keys() - finish.streams.keys(), self._names)
+            new = streams.keys() - finish.streams.keys()
+            raise _missing_error(gone.values(), [], new, self._names)
         losses = [Loss(*each) for each in wanted if each.stream_id in gone]
         log_losses(losses, self._names)
         self.note(losses)
@@ -105,6 +133,24 @@ class LossPolicy:
                 LOG.warning("data loss: %s are not read", said)
                 self._told_backward.add(at.stream_id)
 
+    def _without_existing(self, missing: Sequence[StreamPosition]) -> list[StreamPosition]:
+        """Return the positions whose streams do not exist, whatever is selected."""
+        if not missing:
+            return []
+        existing = self._find_existing([at.stream_id for at in missing])
+        self._learn_names(existing)
+        return find_gone(missing, _created(existing))
+
+    def _log_left(self, left: Iterable[StreamPosition]) -> None:
+        for at in left:
+            LOG.warning(
+                "stream %d (%s) is no longer selected, and not read: the checkpoint keeps offset"
+                " %d, from which it is read on if it is selected again",
+                at.stream_id,
+                self._names[at.stream_id],
+                at.next_offset,
+            )
+
     def _learn_names(self, streams: Mapping[int, StreamInfo]) -> None:
         self._names |= {each: display_name(info) for each, info in streams.items()}
 
@@ -113,17 +159,32 @@ def _created(streams: Mapping[int, StreamInfo]) -> dict[int, int]:
     return {stream_id: info.created_at_ms for stream_id, info in streams.items()}
 
 
-def _gone_error(
-    gone: Iterable[StreamPosition], new: Iterable[int], names: Mapping[int, str]
+def _missing_error(
+    gone: Collection[StreamPosition],
+    left: Collection[StreamPosition],
+    new: Iterable[int],
+    names: Mapping[int, str],
 ) -> StreamChangedError:
-    """Return the error that says up to where streams were read that are no more."""
+    """Return the error that says up to where streams were read that are not read any more."""
+    faults = []
+    if gone:
+        faults.append(
+            f"{_described(gone, names)} (new to it: {listed(sorted(new)) or 'none'}): deleted, or"
+            " created anew under the same name; set failOnDataLoss to false, or report, to go on"
+            f" without what it still held, or {NEW_CHECKPOINT}"
+        )
+    if left:
+        faults.append(
+            f"{_described(left, names)}: it exists, but was left out of the selected streams, or"
+            " renamed; select it again, or set failOnDataLoss to false, or report, to go on"
+            " without it: its position is kept for the time that it is selected again"
+        )
+    return StreamChangedError(". ".join(faults))
+
+
+def _described(positions: Iterable[StreamPosition], names: Mapping[int, str]) -> str:
     read = [
         f"{at.stream_id} ({names.get(at.stream_id) or 'unnamed'}) up to offset {at.next_offset}"
-        for at in gone
+        for at in positions
     ]
-    return StreamChangedError(
-        f"the checkpoint has read stream {listed(read)}, which the query no longer reads"
-        f" (new to it: {listed(sorted(new)) or 'none'}): deleted, created anew under the same"
-        " name, or left out of the option streams; name it again, or set failOnDataLoss to false,"
-        f" or report, to go on without what it still held, or {NEW_CHECKPOINT}"
-    )
+    return f"the checkpoint has read stream {listed(read)}, which the query no longer reads"

@@ -10,16 +10,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from sbp_core.client import Client
-from sbp_spark.options import Ago, AtTime, Positions, SourceOptions
+from sbp_spark.log import LOG
+from sbp_spark.options import (
+    Ago,
+    AtTime,
+    Positions,
+    SourceOptions,
+    StreamPattern,
+)
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.lookups import wall_ms
 from sbp_spark.reading.offsets import SourceOffset
-from sbp_spark.reading.positions import check_ends, positions_of
+from sbp_spark.reading.positions import check_ends, display_name, positions_of
 from sbp_spark.reading.source_streams import starting_offsets
 from sbp_spark.reading.stream_position import StreamPosition
 from sbp_spark.streaming.endings import NO_ENDING, Ending, find_endings
 from sbp_spark.streaming.snapshot import Snapshot
 from sbp_spark.streaming.stalls import answer_ms
+from sbp_spark.wording import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +102,42 @@ def frozen_targets(begin: SourceOffset, way: Way) -> dict[int, int]:
     return left or dict(way.tails)
 
 
+def added_streams(
+    options: SourceOptions, begin: SourceOffset, snapshot: Snapshot
+) -> Collection[int]:
+    """Return the streams that a restart has added to those of its checkpoint, by name or id.
+
+    What a pattern finds is not among them: it may have been created since the last run.
+    """
+    if begin.is_initial or isinstance(options.selection, StreamPattern):
+        return ()
+    known = begin.streams.keys() | begin.left_out.keys() | begin.stalled.keys()
+    added = snapshot.streams.keys() - known
+    if added:
+        LOG.info(
+            "new to the checkpoint: %s; option %s says where they start",
+            listed([display_name(snapshot.streams[each]) for each in sorted(added)]),
+            options.starting.option,
+        )
+    return added
+
+
 def way_ahead(
-    client: Client, options: SourceOptions, begin: SourceOffset, snapshot: Snapshot
+    client: Client,
+    options: SourceOptions,
+    begin: SourceOffset,
+    snapshot: Snapshot,
+    added: Collection[int] = (),
 ) -> Way:
     """Return what lies ahead of `begin`, all of whose streams are there.
 
     A fresh query starts where its options say, in a stream whose server is away as soon as it is
-    back. A stream that joins a running query's checkpoint is read from its first record, whatever
-    they say. Raises SbpError, ConfigurationError for positions that cannot be.
+    back; so do the streams that a restart has `added`. Another stream that is not in `begin` was
+    created since, and is read from its first record. Raises SbpError, ConfigurationError for
+    positions that cannot be.
     """
-    is_fresh = begin.is_initial
-    pending = snapshot.streams.keys() if is_fresh else begin.pending & snapshot.streams.keys()
+    asked = snapshot.streams.keys() if begin.is_initial else begin.pending | {*added}
+    pending = (asked & snapshot.streams.keys()) - begin.streams.keys()
     chosen = _chosen_starts(client, options, begin, snapshot, pending)
     joined = {
         stream_id: bound.start_offset

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,11 +30,11 @@ from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.read_plan import plan_read
 from sbp_spark.reading.record_sizes import RecordSizes
 from sbp_spark.reading.source_columns import find_columns
-from sbp_spark.reading.source_streams import plain_errors
+from sbp_spark.reading.source_streams import existing_streams, plain_errors
 from sbp_spark.schema import source_arrow_schema
 from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
-from sbp_spark.streaming.micro_batch import Way, frozen_targets, way_ahead
+from sbp_spark.streaming.micro_batch import Way, added_streams, frozen_targets, way_ahead
 from sbp_spark.streaming.quiet import NOTHING_AHEAD, Quiet, is_quiet
 from sbp_spark.streaming.rows_with_plan import RowsWithPlan
 from sbp_spark.streaming.small_batches import SmallBatches
@@ -58,6 +59,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         self._snapshot = Snapshot()
         self._is_available_now = False
         self._maybe_targets: dict[int, int] | None = None
+        self._maybe_added: frozenset[int] | None = None
         self._maybe_trigger: Trigger | None = None
         self._maybe_losses: LossPolicy | None = None
         self._maybe_commits: Commits | None = None
@@ -107,7 +109,12 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 return self._go_nowhere(quiet, limit)
             begin, gone = self._losses.settle_gone(given, self._snapshot)
             self._commits.on_processed(begin)
-            way = way_ahead(self._streams().client, self._options(), begin, self._snapshot)
+            if self._maybe_added is None:
+                # Beside streams that were deleted, a new one may be the same, created anew.
+                new = () if gone else added_streams(self._options(), begin, self._snapshot)
+                self._maybe_added = frozenset(new)
+            client, added = self._streams().client, self._maybe_added
+            way = way_ahead(client, self._options(), begin, self._snapshot, added)
             self._losses.settle_trimmed(way.losses)
             if self._is_available_now:
                 if self._maybe_targets is None:
@@ -156,6 +163,8 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             # A batch that is planned anew after a restart was logged for the streams of then.
             streams = self._streams().streams()
             there = self._losses.settle_unreadable(finish, wanted, streams)
+            if left := {each.stream_id for each in there} - streams.keys():
+                streams = {**streams, **existing_streams(self._streams().client, left)}
             as_of = self._streams().maybe_revision
             planned = plan_read(
                 self._streams().client, self._options(), there, streams, self._form, as_of=as_of
@@ -217,7 +226,8 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
     @property
     def _losses(self) -> LossPolicy:
         if self._maybe_losses is None:
-            self._maybe_losses = LossPolicy(self._options().on_data_loss)
+            find_existing = partial(existing_streams, self._streams().client)
+            self._maybe_losses = LossPolicy(self._options().on_data_loss, find_existing)
         return self._maybe_losses
 
     def _streams(self) -> StreamWatch:

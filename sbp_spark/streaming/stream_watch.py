@@ -10,7 +10,12 @@ from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Selection, SourceOptions, StreamPattern
 from sbp_spark.reading.data_loss import DOUBT_WAITS_S
-from sbp_spark.reading.source_streams import select_matching, select_streams, wanted
+from sbp_spark.reading.source_streams import (
+    existing_streams,
+    select_matching,
+    select_streams,
+    wanted,
+)
 from sbp_spark.reading.stream_kinds import maybe_kinds
 from sbp_spark.streaming.plain_streams import PlainStreams
 from sbp_spark.streaming.snapshot import Snapshot, is_plausible
@@ -135,14 +140,7 @@ class StreamWatch:
     def _select_again(self, selection: Selection) -> Mapping[int, StreamInfo]:
         if isinstance(selection, StreamPattern):
             return select_matching(self.client, selection, self._maybe_kinds)
-        try:
-            infos = self.client.describe_streams(wanted(selection.refs))
-        except NotFoundError:
-            asked = set(wanted(selection.refs))
-            infos = [
-                each for each in self.client.list_streams() if asked & {each.stream_id, each.name}
-            ]
-        return {info.stream_id: info for info in infos}
+        return existing_streams(self.client, wanted(selection.refs))
 
 
 def _maybe_bound(at: Reach, known: Mapping[int, int]) -> StreamBounds | None:

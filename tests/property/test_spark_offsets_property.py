@@ -15,11 +15,12 @@ int64 = st.integers(0, 2**63 - 1)
 
 @st.composite
 def offsets(draw, min_size=0):
-    positions = {}
+    positions, left_out = {}, {}
     for stream_id in draw(st.lists(int64, min_size=min_size, max_size=12, unique=True)):
         next_offset = draw(int64)
         base = draw(st.none() | st.integers(0, next_offset))
-        positions[stream_id] = StreamPosition(
+        kept = left_out if positions and draw(st.booleans()) else positions
+        kept[stream_id] = StreamPosition(
             stream_id,
             draw(st.integers(-1, 2**63 - 1)),
             next_offset,
@@ -30,7 +31,7 @@ def offsets(draw, min_size=0):
     losses = {Loss(i, min(a, a if b is None else b), b) for i, a, b in lost}
     ordered = sorted(losses, key=lambda loss: (str(loss.stream_id), loss.start_offset))
     stalled = draw(st.dictionaries(int64, int64, max_size=4))
-    return SourceOffset(positions, lost=tuple(ordered), stalled=stalled)
+    return SourceOffset(positions, lost=tuple(ordered), stalled=stalled, left_out=left_out)
 
 
 def text(offset):
@@ -45,7 +46,8 @@ def test_canonical_json_round_trips(offset, random):
     random.shuffle(shuffled)
     others = list(offset.stalled.items())
     random.shuffle(others)
-    again = SourceOffset(dict(shuffled), lost=offset.lost, stalled=dict(others))
+    left = dict(reversed(offset.left_out.items()))
+    again = SourceOffset(dict(shuffled), lost=offset.lost, stalled=dict(others), left_out=left)
     assert text(again) == text(offset)
 
 
@@ -71,6 +73,7 @@ json_values = st.recursive(
                     "target",
                     "lost",
                     "stalled",
+                    "left_out",
                     "1",
                     "2",
                 ]
@@ -95,6 +98,13 @@ json_values = st.recursive(
     )
     | st.fixed_dictionaries(
         {"version": st.just(1), "streams": st.dictionaries(int64.map(str), json_values)}
+    )
+    | st.fixed_dictionaries(
+        {
+            "version": st.just(3),
+            "streams": st.sampled_from(["", "1=2@3"]),
+            "left_out": st.sampled_from(["", "1=2@3", "2=3"]) | json_values,
+        }
     )
 )
 def test_any_json_gives_an_offset_or_a_checkpoint_error(value):

@@ -197,10 +197,18 @@ def test_a_stream_joins_and_another_leaves(sbp, new_streams, client, checkpoint)
     append_values(client, first, numbered(0, 5))
     append_values(client, second, numbered(5, 10))
     assert run(sbp.load_stream(first), checkpoint).values == numbered(0, 5)
-    joined = sbp.load_stream(first, second, startingOffsets="latest")
-    assert run(joined, checkpoint).values == numbered(5, 10)
-    with pytest.raises(PySparkException, match="the query no longer reads"):
+    starts = f'{{"{first}": 0, "{second}": 2}}'
+    joined = sbp.load_stream(first, second, startingOffsets=starts)
+    assert run(joined, checkpoint).values == numbered(7, 10)
+    with pytest.raises(PySparkException, match="the query no longer reads: it exists"):
         run(sbp.load_stream(second), checkpoint)
+    left = sbp.load_stream(second, failOnDataLoss="false")
+    assert run(left, checkpoint).values == []
+    append_values(client, first, numbered(10, 12))
+    append_values(client, second, numbered(12, 13))
+    assert run(left, checkpoint).values == numbered(12, 13)
+    both = sbp.load_stream(first, second, startingOffsets="earliest")
+    assert run(both, checkpoint).values == numbered(10, 12)
 
 
 def test_streams_that_are_created_while_a_pattern_is_read(sbp, new_streams, client, checkpoint):

@@ -9,15 +9,18 @@ from typing import Any
 METADATA = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
 
 
-def sbp_offset(*, stalled: dict[str, int] | None = None, **streams: Any) -> dict[str, Any]:
+def sbp_offset(
+    *, stalled: dict[str, int] | None = None, left_out: str | None = None, **streams: Any
+) -> dict[str, Any]:
     """An offset: by stream id (`s1`) the next offset, or several fields."""
     texts = []
     for key, at in streams.items():
         fields = dict(at) if isinstance(at, dict) else {"next": at}
         more = "".join(f",{name}={fields[name]}" for name in sorted(fields) if name != "next")
         texts.append(f"{key.removeprefix('s')}={fields['next']}@7{more}")
-    told = {"stalled": stalled} if stalled else {}
-    return {**told, "streams": " ".join(texts), "version": 2}
+    told: dict[str, Any] = {"stalled": stalled} if stalled else {}
+    told |= {"left_out": left_out} if left_out else {}
+    return {**told, "streams": " ".join(texts), "version": 3 if left_out else 2}
 
 
 def write_checkpoint(folder: Path, *batches: Any, committed: int, first: int = 0) -> Path:

@@ -72,6 +72,27 @@ def test_streams_whose_servers_are_away(run, tmp_path):
     assert "not decided yet where streams 5 start" in error
 
 
+def test_a_stream_that_is_left_out_and_read_again(run, tmp_path):
+    batches = [sbp_offset(s1=15, s22=6), sbp_offset(s1=20, left_out="22=6@7")]
+    folder = write_checkpoint(tmp_path / "left", *batches, committed=2)
+    streams = shown(run, folder)["streams"]
+    assert [
+        (s["stream_id"], s["next_offset"], s["begun_offset"], s["remark"]) for s in streams
+    ] == [
+        *((1, 20, 20, ""), (22, 6, None, "no longer selected")),
+    ]
+    assert run("to-starting-offsets", folder) == (0, '{"1": 20}\n', "")
+    batches.append(sbp_offset(s1=20, s22=9))
+    folder = write_checkpoint(tmp_path / "back", *batches, committed=2)
+    streams = shown(run, folder)["streams"]
+    assert [(s["stream_id"], s["next_offset"], s["begun_offset"]) for s in streams] == [
+        *((1, 20, 20), (22, 6, 9)),
+    ]
+    assert (
+        "stream 22 is read again from 6, it was at 9" in run("rewind", folder, "--to-batch", "1")[1]
+    )
+
+
 def test_nothing_is_committed_yet(run, tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", THREE[0], committed=0)
     assert [s["next_offset"] for s in shown(run, folder)["streams"]] == [4, 0]

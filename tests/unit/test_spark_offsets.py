@@ -62,9 +62,27 @@ def test_streams_stand_in_the_order_of_their_ids_whatever_the_order_of_building(
     assert [entry.split("=")[0] for entry in one.to_json()["streams"].split()] == ["9", "10", "100"]
 
 
-@pytest.mark.parametrize("version", [3, 0, -1, "1", 1.0, True, None, []])
+def test_the_third_version_keeps_what_is_left_out_and_nothing_else_is_of_it():
+    plain = '{"streams": "17=120@1700000000000", "version": 2}'
+    assert text(SourceOffset.from_json(json.loads(plain))) == plain
+    left = '{"left_out": "18=7@1700000000000", "streams": "17=120@1700000000000", "version": 3}'
+    found = SourceOffset.from_json(json.loads(left))
+    assert found.left_out == {18: at(18, 7)}
+    assert text(found) == left == json.dumps(found.to_json(), sort_keys=True)
+
+
+def test_a_stream_that_was_left_out_is_read_from_where_it_was():
+    start = SourceOffset({1: at(1, 5)}, left_out={2: at(2, 7), 3: at(3, 9)})
+    end = SourceOffset({1: at(1, 5), 2: at(2, 8)}, left_out={3: at(3, 9)})
+    assert intervals(start, end) == (Interval(1, 5, 5), Interval(2, 7, 8))
+    anew = SourceOffset({2: at(2, 8, base=0, created=CREATED + 1)})
+    assert intervals(start, anew) == (Interval(2, 0, 8),)
+    assert advance(start, [at(1, 6)]).left_out == start.left_out
+
+
+@pytest.mark.parametrize("version", [4, 0, -1, "1", 1.0, True, None, []])
 def test_other_versions_say_which_ones_are_read(version):
-    with pytest.raises(CheckpointError, match=r"versions 1 to 2; run the release .* wrote it"):
+    with pytest.raises(CheckpointError, match=r"versions 1 to 3; run the release .* wrote it"):
         SourceOffset.from_json({"streams": {"1": {"created": 1, "next": 1}}, "version": version})
 
 

@@ -218,16 +218,27 @@ def test_a_query_whose_streams_are_all_away_begins_when_they_are_back(cluster):
     assert query.latestOffset(end, ALL) == end
     cluster.change(c=[3, 300, 0, 4])
     cluster.away = {2}
-    assert read_up(stalling("a,b,c", startingOffsets="latest"), end)[0] == [(3, 0, 4)]
+    assert read_up(stalling("a,b,c", startingOffsets="-3"), end)[0] == [(1, 47, 50), (3, 1, 4)]
 
 
-def test_a_stream_that_joins_while_its_server_is_away_is_read_from_its_first_record(cluster):
+def test_a_stream_that_is_added_while_its_server_is_away_starts_as_it_was_asked_for(cluster):
     _, end = read_up(stalling("a"))
     cluster.away = {2}
-    query = stalling(startingOffsets="latest")
+    query = stalling(startingOffsets="-5")
     assert query.latestOffset(end, ALL) == end
     cluster.away = set()
-    assert read_up(query, end)[0] == [(2, 10, 30)]
+    assert read_up(query, end)[0] == [(2, 25, 30)]
+
+
+def test_a_stream_that_comes_back_while_its_server_is_away_waits_for_it(cluster):
+    _, end = read_up(stalling())
+    _, end = read_up(stalling("b", failOnDataLoss="false"), end)
+    cluster.streams["a"][3] = 60
+    cluster.away = {1}
+    query = stalling(failOnDataLoss="false")
+    assert read_up(query, end) == ([], end)
+    cluster.away = set()
+    assert read_up(query, end)[0] == [(1, 50, 60)]
 
 
 def test_an_end_at_the_tail_is_found_when_the_server_is_back(cluster):
@@ -327,7 +338,7 @@ def test_trimmed_records_are_told_of_while_the_server_is_away(cluster):
     assert nexts(end)[2] == 35
 
 
-def test_a_stalled_stream_that_is_left_out_and_named_again_is_new(cluster):
+def test_a_stalled_stream_that_is_left_out_and_named_again_goes_on_from_where_it_was(cluster):
     """Its start was decided long ago: it is no stream of the query's start any more."""
     _, end = read_up(stalling())
     cluster.away = {1}
@@ -338,4 +349,5 @@ def test_a_stalled_stream_that_is_left_out_and_named_again_is_new(cluster):
     _, end = read_up(stalling("b", **options), end)
     assert "stalled" not in end
     cluster.away = set()
-    assert read_up(stalling(**options), end)[0] == [(1, 0, 50)]
+    cluster.streams["a"][3] = 55
+    assert read_up(stalling(**options), end)[0] == [(1, 50, 55)]

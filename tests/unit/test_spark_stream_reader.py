@@ -183,23 +183,6 @@ def test_available_now_with_latest_reads_nothing(cluster):
     assert nexts(query.latestOffset(query.initialOffset(), ALL)) == {1: 50, 2: 30}
 
 
-def test_a_stream_that_joins_is_read_from_its_beginning(cluster):
-    end = reader("a").latestOffset(reader("a").initialOffset(), ALL)
-    query = reader("a,b", startingOffsets="latest")
-    joined = query.latestOffset(end, ALL)
-    assert spans(query.partitions(end, joined)) == [(2, 10, 30)]
-
-
-def test_a_stream_that_leaves_is_an_error(cluster):
-    query = reader("a,b", startingOffsets="earliest")
-    begin = query.initialOffset()
-    end = query.latestOffset(begin, ALL)
-    with pytest.raises(StreamChangedError, match="stream 2"):
-        reader("a").latestOffset(end, ALL)
-    with pytest.raises(StreamChangedError, match="stream 2"):
-        reader("a").partitions(begin, end)
-
-
 @pytest.mark.parametrize(("place", "value"), [(0, 9), (1, 999)])
 def test_a_stream_that_was_created_anew_is_an_error(cluster, place, value):
     query = reader("a", startingOffsets="earliest")
