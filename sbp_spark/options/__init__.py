@@ -39,7 +39,7 @@ from sbp_spark.options.streams import (
 )
 from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
 from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing, Targets
-from sbp_spark.options.triggers import TriggerLimits
+from sbp_spark.options.triggers import AvailableNowEnd, TriggerLimits
 
 __all__ = [
     "SINK_OPTIONS",
@@ -48,6 +48,7 @@ __all__ = [
     "AtCursor",
     "AtOffset",
     "AtTime",
+    "AvailableNowEnd",
     "BadRecordPolicy",
     "BatchKey",
     "Batching",

@@ -169,6 +169,14 @@ SOURCE_OPTIONS: Final = (
         " query waits for a minute, and fails. Streaming only.",
     ),
     OptionSpec(
+        "availableNowEnd",
+        "kept",
+        "Where a run with Trigger.AvailableNow ends if the run before it was cut short. `kept`:"
+        " where that one was to end, which is in the checkpoint; the run after it reads what has"
+        " come since, and a line in the log (`sbp_spark`) says so. `latest`: at the tails as they"
+        " are when it starts, as any other run. Streaming only.",
+    ),
+    OptionSpec(
         "failOnDataLoss",
         "true",
         "What happens when records that were to be read are gone (trimmed, or with their stream),"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from sbp_spark.options.reading import OptionReader
@@ -15,7 +16,15 @@ _NAMES: Final = (
     "maxTriggerDelay",
     "targetBatchDuration",
     "maxRangeStall",
+    "availableNowEnd",
 )
+
+
+class AvailableNowEnd(Enum):
+    """Values of availableNowEnd: where a run ends that goes on with one that was cut short."""
+
+    KEPT = "kept"
+    LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +33,8 @@ class TriggerLimits:
 
     With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
     It takes as many as are read and processed in `target_ms`, as far as that is known.
-    Servers that have been away for `stall_ms_max` are not waited for any longer.
+    Servers that have been away for `stall_ms_max` are not waited for any longer. A run with
+    Trigger.AvailableNow that goes on with one that was cut short ends at `available_now_end`.
     """
 
     records_max: int | None = None
@@ -33,6 +43,7 @@ class TriggerLimits:
     delay_ms_max: int = _DELAY_MS_DEFAULT
     target_ms: int | None = None
     stall_ms_max: int | None = None
+    available_now_end: AvailableNowEnd = AvailableNowEnd.KEPT
 
 
 def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
@@ -43,6 +54,8 @@ def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
     delay_ms = reader.maybe_duration_ms("maxTriggerDelay")
     target_ms = reader.maybe_duration_ms("targetBatchDuration")
     stall_ms_max = reader.maybe_duration_ms("maxRangeStall")
+    words = [each.value for each in AvailableNowEnd]
+    available_now_end = reader.choice("availableNowEnd", words, AvailableNowEnd.KEPT.value)
     if records_max is not None and records_min is not None and records_min > records_max:
         reader.add_fault(
             "minRecordsPerTrigger",
@@ -62,4 +75,12 @@ def read_limits(reader: OptionReader, *, is_batch: bool) -> TriggerLimits:
             wrong = "is given in a batch read, which has no triggers"
             reader.add_fault(name, wrong, "it in readStream only", "remove it")
     delay_ms_max = _DELAY_MS_DEFAULT if delay_ms is None else delay_ms
-    return TriggerLimits(records_max, bytes_max, records_min, delay_ms_max, target_ms, stall_ms_max)
+    return TriggerLimits(
+        records_max,
+        bytes_max,
+        records_min,
+        delay_ms_max,
+        target_ms,
+        stall_ms_max,
+        AvailableNowEnd(available_now_end),
+    )

@@ -14,6 +14,7 @@ from sbp_spark.log import LOG
 from sbp_spark.options import (
     Ago,
     AtTime,
+    AvailableNowEnd,
     Positions,
     SourceOptions,
     StreamPattern,
@@ -87,18 +88,33 @@ class Way:
         return target if target > next_offset else None
 
 
-def frozen_targets(begin: SourceOffset, way: Way) -> dict[int, int]:
+def frozen_targets(begin: SourceOffset, way: Way, ends_at: AvailableNowEnd) -> dict[int, int]:
     """Return where a run with Trigger.AvailableNow ends: at the tails, which are frozen by that.
 
-    A run that was cut short has left its targets in `begin`. It is carried on: to them, where they
-    can still be reached, and no further.
+    A run that was cut short has left its targets in `begin`. It is carried on to them, where they
+    can still be reached, and no further, unless it `ends_at` the latest offsets.
     """
+    if ends_at is AvailableNowEnd.LATEST:
+        return dict(way.tails)
     left = {
         stream_id: min(at.target_offset, way.tails.get(stream_id, 0))
         for stream_id, at in begin.streams.items()
         if at.target_offset is not None
     }
     left = {each: target for each, target in left.items() if target > way.starts.get(each, target)}
+    behind = {each: way.tails[each] - target for each, target in left.items()}
+    later = sum(behind.values()) + sum(
+        max(0, way.tails[each] - start) for each, start in way.starts.items() if each not in left
+    )
+    if left and later:
+        ends = [f"{display_name(way.snapshot.streams[each])} at {left[each]}" for each in left]
+        LOG.warning(
+            "this run with Trigger.AvailableNow goes on with one that was cut short, and ends where"
+            " that was to end: %s; %d records that came since are read by the next run. To read"
+            " them in this one, set availableNowEnd to latest",
+            listed(ends),
+            later,
+        )
     return left or dict(way.tails)
 
 

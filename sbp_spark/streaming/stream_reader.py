@@ -118,7 +118,8 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             self._losses.settle_trimmed(way.losses)
             if self._is_available_now:
                 if self._maybe_targets is None:
-                    self._maybe_targets = frozen_targets(begin, way)
+                    ends_at = self._options().limits.available_now_end
+                    self._maybe_targets = frozen_targets(begin, way, ends_at)
                 way = way.until(self._maybe_targets)
             # Trigger.Once asks for everything, whatever the limits are.
             is_unlimited = isinstance(limit, ReadAllAvailable)

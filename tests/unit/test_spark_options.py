@@ -338,6 +338,7 @@ def test_every_option_of_the_source_table_is_known():
         "maxTriggerDelay": "1m",
         "targetBatchDuration": "10s",
         "maxRangeStall": "1m",
+        "availableNowEnd": "latest",
         "minPartitions": "2",
         "maxRecordsPerPartition": "5",
         "maxBytesPerPartition": "5",

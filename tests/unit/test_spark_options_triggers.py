@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from source_options import GOOD, faults, only_fault, source
 
-from sbp_spark.options import PartitionLimits, TriggerLimits
+from sbp_spark.options import AvailableNowEnd, PartitionLimits, TriggerLimits
 from sbp_spark.options.partitions import PARTITIONS_MAX
 
 
@@ -55,6 +55,12 @@ def test_limits_that_contradict_each_other():
         minRecordsPerTrigger="5", maxRecordsPerTrigger="4"
     )
     assert "maxTriggerDelay delays nothing" in only_fault(maxTriggerDelay="1m")
+
+
+def test_the_end_of_a_run_that_goes_on():
+    assert source().limits.available_now_end is AvailableNowEnd.KEPT
+    assert source(availableNowEnd="Latest").limits.available_now_end is AvailableNowEnd.LATEST
+    assert "expected kept or latest" in only_fault(availableNowEnd="newest")
 
 
 def test_a_batch_has_no_limits():

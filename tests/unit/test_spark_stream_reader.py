@@ -146,6 +146,44 @@ def test_available_now_goes_on_to_its_target_after_a_restart(cluster):
     assert nexts(read_up(again, last)[1]) == {1: 99, 2: 25}
 
 
+def cut_short(cluster):
+    """A run with Trigger.AvailableNow that is not at its end, and what comes after it."""
+    query = reader("a,b", startingOffsets="earliest", maxRecordsPerTrigger="30")
+    query.prepareForTriggerAvailableNow()
+    end = query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
+    cluster.streams["a"][3], cluster.streams["b"][3] = 99, 31
+    return json.loads(json.dumps(end))
+
+
+def test_available_now_says_that_it_goes_on_with_a_run_that_was_cut_short(cluster, caplog):
+    end = cut_short(cluster)
+    again = reader()
+    again.prepareForTriggerAvailableNow()
+    assert nexts(read_up(again, end)[1]) == {1: 50, 2: 30}
+    assert caplog.text.count("was cut short") == 1
+    assert "a at 50, b at 30; 50 records that came since are read by the next run" in caplog.text
+
+
+def test_available_now_says_nothing_if_nothing_has_come_since(cluster, caplog):
+    end = cut_short(cluster)
+    cluster.streams["a"][3], cluster.streams["b"][3] = 50, 30
+    again = reader()
+    again.prepareForTriggerAvailableNow()
+    assert nexts(read_up(again, end)[1]) == {1: 50, 2: 30}
+    assert caplog.text == ""
+
+
+def test_available_now_ends_at_the_tails_where_that_is_asked_for(cluster, caplog):
+    end = cut_short(cluster)
+    again = reader(availableNowEnd="latest", maxRecordsPerTrigger="30")
+    again.prepareForTriggerAvailableNow()
+    cluster.streams["a"][3] = 500
+    begun = again.latestOffset(end, again.getDefaultReadLimit())
+    assert positions(begun)[1].target_offset == 99
+    assert nexts(read_up(again, begun)[1]) == {1: 99, 2: 31}
+    assert caplog.text == ""
+
+
 def test_once_ignores_the_limits(cluster):
     query = reader(startingOffsets="earliest", maxRecordsPerTrigger="3", minRecordsPerTrigger="2")
     begin = query.initialOffset()
