@@ -364,6 +364,8 @@ STAGED_ASK_MS: Final = 60_000
 STREAM_NAME_LENGTH_MAX: Final = 249
 GROUP_NAME_LENGTH_MAX: Final = 249
 """Characters of a consumer group's name."""
+STORE_LIFE_LENGTH_MAX: Final = 32
+"""Characters of the id of a life of the placement driver's metadata."""
 ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
 STREAMS_MAX: Final = 100_000

@@ -54,6 +54,7 @@ from sbp_core.client.types import (
     RangeInfo,
     Reach,
     SchemaVersion,
+    StoreCommit,
     StreamBounds,
     StreamInfo,
     StreamSpec,
@@ -158,6 +159,21 @@ class Client:
     def dialect(self) -> Dialect:
         """Return what the servers speak, which decides what can be appended to them."""
         return self._run(placement.dialect(self._context))
+
+    @property
+    def maybe_commit(self) -> StoreCommit | None:
+        """The last commit of the placement driver's metadata that it told, None if it did not.
+
+        It does so whenever it is asked for a revision, or for ranges.
+        """
+        return self._context.router.maybe_commit
+
+    def has_commit(self, commit: StoreCommit) -> bool | None:
+        """Return whether the metadata ever had a commit, None if they do not tell.
+
+        False: they were put back to an older copy, or are those of another cluster.
+        """
+        return self._run(placement.has_commit(self._context, commit))
 
     def list_ranges(
         self, stream_ids: Sequence[int], *, as_of: int | None = None

@@ -9,7 +9,7 @@ from sbp_core import limits
 from sbp_core.client.calls import Attempts, Context, ask, decode_reply, unanswered
 from sbp_core.client.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.router import Router
-from sbp_core.client.types import RangeInfo, StreamBounds
+from sbp_core.client.types import RangeInfo, StoreCommit, StreamBounds
 from sbp_core.errors import (
     InvalidRequestError,
     NoRangeServerError,
@@ -103,7 +103,7 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
             range_owners=tuple(RangeCriteria(stream_id=each) for each in chunk),
         )
         try:
-            answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+            answers = yield from _list(context, header)
             listed = _ranges_by_stream(chunk, answers, context.drivers.endpoint)
         except SbpError as error:
             errors.update(dict.fromkeys(chunk, error))
@@ -173,7 +173,7 @@ def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int,
             since_revision=revision,
         )
         try:
-            answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+            answers = yield from _list(context, header)
         except SbpError as error:
             return dict.fromkeys(stream_ids, error)
         if answers[-1].revision == revision:
@@ -188,7 +188,7 @@ def maybe_revision(context: Context) -> Program[int | None]:
     """
     header = ListRangesRequest(timeout_ms=context.timeout_ms)
     try:
-        answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+        answers = yield from _list(context, header)
     except (InvalidRequestError, UnsupportedError):  # that no stream is named
         return None
     context.router.dialect = dialect_of(answers[-1].status)
@@ -201,6 +201,34 @@ def dialect(context: Context) -> Program[Dialect]:
     if not context.router.has_seen_dialect:
         yield from maybe_revision(context)
     return context.router.dialect
+
+
+def has_commit(context: Context, commit: StoreCommit) -> Program[bool | None]:
+    """Return whether the metadata ever had a commit; None: the placement driver does not tell.
+
+    SPEC "LIST_RANGES". False means that they were put back to an older copy, or are others.
+    """
+    header = ListRangesRequest(
+        context.timeout_ms, store_commit=commit.number, store_life=commit.life
+    )
+    try:
+        answers = yield from _list(context, header)
+    except (InvalidRequestError, UnsupportedError):  # that no stream is named
+        return None
+    return not answers[-1].lacks_commit if answers[-1].store_life else None
+
+
+def note_commit(router: Router, answer: ListRangesResponse) -> None:
+    """Remember the commit that an answer tells."""
+    if answer.store_life is not None:
+        told = StoreCommit(answer.store_commit, answer.store_life)
+        router.maybe_commit = told if told.is_plausible else router.maybe_commit
+
+
+def _list(context: Context, header: ListRangesRequest) -> Program[list[ListRangesResponse]]:
+    answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+    note_commit(context.router, answers[-1])
+    return answers
 
 
 def list_ranges(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sbp_core.client.types import EARLIEST, LATEST, RangeInfo
+from sbp_core.client.types import EARLIEST, LATEST, RangeInfo, StoreCommit
 from sbp_core.wire.dialect import Dialect
 
 
@@ -19,11 +19,13 @@ class Router:
     """What is known of the ranges of streams, and as of which revision of the metadata.
 
     Entries are immutable and replaced whole, so threads may share a router. `dialect` is what the
-    servers speak: the specification, until their placement driver has shown it.
+    servers speak: the specification, until their placement driver has shown it. `maybe_commit` is
+    the last commit of its metadata that it told.
     """
 
     def __init__(self) -> None:
         self._maybe_dialect: Dialect | None = None
+        self.maybe_commit: StoreCommit | None = None
         self._placements: dict[int, _Placement] = {}
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from sbp_core import limits
 from sbp_core.client.local_log import PlacedBatches
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
@@ -89,6 +90,23 @@ class StreamBounds:
     stream_id: int
     start_offset: int
     next_offset: int
+
+
+class StoreCommit(NamedTuple):
+    """A commit of the placement driver's metadata: its number, and the life of the store.
+
+    Metadata that were put back to an older copy go on with the same numbers in another life.
+    """
+
+    number: int
+    life: str
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether a placement driver may have told it."""
+        is_word = self.life.isascii() and self.life.isprintable() and " " not in self.life
+        is_short = 0 < len(self.life) <= limits.STORE_LIFE_LENGTH_MAX
+        return is_word and is_short and 0 <= self.number < 2**63
 
 
 @dataclass(frozen=True, slots=True)

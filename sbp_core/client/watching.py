@@ -17,10 +17,12 @@ from sbp_core.client.placement import (
     bounds_between,
     check_errors,
     checked_range,
+    note_commit,
     revalidate,
     stream_bounds,
 )
 from sbp_core.client.program import Call, Program, Reply, gather
+from sbp_core.client.router import Router
 from sbp_core.client.types import RangeInfo, StreamBounds
 from sbp_core.errors import SbpError
 from sbp_core.wire.dialect import Dialect
@@ -137,7 +139,7 @@ def _maybe_later(
             *(_news_of(each, context.timeout_ms) for each in basis.sources),
         ]
     )
-    if _maybe_revision(placed) != basis.revision:
+    if _maybe_revision(context.router, placed) != basis.revision:
         return None
     sources: list[_Source] = []
     changed: dict[int, StreamBounds] = {}
@@ -178,12 +180,14 @@ def _question(endpoint: str, header: DescribeRangesRequest) -> Call:
     return Call(endpoint, Opcode.DESCRIBE_RANGE, header, header.timeout_ms)
 
 
-def _maybe_revision(reply: Reply) -> int | None:
+def _maybe_revision(router: Router, reply: Reply) -> int | None:
     """Return the revision of the placement driver's metadata, None if it does not tell."""
     try:
-        return decode_reply(reply, ListRangesResponse)[-1].revision
+        answer = decode_reply(reply, ListRangesResponse)[-1]
     except SbpError:
         return None
+    note_commit(router, answer)
+    return answer.revision
 
 
 def _maybe_told(reply: Reply) -> tuple[int, list[DescribeRangeResult]] | None:

@@ -23,14 +23,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import DiskFile, OsDisk, describe_os_error, write_file
-from sbp_core.pd.history import LIFE_ID_LENGTH_MAX, NO_COMMIT, CommitId
+from sbp_core.pd.history import NO_COMMIT, CommitId
 
 MARK_NAME: Final = "metadata.mark"
 
 _MAGIC: Final = b"SBPMARK1"
-_FIELDS: Final = struct.Struct(f">8sQq{LIFE_ID_LENGTH_MAX}s16s")
+_FIELDS: Final = struct.Struct(f">8sQq{limits.STORE_LIFE_LENGTH_MAX}s16s")
 _CHECKSUM_BYTES: Final = 16
 _SLOT_BYTES: Final = _FIELDS.size + _CHECKSUM_BYTES
 _SLOT_PLACES: Final = (0, 512)

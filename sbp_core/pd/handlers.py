@@ -324,12 +324,15 @@ class PlacementDriverHandlers:
         """SPEC "LIST_RANGES": results in the order of the owners.
 
         The revision is read before the ranges, so what a client asks for next "since" it cannot
-        have been missed.
+        have been missed. A client that was told of a commit which the store lacks is no proof that
+        the store is older than it was, as clients are not trusted: it is answered, no more.
         """
         request = call.decode(ListRangesRequest)
         owners = request.range_owners
         check_item_count(len(owners))
-        revision = await self._store.run(lambda store: store.revision())
+        revision, commit, lacks_commit = await self._store.run(
+            _standing, request.store_commit, request.store_life
+        )
         if revision == request.since_revision:
             owners = ()
 
@@ -342,7 +345,14 @@ class PlacementDriverHandlers:
         await respond_in_parts(
             call,
             parts(),
-            lambda part: ListRangesResponse(list_responses=part, status=SUCCESS, revision=revision),
+            lambda part: ListRangesResponse(
+                list_responses=part,
+                status=SUCCESS,
+                revision=revision,
+                store_commit=commit.number,
+                store_life=commit.life_id,
+                lacks_commit=lacks_commit,
+            ),
         )
 
     async def seal_ranges(self, call: ServerCall) -> None:
@@ -377,6 +387,16 @@ class PlacementDriverHandlers:
                 status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))
             )
         )
+
+
+def _standing(
+    store: MetadataStore, known_commit: int, known_life: str | None
+) -> tuple[int, CommitId, bool]:
+    """Return the revision, the last commit, and whether one that a client knows was never made."""
+    lacks_commit = known_life is not None and not (
+        is_life_id(known_life) and store.has_commit(CommitId(known_commit, known_life))
+    )
+    return store.revision(), store.last_commit, lacks_commit
 
 
 def _allocate(store: MetadataStore, secret: str | None) -> int:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sbp_core import limits
+
 _LIFE_BYTES: Final = 8
 _LIFE_ID: Final = re.compile(rf"[0-9a-f]{{1,8}}-[0-9a-f]{{{2 * _LIFE_BYTES}}}")
-LIFE_ID_LENGTH_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def new_life_id(epoch: int) -> str:
 
 def is_life_id(text: str) -> bool:
     """Whether a peer's text can be the id of a life."""
-    return len(text) <= LIFE_ID_LENGTH_MAX and _LIFE_ID.fullmatch(text) is not None
+    return len(text) <= limits.STORE_LIFE_LENGTH_MAX and _LIFE_ID.fullmatch(text) is not None
 
 
 def epoch_of(life_id: str) -> int:

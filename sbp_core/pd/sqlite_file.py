@@ -131,21 +131,26 @@ class SqliteFile:
             if self._connection.in_transaction:
                 self._connection.rollback()
 
+    def has_commit(self, claimed: CommitId) -> bool:
+        """Whether the store has had a commit, or one of an epoch that was closed."""
+        if self.maybe_failure is not None:
+            raise self.maybe_failure
+        history = History(lives_of(self._connection), self._content.commit.number)
+        return history.has(claimed)
+
     def check_history(self, claimed: CommitId) -> None:
         """Raise StatusError, now and for everything else, if a commit is missing here.
 
         A peer has proof of it: then this store is older than it was, or another one.
         """
-        if self.maybe_failure is not None:
-            raise self.maybe_failure
-        history = History(lives_of(self._connection), self._content.commit.number)
-        if history.has(claimed):
+        if self.has_commit(claimed):
             return
         message = (
             "the placement driver's metadata are older than they were, or others: a range server"
-            f" was told of {claimed}, they end at {history.last}. Nothing is changed or given out"
-            " any more. Stop the placement driver and bring the newest copy of its data directory"
-            " back, or, if there is none, go on without what is missing: `sbp pd accept DIR`"
+            f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given"
+            " out any more. Stop the placement driver and bring the newest copy of its data"
+            " directory back, or, if there is none, go on without what is missing: `sbp pd accept"
+            " DIR`"
         )
         _LOG.critical("%s: %s", self._dir.database, message)
         # Noted as a commit that there was: the next start refuses it, too.

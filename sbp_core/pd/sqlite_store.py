@@ -92,6 +92,10 @@ class SqliteStore:
         """The last commit."""
         return self._file.last_commit
 
+    def has_commit(self, claimed: CommitId) -> bool:
+        """Whether the store has had a commit, or one of an epoch that was closed."""
+        return self._file.has_commit(claimed)
+
     def check_history(self, claimed: CommitId) -> None:
         """Raise StatusError, now and for everything else, if a commit is missing here."""
         self._file.check_history(claimed)

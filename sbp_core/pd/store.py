@@ -133,6 +133,9 @@ class MetadataStore(Protocol):
     def last_commit(self) -> CommitId:
         """The last commit: its number, and the life of the store in which it was made."""
 
+    def has_commit(self, claimed: CommitId) -> bool:
+        """Whether the store has had a commit, or one of an epoch that was closed."""
+
     def check_history(self, claimed: CommitId) -> None:
         """Raise StatusError if a commit is missing here that a peer was told of.
 

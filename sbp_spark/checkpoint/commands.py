@@ -18,7 +18,7 @@ from sbp_spark.checkpoint.files import (
     find_sources,
     open_checkpoint,
 )
-from sbp_spark.checkpoint.progress import StreamProgress, measure
+from sbp_spark.checkpoint.progress import StreamProgress, maybe_put_back, measure
 from sbp_spark.checkpoint.rewinding import carry_out, plan_rewind, ways_back
 
 _HEADING: Final = ("ID", "STREAM", "READ TO", "BEGUN TO", "TAIL", "LAG", "")
@@ -30,6 +30,7 @@ def show(options: Namespace) -> int:
     source = find_source(checkpoint, options.source)
     with connect(options) if options.endpoint else nullcontext() as client:
         found = measure(source, client)
+        put_back = None if client is None else maybe_put_back(source, client)
     lost = [(batch, loss) for batch in checkpoint.logged for loss in source.offset(batch).lost]
     if options.json:
         write_json(
@@ -39,6 +40,7 @@ def show(options: Namespace) -> int:
                 "committed": checkpoint.committed,
                 "source": int(source.name) if source.name.isdecimal() else source.name,
                 "streams": [asdict(each) for each in found],
+                "put_back": put_back,
                 "lost": [{"batch": batch, **asdict(loss)} for batch, loss in lost],
             }
         )
@@ -47,6 +49,11 @@ def show(options: Namespace) -> int:
     write_table(_HEADING, [_row(each) for each in found])
     for batch, loss in lost:
         write_line(f"lost in batch {batch}: {loss.describe({})}")
+    if put_back:
+        write_line(
+            "the metadata lack a commit that the query has seen: the placement driver's data"
+            " directory was put back to an older copy, or this is another cluster"
+        )
     return 0
 
 

@@ -69,6 +69,17 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
     ] + pending
 
 
+def maybe_put_back(source: SbpSource, client: Client) -> bool | None:
+    """Whether the placement driver's metadata lack a commit that the query has seen.
+
+    Then they were put back to an older copy, or are those of another cluster. None: the offset or
+    the placement driver tells no commits. Raises CheckpointError, and SbpError of the client.
+    """
+    commit = source.offset(source.checkpoint.logged[-1]).maybe_commit
+    is_there = None if commit is None else client.has_commit(commit)
+    return None if is_there is None else not is_there
+
+
 class _Seen(NamedTuple):
     info: StreamInfo
     bounds: StreamBounds

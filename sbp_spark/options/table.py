@@ -187,7 +187,9 @@ SOURCE_OPTIONS: Final = (
         " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
         " task reads it is in the log of that task only. A stream that is no longer selected but"
         " exists is not lost: its position stays in the checkpoint, under `left_out`, and it is"
-        " read on from there when it is selected again.",
+        " read on from there when it is selected again. Where the placement driver's data directory"
+        " was put back to an older copy, `false` and `report` only log it: the query goes on from"
+        " its offsets, and which records below them are others now is not known.",
     ),
     OptionSpec(
         "group",

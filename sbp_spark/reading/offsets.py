@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from sbp_core.client import StoreCommit
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.stream_position import (
     CREATED_UNKNOWN,
@@ -36,7 +37,7 @@ FORMAT_VERSION: Final = 3
 _PLAIN_VERSION: Final = 2
 _STREAMS_OF: Final = {1: parse_first_version, 2: parse_positions, 3: parse_positions}
 _OPTIONAL_KEYS: Final = {1: {"lost", "stalled"}, 2: {"lost", "stalled"}}
-_OPTIONAL_KEYS_NOW: Final = {"left_out", "lost", "stalled"}
+_OPTIONAL_KEYS_NOW: Final = {"left_out", "lost", "stalled", "store_commit", "store_life"}
 _INT64_MAX: Final = 2**63 - 1
 
 
@@ -60,7 +61,8 @@ class SourceOffset:
     of which one knew when the offset was decided. `stalled` are streams that were left out of the
     micro-batch because a range server was away, each with the time since when, in ms (UTC).
     `left_out` are streams that were read before and are no longer selected: each goes on from its
-    position if it is selected again.
+    position if it is selected again. `maybe_commit` is one that the placement driver's metadata had
+    when the offset was decided: metadata without it were put back to an older copy since.
     """
 
     streams: Mapping[int, StreamPosition]
@@ -68,6 +70,7 @@ class SourceOffset:
     lost: tuple[Loss, ...] = ()
     stalled: Mapping[int, int] = field(default_factory=dict)
     left_out: Mapping[int, StreamPosition] = field(default_factory=dict)
+    maybe_commit: StoreCommit | None = None
 
     @property
     def pending(self) -> frozenset[int]:
@@ -86,12 +89,14 @@ class SourceOffset:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
         if self.is_initial:
             return {"initial": True, "version": _PLAIN_VERSION}
+        commit = self.maybe_commit
         return {
             **({"left_out": positions_text(self.left_out.values())} if self.left_out else {}),
             **({"lost": _lost_to_json(self.lost)} if self.lost else {}),
             **({"stalled": _stalled_to_json(self.stalled)} if self.stalled else {}),
+            **({"store_commit": commit.number, "store_life": commit.life} if commit else {}),
             "streams": positions_text(self.streams.values()),
-            "version": FORMAT_VERSION if self.left_out else _PLAIN_VERSION,
+            "version": FORMAT_VERSION if self.left_out or commit else _PLAIN_VERSION,
         }
 
     @classmethod
@@ -106,7 +111,8 @@ class SourceOffset:
         left_out = parse_positions(value["left_out"]) if "left_out" in value else {}
         if "left_out" in value and (not left_out or left_out.keys() & streams.keys()):
             raise foreign(value["left_out"], "left_out to name streams that are not in streams")
-        return cls(streams, lost=lost, stalled=stalled, left_out=left_out)
+        commit = _maybe_commit(value)
+        return cls(streams, lost=lost, stalled=stalled, left_out=left_out, maybe_commit=commit)
 
 
 INITIAL: Final = SourceOffset({}, is_initial=True)
@@ -117,13 +123,16 @@ def advance(
     ends: Iterable[StreamPosition],
     lost: Iterable[Loss] = (),
     stalled: Mapping[int, int] | None = None,
+    *,
+    commit: StoreCommit | None = None,
 ) -> SourceOffset:
     """Return the end offset of a micro-batch from `start` to `ends`, of which some is `lost`.
 
     `ends` leaves out streams that are no longer read, and may name new ones. Its `base_offset` is
     required for a new stream and has no meaning for others. A stream that has not moved keeps its
     entry as it is, so that nothing new gives `start`; one that has moved loses its base. That a
-    stream is `stalled`, or is no longer, is nothing new. Raises as `intervals` does.
+    stream is `stalled`, or is no longer, is nothing new, nor is a `commit` of the placement
+    driver's metadata; without one that of `start` stays. Raises as `intervals` does.
     """
     streams: dict[int, StreamPosition] = {}
     for end in ends:
@@ -141,7 +150,7 @@ def advance(
     if replace(result, lost=start.lost, stalled=start.stalled) == start and not result.lost:
         return start
     intervals(start, result)
-    return result
+    return replace(result, maybe_commit=commit or start.maybe_commit)
 
 
 def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:
@@ -235,6 +244,18 @@ def _parse_lost(value: object) -> Iterator[Loss]:
             ):
                 raise foreign(pair, f"an interval as what stream {stream_id} has lost")
             yield Loss(stream_id, start_offset, end_offset)
+
+
+def _maybe_commit(value: Mapping[str, object]) -> StoreCommit | None:
+    if not value.keys() & {"store_commit", "store_life"}:
+        return None
+    number, life = value.get("store_commit"), value.get("store_life")
+    if type(number) is not int or not isinstance(life, str):
+        raise foreign((number, life), "store_commit and store_life, a number and a text")
+    commit = StoreCommit(number, life)
+    if not commit.is_plausible:
+        raise foreign((number, life), "a commit of a placement driver's metadata, and its life")
+    return commit
 
 
 def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:

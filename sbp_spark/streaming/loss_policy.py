@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from sbp_core.client import StreamInfo
+from sbp_core.client import Client, StoreCommit, StreamInfo
 from sbp_spark.log import LOG
 from sbp_spark.options import OnDataLoss
 from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import Interval, SourceOffset, StreamChangedError, find_gone
 from sbp_spark.reading.positions import display_name
+from sbp_spark.reading.source_streams import existing_streams
 from sbp_spark.reading.stream_position import NEW_CHECKPOINT, StreamPosition
 from sbp_spark.streaming.snapshot import Snapshot
 from sbp_spark.wording import listed
@@ -20,16 +21,12 @@ class LossPolicy:
     """The option failOnDataLoss at work, in one run of a query.
 
     Losses are logged where they are found. What is to be reported goes into the next offset.
-    `find_existing` returns, by id, those of some streams that exist, whether selected or not.
     """
 
-    def __init__(
-        self,
-        on_data_loss: OnDataLoss,
-        find_existing: Callable[[Collection[int]], Mapping[int, StreamInfo]],
-    ) -> None:
+    def __init__(self, on_data_loss: OnDataLoss, client: Client) -> None:
         self._on_data_loss = on_data_loss
-        self._find_existing = find_existing
+        self._client = client
+        self._maybe_commit: StoreCommit | None = None
         self._names: dict[int, str] = {}
         self._noted: list[Loss] = []
         self._told_backward: set[int] = set()
@@ -37,6 +34,36 @@ class LossPolicy:
     @property
     def _is_fatal(self) -> bool:
         return self._on_data_loss is OnDataLoss.FAIL
+
+    def settle_put_back(self, offset: SourceOffset) -> StoreCommit | None:
+        """Return the last commit of the placement driver's metadata, to be kept in an offset.
+
+        Raises StreamChangedError if that is to fail that they lack the one of `offset`, or a later
+        one that this run was told of. That is asked for when a placement driver has started since,
+        or when its commits go back. None: it counts no commits.
+        """
+        told = self._client.maybe_commit
+        known = self._maybe_commit or offset.maybe_commit
+        is_later = told and known and told.life == known.life and told.number >= known.number
+        is_asked_in_vain = told is None and self._maybe_commit is not None
+        if known is None or is_later or is_asked_in_vain:
+            self._maybe_commit = told or known
+            return told
+        if self._client.has_commit(known) is False:
+            said = (
+                "the placement driver's metadata never had commit"
+                f" {known.number} of life {known.life}, which the query has seen: its data"
+                " directory was put back to an older copy, or another cluster answers. Records that"
+                " got offsets since below those which the query has read"
+            )
+            if self._is_fatal:
+                raise StreamChangedError(
+                    f"{said} would not be read. Bring the newest copy back, or {NEW_CHECKPOINT};"
+                    " to go on from the same offsets set failOnDataLoss to false, or report"
+                )
+            LOG.warning("data loss: %s are not read; which these are is not known", said)
+        self._maybe_commit = self._client.maybe_commit or known
+        return self._client.maybe_commit
 
     def settle_gone(
         self, begin: SourceOffset, snapshot: Snapshot
@@ -137,7 +164,7 @@ class LossPolicy:
         """Return the positions whose streams do not exist, whatever is selected."""
         if not missing:
             return []
-        existing = self._find_existing([at.stream_id for at in missing])
+        existing = existing_streams(self._client, [at.stream_id for at in missing])
         self._learn_names(existing)
         return find_gone(missing, _created(existing))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -104,6 +103,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 quiet = None
             given = SourceOffset.from_json(start) if quiet is None else quiet.offset
             self._look(given, quiet)
+            commit = self._losses.settle_put_back(given)
             if quiet is not None and self._snapshot is quiet.snapshot:
                 self._maybe_quiet = quiet
                 return self._go_nowhere(quiet, limit)
@@ -125,7 +125,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             is_unlimited = isinstance(limit, ReadAllAvailable)
             ends = way.farthest() if is_unlimited else self._admitted(way)
             lost = self._losses.to_report([*gone, *way.losses])
-            end = advance(begin, way.positions(ends), lost, way.stalled)
+            end = advance(begin, way.positions(ends), lost, way.stalled, commit=commit)
             answer = end.to_json()
             if end is given and not self._is_available_now and is_quiet(way):
                 self._maybe_quiet = Quiet(end, answer, self._snapshot)
@@ -163,6 +163,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 return []
             # A batch that is planned anew after a restart was logged for the streams of then.
             streams = self._streams().streams()
+            self._losses.settle_put_back(finish)
             there = self._losses.settle_unreadable(finish, wanted, streams)
             if left := {each.stream_id for each in there} - streams.keys():
                 streams = {**streams, **existing_streams(self._streams().client, left)}
@@ -227,8 +228,8 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
     @property
     def _losses(self) -> LossPolicy:
         if self._maybe_losses is None:
-            find_existing = partial(existing_streams, self._streams().client)
-            self._maybe_losses = LossPolicy(self._options().on_data_loss, find_existing)
+            on_data_loss = self._options().on_data_loss
+            self._maybe_losses = LossPolicy(on_data_loss, self._streams().client)
         return self._maybe_losses
 
     def _streams(self) -> StreamWatch:

@@ -198,6 +198,31 @@ def test_metadata_that_did_not_change_is_not_sent_again(target):
     target.run(body)
 
 
+def test_a_commit_that_the_metadata_never_had_is_told_and_nothing_is_refused(target):
+    """`lacks_commit` of LIST_RANGES. Rule: list-commit."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            owners = (RangeCriteria(stream_id=placed.stream_id),)
+            request = ListRangesRequest(range_owners=owners)
+            (told,) = await client.ask(Opcode.LIST_RANGES, request)
+            assert (told.store_commit >= 0, told.lacks_commit) == (True, False)
+            for number, life, is_lacking in (
+                (told.store_commit, told.store_life, False),
+                (0, told.store_life, False),
+                (2**63 - 1, told.store_life, True),
+                (told.store_commit, told.store_life[:-1], True),
+                (told.store_commit, "another", True),
+                (told.store_commit, "", True),
+            ):
+                known = replace(request, store_commit=number, store_life=life)
+                (answer,) = await client.ask(Opcode.LIST_RANGES, known)
+                assert (answer.lacks_commit, len(answer.list_responses)) == (is_lacking, 1)
+                assert (answer.store_commit, answer.store_life) >= (told.store_commit, "")
+
+    target.run(body)
+
+
 def test_streams_have_names(target):
     """`name` of a stream: CONFLICT when taken; DESCRIBE_STREAMS by name, and of all streams."""
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import time
 
 import pytest
+from checkpoint_folders import write_checkpoint
 from core_cluster import rows_batch, values_of
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
@@ -25,6 +28,10 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
+from sbp_spark.command import main as sbp
+from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
+from sbp_spark.schema import source_schema
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 WAIT_SECONDS = 30
 
@@ -240,3 +247,71 @@ def test_a_server_that_was_down_does_not_serve_its_records_as_those_of_another_s
                 await asyncio.sleep(0.02)
 
     asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
+
+
+def query(cluster, **options):
+    """The driver side of a streaming query that reads stream a."""
+    given = {"endpoint": cluster.endpoint, "streams": "a", "startingOffsets": "earliest"}
+    return SbpStreamReader(given | options, source_schema(include_headers=False))
+
+
+def append(cluster, stream_id, *values):
+    with Client(cluster.endpoint) as client:
+        for value in values:
+            client.append([AppendItem(stream_id, rows_batch([value]))])
+
+
+@pytest.mark.parametrize("is_hot", [False, True])
+def test_a_query_misses_what_a_data_directory_lost_that_was_put_back_and_overtaken(
+    cluster, tmp_path, is_hot, caplog
+):
+    """Metadata and logs are of one copy, so no server has anything to object to."""
+    cluster.start()
+    a = create(cluster, "a", b"a0", b"a1")
+    if not is_hot:
+        cluster.stop()
+    shutil.copytree(cluster.data_dir, tmp_path / "copy")
+    if not is_hot:
+        cluster.start()
+    append(cluster, a, b"a2", b"a3")
+    create(cluster, "another")
+    running = query(cluster)
+    end = running.latestOffset(running.initialOffset(), ReadAllAvailable())
+    assert SourceOffset.from_json(end).next_offsets() == {a: 4}
+    cluster.stop()
+    shutil.rmtree(cluster.data_dir)
+    shutil.copytree(tmp_path / "copy", cluster.data_dir)
+    cluster.start()
+    append(cluster, a, b"b2", b"b3", b"b4")
+    assert read(cluster, a) == [b"a0", b"a1", b"b2", b"b3", b"b4"]
+    for each in (running, query(cluster)):
+        with pytest.raises(StreamChangedError, match="was put back to an older copy"):
+            each.latestOffset(end, ReadAllAvailable())
+        with pytest.raises(StreamChangedError, match="was put back to an older copy"):
+            each.partitions(each.initialOffset(), end)
+
+    lenient = query(cluster, failOnDataLoss="false")
+    after = lenient.latestOffset(end, ReadAllAvailable())
+    assert SourceOffset.from_json(after).next_offsets() == {a: 5}
+    assert caplog.text.count("data loss: the placement driver's metadata never had commit") == 1
+    assert query(cluster).latestOffset(after, ReadAllAvailable()) == after
+    cluster.restart()
+    assert query(cluster).latestOffset(after, ReadAllAvailable()) == after
+    cluster.stop()
+
+
+def test_the_command_tells_that_a_data_directory_was_put_back(cluster, tmp_path, capsys):
+    cluster.start()
+    create(cluster, "a", b"a0")
+    reader = query(cluster)
+    before = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    lost = before | {"store_commit": before["store_commit"] + 9}
+    without = {key: before[key] for key in ("streams", "version")}
+    for offset, is_put_back in ((before, False), (lost, True), (without, None)):
+        folder = write_checkpoint(tmp_path / str(is_put_back), offset, committed=1)
+        words = ["checkpoint", "show", str(folder), "--endpoint", cluster.endpoint]
+        assert sbp([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["put_back"] is is_put_back
+        assert sbp(words) == 0
+        assert ("was put back to an older copy" in capsys.readouterr().out) is bool(is_put_back)
+    cluster.stop()

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbp_core.client import StoreCommit
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.stream_position import CheckpointError, StreamPosition
 
 int64 = st.integers(0, 2**63 - 1)
+WORD = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
 @st.composite
@@ -31,7 +34,11 @@ def offsets(draw, min_size=0):
     losses = {Loss(i, min(a, a if b is None else b), b) for i, a, b in lost}
     ordered = sorted(losses, key=lambda loss: (str(loss.stream_id), loss.start_offset))
     stalled = draw(st.dictionaries(int64, int64, max_size=4))
-    return SourceOffset(positions, lost=tuple(ordered), stalled=stalled, left_out=left_out)
+    commit = draw(st.none() | st.builds(StoreCommit, int64, st.text(WORD, min_size=1, max_size=32)))
+    ordered = tuple(ordered)
+    return SourceOffset(
+        positions, lost=ordered, stalled=stalled, left_out=left_out, maybe_commit=commit
+    )
 
 
 def text(offset):
@@ -47,7 +54,7 @@ def test_canonical_json_round_trips(offset, random):
     others = list(offset.stalled.items())
     random.shuffle(others)
     left = dict(reversed(offset.left_out.items()))
-    again = SourceOffset(dict(shuffled), lost=offset.lost, stalled=dict(others), left_out=left)
+    again = replace(offset, streams=dict(shuffled), stalled=dict(others), left_out=left)
     assert text(again) == text(offset)
 
 

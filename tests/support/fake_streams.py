@@ -32,7 +32,9 @@ class FakeCluster:
     asked for. `cursors` are those of groups, by stream id. `fails` is raised instead of setting
     cursors or trimming. `placed` has the ranges of streams, by id, as (start, end, server); others
     have an open one of their own. `schemas` has the versions of schemas, by id. `away` are
-    servers, or streams whose own one is meant.
+    servers, or streams whose own one is meant. `commits_had` are those that the metadata have had,
+    as (number, life), the last one last; with none they are not counted. `commits_asked` are those
+    that were asked for.
     """
 
     def __init__(self, **streams):
@@ -48,6 +50,16 @@ class FakeCluster:
         self.away = set()
         self.placed = {}
         self.schemas = {}
+        self.commits_had = []
+        self.commits_asked = []
+
+    @property
+    def maybe_commit(self):
+        return self.commits_had[-1] if self.commits_had else None
+
+    def has_commit(self, commit):
+        self.commits_asked.append(commit)
+        return commit in self.commits_had if self.commits_had else None
 
     def maybe_revision(self):
         return self.revision

@@ -76,9 +76,9 @@ class Cluster:
         answers = await self.client.ask(Opcode.DESCRIBE_STREAMS, DescribeStreamsRequest(**fields))
         return [result for answer in answers for result in answer.describe_responses]
 
-    async def list(self, *owners, since=-1):
+    async def list(self, *owners, since=-1, commit=(-1, None)):
         return await self.client.ask(
-            Opcode.LIST_RANGES, ListRangesRequest(range_owners=owners, since_revision=since)
+            Opcode.LIST_RANGES, ListRangesRequest(0, owners, since, *commit)
         )
 
     async def list_one(self, owner):

@@ -258,24 +258,6 @@ def test_an_update_sends_what_it_does_not_change(make, peer) -> None:
     assert (updated.replica_count, updated.retention_period_ms) == (3, 5_000)
 
 
-@pytest.mark.parametrize(("counted", "told"), [(7, 7), (0, 0), (-1, None)])
-def test_the_revision_is_asked_for_without_naming_a_stream(make, peer, counted, told) -> None:
-    def answer(exchange: Exchange) -> None:
-        assert exchange.header.range_owners == ()
-        exchange.answer(ListRangesResponse(revision=counted))
-
-    peer.script(Opcode.LIST_RANGES, answer)
-    assert make(peer.endpoint).do("maybe_revision") == told
-
-
-def test_a_server_that_wants_streams_to_be_named_counts_no_revisions(make, peer) -> None:
-    def refuse(exchange: Exchange) -> None:
-        exchange.answer(ListRangesResponse(status=status(StatusCode.INVALID_REQUEST)))
-
-    peer.script(Opcode.LIST_RANGES, refuse)
-    assert make(peer.endpoint).do("maybe_revision") is None
-
-
 def test_list_ranges_names_all_missing(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, 8, "a:1"), placed(1, 1, 8, -1, "b:1")))
     driver = make(peer.endpoint)

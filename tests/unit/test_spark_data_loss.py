@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 
+from sbp_core.client import StoreCommit
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading.data_loss import DataLossError
 from sbp_spark.reading.offsets import StreamChangedError
@@ -65,6 +66,104 @@ def test_a_stream_that_goes_back_is_waited_for_if_nothing_is_to_fail(cluster, ca
     assert caplog.text.count("records that get the offsets [20, 50)") == 1
     cluster.streams["a"][3] = 55
     assert nexts(query.latestOffset(end, ALL)) == {1: 55, 2: 30}
+
+
+FIRST, SECOND, OTHER = StoreCommit(5, "0-a"), StoreCommit(9, "0-a"), StoreCommit(30, "0-b")
+
+
+def put_back(cluster):
+    """The metadata lose their last commit, and are overtaken by others; so is stream a."""
+    cluster.commits_had = [FIRST, OTHER]
+    cluster.streams["a"][3] = 90
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_metadata_that_were_put_back_and_overtaken_are_an_error(cluster, is_restarted):
+    cluster.commits_had = [FIRST, SECOND]
+    query = reader(startingOffsets="earliest")
+    begin = query.initialOffset()
+    end = query.latestOffset(begin, ALL)
+    assert (end["store_commit"], end["store_life"], end["version"]) == (*SECOND, 3)
+    put_back(cluster)
+    query = reader() if is_restarted else query
+    for _ in range(2):
+        with pytest.raises(
+            StreamChangedError, match=r"never had commit 9 of life 0-a, .*older copy"
+        ):
+            query.latestOffset(end, ALL)
+    with pytest.raises(StreamChangedError, match="never had commit 9 of life 0-a"):
+        reader().partitions(begin, end)
+
+
+@pytest.mark.parametrize("policy", ["false", "report"])
+def test_metadata_that_were_put_back_may_be_gone_on_with(cluster, caplog, policy):
+    cluster.commits_had = [FIRST, SECOND]
+    _, end = read_up(reader(startingOffsets="earliest"))
+    put_back(cluster)
+    options = {"failOnDataLoss": policy}
+    read, after = read_up(reader(**options), end)
+    assert read == [(1, 50, 90)]
+    assert caplog.text.count("data loss: the placement driver's metadata never had commit 9") == 1
+    assert (after["store_commit"], after["store_life"]) == OTHER
+    assert "lost" not in after
+    assert read_up(reader(), after) == ([], after)
+
+
+def test_commits_that_were_made_since_are_no_news_and_are_asked_for_where_life_is_another(cluster):
+    cluster.commits_had = [FIRST]
+    query = reader(startingOffsets="earliest")
+    _, end = read_up(query)
+    cluster.commits_had.append(SECOND)
+    assert query.latestOffset(end, ALL) == reader().latestOffset(end, ALL) == end
+    assert cluster.commits_asked == []
+    cluster.commits_had.append(OTHER)
+    assert query.latestOffset(end, ALL) == reader().latestOffset(end, ALL) == end
+    assert cluster.commits_asked == [SECOND, FIRST]
+    assert query.latestOffset(end, ALL) == end
+    assert len(cluster.commits_asked) == 2
+    cluster.streams["a"][3] = 51
+    moved = query.latestOffset(end, ALL)
+    assert (moved["store_commit"], moved["store_life"]) == OTHER
+
+
+def test_a_query_that_has_seen_a_commit_which_its_offset_lacks_misses_it(cluster):
+    """The offset keeps the commit of the last micro-batch, a query that runs the last one told."""
+    cluster.commits_had = [FIRST]
+    query = reader(startingOffsets="earliest")
+    _, end = read_up(query)
+    cluster.commits_had.append(SECOND)
+    assert query.latestOffset(end, ALL) == end
+    put_back(cluster)
+    with pytest.raises(StreamChangedError, match="never had commit 9"):
+        query.latestOffset(end, ALL)
+
+
+def test_commits_that_go_back_in_one_life_are_noticed(cluster):
+    """As of a machine that was put back to a snapshot with all that ran on it."""
+    cluster.commits_had = [FIRST, SECOND]
+    query = reader(startingOffsets="earliest")
+    _, end = read_up(query)
+    cluster.commits_had = [FIRST]
+    with pytest.raises(StreamChangedError, match="never had commit 9"):
+        query.latestOffset(end, ALL)
+
+
+def test_an_offset_without_a_commit_and_metadata_that_count_none(cluster, caplog):
+    _, old = read_up(reader(startingOffsets="earliest"))
+    assert (old["version"], cluster.commits_asked) == (2, [])
+    cluster.commits_had = [FIRST]
+    assert read_up(reader(), old) == ([], old)
+    cluster.streams["a"][3] = 55
+    _, new = read_up(reader(), old)
+    assert (new["store_commit"], new["store_life"]) == FIRST
+    cluster.commits_had = []
+    cluster.streams["a"][3] = 60
+    query = reader()
+    _, later = read_up(query, new)
+    assert query.latestOffset(later, ALL) == later
+    assert (later["store_commit"], later["store_life"]) == FIRST
+    assert cluster.commits_asked == [FIRST]
+    assert caplog.text == ""
 
 
 def test_trimmed_offsets_are_data_loss(cluster):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sbp_core.client import StoreCommit
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.offsets import (
     INITIAL,
@@ -69,6 +70,55 @@ def test_the_third_version_keeps_what_is_left_out_and_nothing_else_is_of_it():
     found = SourceOffset.from_json(json.loads(left))
     assert found.left_out == {18: at(18, 7)}
     assert text(found) == left == json.dumps(found.to_json(), sort_keys=True)
+
+
+COMMIT = StoreCommit(7, "0-0123456789abcdef")
+
+
+def test_a_commit_is_kept_and_is_no_news():
+    start = SourceOffset({17: at(17, 120)}, maybe_commit=COMMIT)
+    assert text(start) == (
+        '{"store_commit": 7, "store_life": "0-0123456789abcdef",'
+        ' "streams": "17=120@1700000000000", "version": 3}'
+    )
+    assert SourceOffset.from_json(json.loads(text(start))) == start
+    later = StoreCommit(8, COMMIT.life)
+    assert advance(start, [at(17, 120)], commit=later) is start
+    assert advance(start, [at(17, 121)], commit=later).maybe_commit == later
+    assert advance(start, [at(17, 121)]).maybe_commit == COMMIT
+    plain = offset(at(17, 120))
+    assert advance(plain, [at(17, 120)], commit=later) is plain
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"store_commit": 7},
+        {"store_life": "0-a"},
+        {"store_commit": -1, "store_life": "0-a"},
+        {"store_commit": 2**63, "store_life": "0-a"},
+        {"store_commit": True, "store_life": "0-a"},
+        {"store_commit": 1.0, "store_life": "0-a"},
+        {"store_commit": "1", "store_life": "0-a"},
+        {"store_commit": 1, "store_life": ""},
+        {"store_commit": 1, "store_life": "0 a"},
+        {"store_commit": 1, "store_life": "a" * 33},
+        {"store_commit": 1, "store_life": None},
+        {"store_commit": None, "store_life": None},
+        {"left_out": ""},
+        {"left_out": "1=2@3"},
+        {"left_out": None},
+    ],
+)
+def test_foreign_commits_and_left_out_streams_are_refused(told):
+    with pytest.raises(CheckpointError, match="no offset of the sbp source"):
+        SourceOffset.from_json({"streams": "1=2@3", "version": 3, **told})
+
+
+@pytest.mark.parametrize("more", [{"left_out": "1=2@3"}, {"store_commit": 1, "store_life": "0-a"}])
+def test_what_is_of_the_third_version_is_foreign_to_others(more):
+    with pytest.raises(CheckpointError, match="the keys streams and version"):
+        SourceOffset.from_json({"streams": "", "version": 2, **more})
 
 
 def test_a_stream_that_was_left_out_is_read_from_where_it_was():

@@ -545,6 +545,8 @@ class ListRangesRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     range_owners: tuple[RangeCriteria, ...] = ()
     since_revision: int = -1
+    store_commit: int = -1
+    store_life: str | None = None
 
 
 class LookupOffsetsResponse(Struct, frozen=True, gc=False):
@@ -731,6 +733,9 @@ class ListRangesResponse(Struct, frozen=True, gc=False):
     list_responses: tuple[ListRangesResult, ...] = ()
     status: Status | None = None
     revision: int = -1
+    store_commit: int = -1
+    store_life: str | None = None
+    lacks_commit: bool = False
 
 
 class SealRangesResponse(Struct, frozen=True, gc=False):
@@ -1106,6 +1111,8 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("timeout_ms", 0, Scalar("i"), 0),
         Field("range_owners", 1, Vector(Table("RangeCriteria"))),
         Field("since_revision", 2, Scalar("q"), -1),
+        Field("store_commit", 3, Scalar("q"), -1),
+        Field("store_life", 4, Text()),
     ),
     LookupOffsetsResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),
@@ -1229,6 +1236,9 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("list_responses", 1, Vector(Table("ListRangesResult"))),
         Field("status", 2, Table("Status")),
         Field("revision", 3, Scalar("q"), -1),
+        Field("store_commit", 4, Scalar("q"), -1),
+        Field("store_life", 5, Text()),
+        Field("lacks_commit", 6, Scalar("?"), False),
     ),
     SealRangesResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),

@@ -1,0 +1,90 @@
+"""What a client asks of the placement driver's metadata as a whole: revision, last commit."""
+
+from __future__ import annotations
+
+import pytest
+from scripted_peer import Exchange, status
+
+from sbp_core.client import StoreCommit
+from sbp_core.errors import StatusCode
+from sbp_core.wire.headers import ListRangesResponse
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+LIFE = "0-0123456789abcdef"
+
+
+@pytest.mark.parametrize(("counted", "told"), [(7, 7), (0, 0), (-1, None)])
+def test_the_revision_is_asked_for_without_naming_a_stream(make, peer, counted, told) -> None:
+    def answer(exchange: Exchange) -> None:
+        assert exchange.header.range_owners == ()
+        exchange.answer(ListRangesResponse(revision=counted))
+
+    peer.script(Opcode.LIST_RANGES, answer)
+    assert make(peer.endpoint).do("maybe_revision") == told
+
+
+def test_a_server_that_wants_streams_to_be_named_counts_no_revisions(make, peer) -> None:
+    def refuse(exchange: Exchange) -> None:
+        exchange.answer(ListRangesResponse(status=status(StatusCode.INVALID_REQUEST)))
+
+    peer.script(Opcode.LIST_RANGES, refuse)
+    assert make(peer.endpoint).do("maybe_revision") is None
+
+
+def test_the_last_commit_is_remembered_and_others_are_asked_for(make, peer) -> None:
+    asked = []
+
+    def answer(exchange: Exchange) -> None:
+        header = exchange.header
+        asked.append((header.store_commit, header.store_life))
+        exchange.answer(
+            ListRangesResponse(
+                revision=1,
+                store_commit=len(asked),
+                store_life=LIFE,
+                lacks_commit=header.store_life == "lost",
+            )
+        )
+
+    peer.script(Opcode.LIST_RANGES, answer)
+    driver = make(peer.endpoint)
+    assert driver.client.maybe_commit is None
+    driver.do("maybe_revision")
+    assert driver.client.maybe_commit == StoreCommit(1, LIFE)
+    assert driver.do("has_commit", StoreCommit(7, "lost")) is False
+    assert driver.do("has_commit", StoreCommit(7, LIFE)) is True
+    assert driver.client.maybe_commit == StoreCommit(3, LIFE)
+    assert asked == [(-1, None), (7, "lost"), (7, LIFE)]
+
+
+@pytest.mark.parametrize(
+    ("number", "life", "is_counted"),
+    [
+        (1, None, False),
+        (-1, LIFE, True),
+        (1, "", False),
+        (1, "x" * 33, True),
+        (1, "a b", True),
+        (1, "\u00e9", True),
+        (1, "\n", True),
+    ],
+)
+def test_a_commit_that_none_can_be_is_not_remembered(make, peer, number, life, is_counted) -> None:
+    peer.script(
+        Opcode.LIST_RANGES,
+        lambda each: each.answer(ListRangesResponse(store_commit=number, store_life=life)),
+    )
+    driver = make(peer.endpoint)
+    driver.do("maybe_revision")
+    assert driver.client.maybe_commit is None
+    assert driver.do("has_commit", StoreCommit(1, LIFE)) is (True if is_counted else None)
+
+
+def test_a_placement_driver_that_wants_streams_to_be_named_tells_no_commit(make, peer) -> None:
+    peer.script(
+        Opcode.LIST_RANGES,
+        lambda each: each.answer(ListRangesResponse(status=status(StatusCode.INVALID_REQUEST))),
+    )
+    assert make(peer.endpoint).do("has_commit", StoreCommit(1, LIFE)) is None
