@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from spark_streams import append_values, numbered
+from concurrent.futures import ThreadPoolExecutor
+
+from pyspark.sql import SparkSession
+from spark_streams import append_values, numbered, wait_until_over
 
 from sbp_core.client import StreamSpec
+from sbp_spark import register
 
 
 def test_keys_are_spread_as_spark_computes_it(sbp, new_streams):
@@ -67,3 +71,48 @@ def test_compressed_batches_are_read_as_others_are(sbp, client):
     values = sbp.values("compressed")
     assert len(values) == 3_000
     assert set(values) == {b"compress me " * 50}
+
+
+def test_threads_of_python_write_at_the_same_time(sbp, new_streams, checkpoint):
+    origin, batched, streamed = new_streams(3)
+    frame = sbp.spark.createDataFrame([("a",), ("b",)], "value string")
+
+    def write() -> None:
+        sbp.save(frame, stream=batched)
+
+    def copy() -> None:
+        sbp.copy(sbp.load_stream(origin), streamed, checkpoint)
+
+    sbp.save(frame, stream=origin)
+    with ThreadPoolExecutor(2, initializer=register, initargs=(sbp.spark,)) as threads:
+        for done in (threads.submit(write), threads.submit(copy)):
+            done.result()
+    assert sorted(sbp.values(batched)) == [b"a", b"b"]
+    assert sorted(sbp.values(streamed)) == [b"a", b"b"]
+
+
+def test_threads_of_a_micro_batch_write_to_several_streams(sbp, new_streams, client, checkpoint):
+    origin, *targets = new_streams(3)
+    append_values(client, origin, numbered(0, 5))
+
+    def write_all(frame, batch_id):
+        started = {"initializer": register, "initargs": (frame.sparkSession,)}
+        with ThreadPoolExecutor(len(targets), **started) as threads:
+            list(
+                threads.map(lambda target: sbp.save(frame.select("value"), stream=target), targets)
+            )
+
+    writer = sbp.load_stream(origin).writeStream.foreachBatch(write_all)
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    wait_until_over(writer.trigger(availableNow=True).start())
+    for target in targets:
+        assert sorted(sbp.values(target)) == numbered(0, 5)
+
+
+def test_a_thread_keeps_the_session_that_it_has(sbp):
+    other = sbp.spark.newSession()
+    other.conf.set("test.session", "other")
+    register(other)
+    active = SparkSession.getActiveSession()
+    assert active is not None
+    assert active.conf.get("test.session", "first") == "first"
