@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
@@ -12,6 +14,7 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.column_schema import written_columns
 from sbp_spark.first_use import check_once
 from sbp_spark.options import (
+    TABLE_REMEDY,
     SinkOptions,
     is_table_given,
     parse_catalog_options,
@@ -30,6 +33,9 @@ from sbp_spark.writing.own_columns import without_metadata
 from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.targets import check_targets, purpose_of
 
+_PROVIDER: Final = "provider"
+"""What Spark adds to the options of a CREATE TABLE without columns, and to no others."""
+
 
 class SbpDataSource(DataSource):
     """Streams of records as a source and a sink, in batch and in streaming."""
@@ -46,6 +52,13 @@ class SbpDataSource(DataSource):
         it loads a batch or a stream is not known yet. Raises SbpError.
         """
         with plain_errors():
+            if _PROVIDER in self.options:
+                raise ConfigurationError(
+                    "CREATE TABLE ... USING sbp without columns: name them, as in CREATE TABLE t"
+                    f" (offset BIGINT, value BINARY) USING sbp. {TABLE_REMEDY}. A temporary view"
+                    " keeps its options, and has all columns: CREATE TEMPORARY VIEW v USING sbp"
+                    " OPTIONS (...)"
+                )
             if is_table_given(self.options):
                 catalog = parse_catalog_options(self.options)
                 describe_refs(catalog.servers, [], "table")

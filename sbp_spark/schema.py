@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.selection import check_selection, ddl
+from sbp_spark.selection import check_selection, ddl, exactly
 
 _HEADERS: Final = StructField("headers", MapType(StringType(), BinaryType()))
 _SOURCE_FIELDS: Final = (
@@ -63,12 +64,24 @@ def source_arrow_schema(schema: StructType) -> pa.Schema:
 def check_source_schema(given: StructType, *, include_headers: bool) -> None:
     """Raise ConfigurationError, naming all faults, unless the source has these columns.
 
-    They may be any of its columns, in any order; `include_headers` demands that headers are there.
+    They may be any of its columns, in any order, and key and value may be strings;
+    `include_headers` demands that headers are there.
     """
     faults = []
     if include_headers and "headers" not in map(str.lower, given.names):
         faults.append("column headers is left out, but the option includeHeaders asks for it")
-    check_selection(given, source_schema(include_headers=True), more_faults=faults)
+    there = source_schema(include_headers=True)
+    check_selection(given, there, check=_exactly_or_as_string, more_faults=faults)
+
+
+def _exactly_or_as_string(given: StructField, there: StructField, path: str) -> Iterator[str]:
+    """Yield a fault unless a column is asked for as it is, or its bytes as the string they are.
+
+    The sink takes both, so a table that Spark makes of what was written may have either.
+    """
+    is_binary = there.dataType == BinaryType()
+    if not (is_binary and given.nullable and given.dataType == StringType()):
+        yield from exactly(given, there, path)
 
 
 def check_sink_schema(schema: StructType, *, is_stream_given: bool) -> None:

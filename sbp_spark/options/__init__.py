@@ -27,7 +27,7 @@ from sbp_spark.options.positions import (
     Position,
     Positions,
 )
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.servers import TABLE_REMEDY, Endpoint, Servers
 from sbp_spark.options.sink import SinkOptions, parse_sink_options
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.options.streams import (
@@ -44,6 +44,7 @@ from sbp_spark.options.triggers import AvailableNowEnd, TriggerLimits
 __all__ = [
     "SINK_OPTIONS",
     "SOURCE_OPTIONS",
+    "TABLE_REMEDY",
     "Ago",
     "AtCursor",
     "AtOffset",

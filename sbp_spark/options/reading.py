@@ -93,12 +93,12 @@ class OptionReader:
             return None
         return text
 
-    def required_text(self, name: str, expected: str) -> str | None:
+    def required_text(self, name: str, expected: str, remedy: str) -> str | None:
         """Return the option's value; None and a fault if it is absent or empty."""
         text = self._values.get(name.lower())
         if not text:
             wrong = "is missing" if text is None else "is empty"
-            self.add_fault(name, wrong, expected, f'add .option("{name}", ...)')
+            self.add_fault(name, wrong, expected, remedy)
             return None
         return text
 

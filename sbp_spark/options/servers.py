@@ -10,6 +10,10 @@ from typing import Final
 from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX
 from sbp_spark.options.reading import OptionReader, shown
 
+TABLE_REMEDY: Final = (
+    "Spark keeps no options of a table, so name them at each use: SELECT * FROM t WITH (endpoint ="
+    " 'host:port', streams = 'NAME'), INSERT INTO t WITH (endpoint = 'host:port', stream = 'NAME')"
+)
 _HOST_LENGTH_MAX: Final = 253
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
 _ISOLATION_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{ISOLATION_CLASS_LENGTH_MAX}}}")
@@ -55,7 +59,8 @@ class _WrongAddressError(Exception):
 def read_endpoint(reader: OptionReader) -> Endpoint | None:
     """Return the option `endpoint`, None after a fault."""
     expected = "host:port of the placement driver"
-    text = reader.required_text("endpoint", expected)
+    remedy = f'add .option("endpoint", ...); {TABLE_REMEDY}'
+    text = reader.required_text("endpoint", expected, remedy)
     if text is None:
         return None
     try:

@@ -16,7 +16,11 @@ _ROWS_INDEX: Final = {name: index for index, name in enumerate(ROWS_SCHEMA.names
 
 
 class RowsLayout:
-    """Makes rows with the columns of `schema`; no other column is made."""
+    """Makes rows with the columns of `schema`; no other column is made.
+
+    Keys and values may be strings there. Like Spark's cast of binary to string, that looks at no
+    byte: what is not UTF-8 stays as it is.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -37,7 +41,14 @@ class RowsLayout:
     def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
         """Return the rows of some pieces."""
         columns = [
-            joined(_ROWS_INDEX[name], pieces) if name in _ROWS_INDEX else place_column(name, pieces)
-            for name in self._schema.names
+            _as_type(joined(_ROWS_INDEX[field.name], pieces), field.type)
+            if field.name in _ROWS_INDEX
+            else place_column(field.name, pieces)
+            for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the column itself, or binary as a string of the same bytes."""
+    return column if column.type == kind else column.view(kind)

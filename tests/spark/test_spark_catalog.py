@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from chispa import assert_df_equality
 from pyspark.errors import PySparkException
-from pyspark.sql.types import TimestampType
-from spark_streams import append_values, numbered
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from spark_streams import append_values, numbered, wait_until_over
 
 from sbp_core.client import StreamSpec
 
@@ -114,3 +116,100 @@ def test_views_in_sql(sbp, stream):
         " ORDER BY offset"
     )
     assert [tuple(row) for row in found.collect()] == [(str(n), 25) for n in range(21, 25)]
+
+
+@pytest.fixture
+def table(sbp, tmp_path):
+    """A name for a table, which is dropped after the test, as is a view of it."""
+    name = re.sub(r"\W", "_", f"of_{tmp_path.name}")
+    yield name
+    sbp.spark.sql(f"DROP VIEW IF EXISTS {name}_view")
+    sbp.spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+def of_table(sbp, table, **options):
+    """A table with options, as it is named in SQL."""
+    pairs = {"endpoint": sbp.endpoint, **options}.items()
+    return f"{table} WITH ({', '.join(f'{name} = {value!r}' for name, value in pairs)})"
+
+
+def texts(frame):
+    """The values of a DataFrame as texts, sorted."""
+    return sorted(row[0] for row in frame.selectExpr("string(value)").collect())
+
+
+def test_a_table_has_its_options_where_it_is_used(sbp, new_streams, table, checkpoint):
+    origin, copy = new_streams(2)
+    sql = sbp.spark.sql
+    told = f"endpoint '{sbp.endpoint}', streams '{origin}'"
+    sql(f"CREATE TABLE {table} (offset BIGINT, value STRING) USING sbp OPTIONS ({told})")
+    into = of_table(sbp, table, stream=origin)
+    sql(f"INSERT INTO {into} (value) VALUES ('a'), ('b')")
+    found = of_table(sbp, table, streams=origin)
+    assert texts(sql(f"SELECT * FROM {found}")) == ["a", "b"]
+    sql(f"CREATE VIEW {table}_view AS SELECT * FROM {found}")
+    assert texts(sbp.spark.newSession().table(f"{table}_view")) == ["a", "b"]
+    into = of_table(sbp, table, stream=origin, truncate="true")
+    sql(f"INSERT OVERWRITE {into} (value) VALUES ('c')")
+    assert texts(sbp.spark.table(f"{table}_view")) == ["c"]
+    frame = sbp.spark.createDataFrame([("d",)], "value string")
+    frame.writeTo(table).options(endpoint=sbp.endpoint, stream=origin).append()
+    options = {"endpoint": sbp.endpoint, "streams": origin}
+    assert texts(sbp.spark.read.options(**options).table(table)) == ["c", "d"]
+    stream = sbp.spark.readStream.options(startingOffsets="earliest", **options).table(table)
+    sbp.copy(stream, copy, checkpoint)
+    assert sbp.values(copy) == [b"c", b"d"]
+
+
+def test_a_table_without_options_says_where_they_belong(sbp, new_streams, table):
+    (stream,) = new_streams(1)
+    told = f"endpoint '{sbp.endpoint}', streams '{stream}'"
+    sbp.spark.sql(f"CREATE TABLE {table} (value BINARY) USING sbp OPTIONS ({told})")
+    for use in (f"SELECT * FROM {table}", f"INSERT INTO {table} VALUES (binary('a'))"):
+        with pytest.raises(PySparkException) as raised:
+            sbp.spark.sql(use).collect()
+        for words in ("endpoint is missing", "FROM t WITH (endpoint", "no options of a table"):
+            assert words in str(raised.value)
+    assert sbp.values(stream) == []
+
+
+@pytest.mark.parametrize("options", ["", "OPTIONS (endpoint '{}', streams 'a')"])
+def test_a_table_without_columns_is_refused(sbp, table, options):
+    with pytest.raises(PySparkException, match=r"without columns: .*\(offset BIGINT, ") as raised:
+        sbp.spark.sql(f"CREATE TABLE {table} USING sbp {options.format(sbp.endpoint)}")
+    assert "CREATE TEMPORARY VIEW v USING sbp" in str(raised.value)
+    assert not sbp.spark.catalog.tableExists(table)
+
+
+@pytest.mark.parametrize("way", ["saveAsTable", "create", "toTable"])
+def test_what_was_saved_as_a_table_is_read_with_options(sbp, new_streams, table, checkpoint, way):
+    origin, stream = new_streams(2)
+    options = {"endpoint": sbp.endpoint, "stream": stream}
+    frame = sbp.spark.createDataFrame([("k", "a"), (None, "ä")], "key string, value string")
+    if way == "saveAsTable":
+        frame.write.format("sbp").options(**options).saveAsTable(table)
+    elif way == "create":
+        frame.writeTo(table).using("sbp").options(**options).create()
+    else:
+        sbp.save(frame, stream=origin)
+        texts_of = sbp.load_stream(origin).selectExpr("string(key) key", "string(value) value")
+        writer = texts_of.writeStream.format("sbp").options(**options)
+        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        wait_until_over(writer.toTable(table))
+    read = sbp.spark.sql(f"SELECT * FROM {of_table(sbp, table, streams=stream)}")
+    assert_df_equality(read, frame, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_bytes_that_are_no_text_stay_as_they_are_in_strings(sbp, new_streams, client, checkpoint):
+    values = [b"text", b"\xff\x00", None, "ä".encode()]
+    origin, copy = new_streams(2)
+    append_values(client, origin, values)
+    read = sbp.spark.read.format("sbp").schema("Value string")
+    read = read.options(endpoint=sbp.endpoint, streams=origin).load()
+    assert read.schema == StructType([StructField("Value", StringType())])
+    found = read.selectExpr("binary(Value)").collect()
+    assert [row[0] and bytes(row[0]) for row in found] == values
+    reader = sbp.spark.readStream.format("sbp").schema("value string")
+    reader = reader.options(endpoint=sbp.endpoint, streams=origin, startingOffsets="earliest")
+    sbp.copy(reader.load().selectExpr("binary(value) value"), copy, checkpoint)
+    assert sbp.values(copy) == values

@@ -81,15 +81,15 @@ def test_an_offset_outside_of_the_stream(sbp, stream):
 
 
 def test_another_schema(sbp, stream):
-    told = ("column value string", "expected value binary", "column price does not exist", "offset")
-    schema = "value string, price int"
+    told = ("column value bigint", "expected value binary", "column price does not exist", "offset")
+    schema = "value bigint, price int"
     check_read(sbp, *told, options={"streams": stream}, schema=schema)
 
 
 def test_a_streaming_query_tells_its_faults_at_its_start(sbp, stream, tmp_path):
     reader = sbp.spark.readStream.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
     frames = {
-        "expected value binary": reader.schema("value string").load(),
+        "expected value binary": reader.schema("value bigint").load(),
         "[0, 10)": sbp.load_stream(stream, startingOffsets=f'{{"{stream}": 11}}'),
     }
     for number, (told, frame) in enumerate(frames.items()):

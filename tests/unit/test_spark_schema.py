@@ -62,6 +62,7 @@ def test_where_a_record_was_is_never_null():
 
 
 NOT_NULL = StructType([StructField("key", BinaryType(), nullable=False)])
+TEXT_NOT_NULL = StructType([StructField("value", StringType(), nullable=False)])
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,10 @@ NOT_NULL = StructType([StructField("key", BinaryType(), nullable=False)])
         (columns(offset=LongType(), price=LongType()), "column price does not exist"),
         (columns(Valu=BinaryType()), "column Valu does not exist; did you mean value"),
         (columns(value=BinaryType(), VALUE=BinaryType()), "column VALUE stands there twice"),
-        (columns(Value=StringType()), "column Value string; expected value binary: cast"),
-        (columns(value=StringType()), "column value string; expected value binary: cast"),
+        (columns(Value=LongType()), "column Value bigint; expected value binary: cast"),
+        (columns(value=StringType("UNICODE")), "column value string .*; expected value binary"),
+        (TEXT_NOT_NULL, "column value string not null; expected value binary"),
+        (columns(stream=BinaryType()), "column stream binary; expected stream string"),
         (NOT_NULL, "column key binary not null; expected key binary"),
         (StructType([]), "there is no column"),
         (StructType(columns(key=BinaryType()).fields * 2), "column key stands there twice"),
