@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
@@ -12,7 +14,7 @@ from sbp_core.records import StreamSchema
 from sbp_spark.catalog import SCHEMAS, CatalogReader
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.column_schema import written_columns
-from sbp_spark.first_use import check_once
+from sbp_spark.first_use import find_once
 from sbp_spark.options import (
     TABLE_REMEDY,
     SinkOptions,
@@ -31,7 +33,7 @@ from sbp_spark.worker_process import ends_micro_batches
 from sbp_spark.writing.batch_writer import SbpBatchWriter
 from sbp_spark.writing.own_columns import without_metadata
 from sbp_spark.writing.stream_writer import SbpStreamWriter
-from sbp_spark.writing.targets import check_targets, purpose_of
+from sbp_spark.writing.targets import find_targets, purpose_of
 
 _PROVIDER: Final = "provider"
 """What Spark adds to the options of a CREATE TABLE without columns, and to no others."""
@@ -100,14 +102,15 @@ class SbpDataSource(DataSource):
                     "option truncate: nothing is trimmed in mode append; use .mode('overwrite'), or"
                     " remove the option"
                 )
-            check_targets(options, maybe_schema)
+            options = replace(options, found=find_targets(options, maybe_schema))
         return SbpBatchWriter(options, maybe_schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
         """Return what writes a stream. Asked for when a micro-batch is planned, and when it ends.
 
         The streams' placement driver is asked at the first plan only: at the end of a micro-batch
-        that failed, what is wrong with the streams would hide why. Raises SbpError.
+        that failed, what is wrong with the streams would hide why. Later plans of the query, which
+        its checkpoint tells from others, go on with the streams that were found. Raises SbpError.
         """
         with plain_errors():
             options, maybe_schema = self._sink(schema, streaming=True)
@@ -118,11 +121,13 @@ class SbpDataSource(DataSource):
                     " .outputMode('update') is possible: Spark refuses it for sinks in Python"
                 )
             if not ends_micro_batches():
-                check_once(
+                checkpoint = self.options.get("checkpointlocation", "")
+                found = find_once(
                     options.servers,
-                    purpose_of(options, maybe_schema),
-                    lambda: check_targets(options, maybe_schema),
+                    f"{purpose_of(options, maybe_schema)} {checkpoint}",
+                    partial(find_targets, options, maybe_schema),
                 )
+                options = replace(options, found=found if checkpoint else {})
         return SbpStreamWriter(options, maybe_schema)
 
     def _sink(

@@ -31,10 +31,12 @@ from sbp_spark.options.servers import TABLE_REMEDY, Endpoint, Servers
 from sbp_spark.options.sink import SinkOptions, parse_sink_options
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.options.streams import (
+    FoundStream,
     Selection,
     StreamList,
     StreamPattern,
     StreamRef,
+    find_ids,
     parse_stream_ref,
 )
 from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
@@ -63,6 +65,7 @@ __all__ = [
     "DeliveryOptions",
     "Earliest",
     "Endpoint",
+    "FoundStream",
     "InsidePosition",
     "Latest",
     "OnBadRecord",
@@ -84,6 +87,7 @@ __all__ = [
     "Table",
     "Targets",
     "TriggerLimits",
+    "find_ids",
     "is_table_given",
     "parse_catalog_options",
     "parse_sink_options",

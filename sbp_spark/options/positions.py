@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options.groups import maybe_group
 from sbp_spark.options.reading import INT64_MAX, OptionReader, shown
-from sbp_spark.options.streams import parse_stream_ref
+from sbp_spark.options.streams import FoundStream, parse_stream_ref
 
 _EARLIEST_IN_JSON: Final = -2
 _LATEST_IN_JSON: Final = -1
@@ -82,12 +82,14 @@ Position: TypeAlias = InsidePosition | AtTime | Ago | AtCursor
 class Positions:
     """A position for each stream: one `everywhere`, or `by_stream` (name or id), None the other.
 
-    `option` is the one that names them.
+    `option` is the one that names them. `found` are the streams that had these names when a query
+    began: as long as one exists it is the one that is meant, whatever it is called by now.
     """
 
     everywhere: Position | None
     by_stream: Mapping[str, Position] = field(default_factory=dict)
     option: str = field(default="startingOffsets", compare=False)
+    found: Mapping[str, FoundStream] = field(default_factory=dict, compare=False)
 
     def all(self) -> list[Position]:
         """Return every position that is named."""

@@ -12,6 +12,7 @@ from sbp_spark.options.columns import ColumnOptions, read_columns
 from sbp_spark.options.delivery import DeliveryOptions, read_delivery
 from sbp_spark.options.reading import OptionReader
 from sbp_spark.options.servers import Servers, read_compression, read_endpoint
+from sbp_spark.options.streams import FoundStream
 from sbp_spark.options.table import SINK_OPTIONS
 from sbp_spark.options.targets import (
     BadRecordPolicy,
@@ -29,7 +30,9 @@ _KEYS_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 class SinkOptions:
     """Options of a sink; with a `maybe_creation` missing streams are created.
 
-    With `maybe_columns` columns are written, without them plain records.
+    With `maybe_columns` columns are written, without them plain records. `found` are streams that
+    options name, as they were when the write was planned: as long as one exists it is the one that
+    is meant, whatever it is called by now.
     """
 
     servers: Servers
@@ -39,6 +42,7 @@ class SinkOptions:
     bad_records: BadRecordPolicy = field(default_factory=BadRecordPolicy)
     maybe_creation: Creation | None = None
     maybe_columns: ColumnOptions | None = None
+    found: Mapping[str, FoundStream] = field(default_factory=dict)
 
     @property
     def key_column(self) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from sbp_core.client import StreamInfo
 from sbp_spark.options.bounds import check_order, read_ending, read_starting
 from sbp_spark.options.contents import Contents, read_contents
 from sbp_spark.options.data_loss import OnDataLoss, read_on_data_loss
@@ -18,7 +19,7 @@ from sbp_spark.options.servers import (
     read_endpoint,
     read_isolation_class,
 )
-from sbp_spark.options.streams import Selection, read_selection
+from sbp_spark.options.streams import FoundStream, Selection, read_selection
 from sbp_spark.options.table import SOURCE_OPTIONS
 from sbp_spark.options.triggers import TriggerLimits, read_limits
 
@@ -39,6 +40,13 @@ class SourceOptions:
     contents: Contents = field(default_factory=Contents)
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     commits: CommitOptions = field(default_factory=CommitOptions)
+
+    def knowing(self, infos: Iterable[StreamInfo]) -> SourceOptions:
+        """Return the options, in which the names of these streams go on to mean them."""
+        found = {info.name: FoundStream.of(info) for info in infos if info.name is not None}
+        starting = replace(self.starting, found=found)
+        ending = None if self.ending is None else replace(self.ending, found=found)
+        return replace(self, starting=starting, ending=ending)
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import STREAM_NAME_LENGTH_MAX
 from sbp_spark.options.reading import INT64_MAX, OptionReader, shown
@@ -31,6 +33,34 @@ class StreamRef:
 
     def __str__(self) -> str:
         return self.text
+
+
+class FoundStream(NamedTuple):
+    """The stream that a name or id led to: what it is called may change, this does not."""
+
+    stream_id: int
+    created_at_ms: int
+
+    @classmethod
+    def of(cls, info: StreamInfo) -> FoundStream:
+        """Return the stream that metadata describe."""
+        return cls(info.stream_id, info.created_at_ms)
+
+
+def find_ids(infos: Iterable[StreamInfo], found: Mapping[str, FoundStream]) -> dict[str, int]:
+    """Return the ids of streams by their ids as text, their names, and what they were found by.
+
+    The last counts first, so a stream that still exists is meant by the name that it had.
+    """
+    ids: dict[str, int] = {}
+    named: dict[str, int] = {}
+    there = set()
+    for info in infos:
+        ids[str(info.stream_id)] = info.stream_id
+        there.add(FoundStream.of(info))
+        if info.name is not None:
+            named[info.name] = info.stream_id
+    return ids | named | {text: at.stream_id for text, at in found.items() if at in there}
 
 
 def parse_stream_ref(text: str) -> StreamRef:

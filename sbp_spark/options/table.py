@@ -36,14 +36,18 @@ SOURCE_OPTIONS: Final = (
     OptionSpec(
         "streams",
         None,
-        "Streams to read: names or ids, separated by commas. Or give streamsPattern, or path.",
+        "Streams to read: names or ids, separated by commas. Or give streamsPattern, or path. A"
+        " query finds each name once, when it starts: it reads on a stream that is renamed, also if"
+        " another one gets its name. When it is started again, give the new name, or the id; the"
+        " checkpoint knows streams by their ids.",
     ),
     OptionSpec(
         "streamsPattern",
         "none",
         "Instead of `streams`: a regular expression (Python's) that the whole name of a stream"
         " matches. A streaming query finds streams that are created while it runs, and reads them"
-        " from their first record.",
+        " from their first record. One whose new name does not match is no longer read, which is"
+        " data loss to failOnDataLoss.",
     ),
     OptionSpec("path", "none", "Instead of `streams`, as in .load('orders,clicks')."),
     OptionSpec(
@@ -333,7 +337,11 @@ SINK_OPTIONS: Final = (
     OptionSpec(
         "createStreams",
         "false",
-        "Whether streams that an option or a column names, and that do not exist, are created.",
+        "Whether streams that an option or a column names, and that do not exist, are created. A"
+        " write finds those that options name when it is planned, a streaming query with the option"
+        " checkpointLocation at its first micro-batch in a Spark session: one that is renamed then"
+        " is written on, and no other is created under the old name. Name it by its new name, or"
+        " its id, in another session.",
     ),
     OptionSpec("createReplicas", "1", "Replicas of a stream that is created."),
     OptionSpec(

@@ -15,6 +15,7 @@ from sbp_spark.options import (
     Latest,
     Position,
     Positions,
+    find_ids,
 )
 from sbp_spark.wording import listed
 
@@ -28,7 +29,7 @@ def positions_of(positions: Positions, infos: Collection[StreamInfo]) -> dict[in
     """Return the position of each stream, by id; those that JSON does not name are left out."""
     if positions.everywhere is not None:
         return {info.stream_id: positions.everywhere for info in infos}
-    ids = _ids(infos)
+    ids = find_ids(infos, positions.found)
     return {ids[name]: at for name, at in positions.by_stream.items() if name in ids}
 
 
@@ -36,7 +37,7 @@ def check_positions(positions: Positions, infos: Collection[StreamInfo]) -> None
     """Raise ConfigurationError unless JSON names exactly these streams, by name or id, once."""
     if positions.everywhere is not None:
         return
-    ids = _ids(infos)
+    ids = find_ids(infos, positions.found)
     faults = []
     found: set[int] = set()
     for name in positions.by_stream:
@@ -118,9 +119,3 @@ def check_ends(
             f"option {option} lies before the start: {listed(faults, '; ')}; expected no end before"
             " its start: end later, or start earlier"
         )
-
-
-def _ids(infos: Collection[StreamInfo]) -> dict[str, int]:
-    """Return the ids of streams by all that JSON may call them."""
-    ids = {str(info.stream_id): info.stream_id for info in infos}
-    return ids | {info.name: info.stream_id for info in infos if info.name is not None}

@@ -70,7 +70,8 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
                 error.code,
                 f"option {option}: {error.message}; on the command line:"
                 f" `sbp streams create NAME --endpoint {servers}` and"
-                f" `sbp streams list --endpoint {servers}`",
+                f" `sbp streams list --endpoint {servers}`; a stream that was renamed has its new"
+                " name, or its id",
             ) from None
 
 

@@ -203,8 +203,8 @@ def _missing_error(
     if left:
         faults.append(
             f"{_described(left, names)}: it exists, but was left out of the selected streams, or"
-            " renamed; select it again, or set failOnDataLoss to false, or report, to go on"
-            " without it: its position is kept for the time that it is selected again"
+            " renamed so that streamsPattern does not match it; select it again, or set"
+            " failOnDataLoss to false, or report, to go on without it: its position is kept for the time that it is selected again"
         )
     return StreamChangedError(". ".join(faults))
 

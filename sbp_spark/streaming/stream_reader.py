@@ -198,9 +198,10 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             with plain_errors():
                 options = parse_source_options(self._given_options, streaming=True)
                 watch = StreamWatch(options)
-                columns = find_columns(watch.client, options, watch.streams())
+                streams = watch.streams()
+                columns = find_columns(watch.client, options, streams)
                 columns.check(self._given_schema)
-            self._checked_options = options
+            self._checked_options = options.knowing(streams.values())
             self._form = columns.form
             self._maybe_renamed = columns.maybe_renamed(self._given_schema)
             self._watch = watch

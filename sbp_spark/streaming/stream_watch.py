@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from sbp_core.client import BoundsView, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import Selection, SourceOptions, StreamPattern
-from sbp_spark.reading.data_loss import DOUBT_WAITS_S
-from sbp_spark.reading.source_streams import (
-    existing_streams,
-    select_matching,
-    select_streams,
-    wanted,
+from sbp_spark.options import (
+    FoundStream,
+    Selection,
+    SourceOptions,
+    StreamList,
+    StreamPattern,
+    find_ids,
 )
+from sbp_spark.reading.data_loss import DOUBT_WAITS_S
+from sbp_spark.reading.source_streams import select_matching, select_streams
 from sbp_spark.reading.stream_kinds import maybe_kinds
 from sbp_spark.streaming.plain_streams import PlainStreams
 from sbp_spark.streaming.snapshot import Snapshot, is_plausible
@@ -26,7 +28,8 @@ class StreamWatch:
     """The streams that a query selects, with those that were created since it began.
 
     They are listed again only when the placement driver's metadata have another revision than
-    they had the last time, or when it counts none.
+    they had the last time, or when it counts none. A stream that options name is found by its name
+    once: it stays selected when it is renamed. Only when it is gone its name is looked up again.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class StreamWatch:
         is_held_back = kinds is not None and not kinds.is_typed_wanted
         self._maybe_plain = PlainStreams(kinds) if kinds is not None and is_held_back else None
         self._streams: Mapping[int, StreamInfo] | None = None
+        self._found: dict[str, FoundStream] = {}
         self._revision: int | None = None
         self._view: BoundsView | None = None
         self._last = Snapshot()
@@ -61,6 +65,9 @@ class StreamWatch:
         """
         if self._streams is None:
             self._streams = select_streams(self._options)
+            if isinstance(self._options.selection, StreamList):
+                refs = zip(self._options.selection.refs, self._streams.values(), strict=True)
+                self._found = {ref.text: FoundStream.of(info) for ref, info in refs}
             return self._streams
         revision = self.client.maybe_revision()
         if revision is None or revision != self._revision:
@@ -140,7 +147,18 @@ class StreamWatch:
     def _select_again(self, selection: Selection) -> Mapping[int, StreamInfo]:
         if isinstance(selection, StreamPattern):
             return select_matching(self.client, selection, self._maybe_kinds)
-        return existing_streams(self.client, wanted(selection.refs))
+        found = set(self._found.values())
+        try:
+            infos = self.client.describe_streams(sorted(each.stream_id for each in found))
+        except NotFoundError:
+            infos = []
+        if set(map(FoundStream.of, infos)) != found:
+            there = {each.stream_id: each for each in self.client.list_streams()}
+            ids = find_ids(there.values(), self._found)
+            again = {text: there[ids[text]] for text in self._found if text in ids}
+            self._found |= {text: FoundStream.of(info) for text, info in again.items()}
+            infos = list(again.values())
+        return {info.stream_id: info for info in infos}
 
 
 def _maybe_bound(at: Reach, known: Mapping[int, int]) -> StreamBounds | None:

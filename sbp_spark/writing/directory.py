@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sbp_core.client import StreamInfo, StreamSpec
@@ -13,7 +13,7 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_spark.options import Creation, StreamRef, parse_stream_ref
+from sbp_spark.options import Creation, FoundStream, StreamRef, find_ids, parse_stream_ref
 from sbp_spark.reading.source_streams import wanted
 from sbp_spark.wording import listed
 from sbp_spark.writing.typed_streams import DescribingClient, typed_among, typed_error
@@ -38,7 +38,8 @@ class DirectoryClient(DescribingClient, Protocol):
 class StreamDirectory:
     """Looks up each name or id once. `where` names the options or columns that have them.
 
-    For plain records a stream with a schema is none that rows can go to.
+    For plain records a stream with a schema is none that rows can go to. `found` are streams that
+    had these names before: as long as one exists it is the one that is meant.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class StreamDirectory:
         where: str,
         *,
         is_for_columns: bool = False,
+        found: Mapping[str, FoundStream] | None = None,
     ) -> None:
         self._client = client
         self._is_for_columns = is_for_columns
         self._creation = creation
         self._where = where
+        self._found = found or {}
         self._ids: dict[str, int] = {}
         self._faults: dict[str, SbpError] = {}
 
@@ -92,28 +95,42 @@ class StreamDirectory:
                 self._refuse_typed([ref.text for ref in refs], where)
 
     def _describe(self, refs: list[StreamRef], where: str) -> None:
-        try:
-            infos = self._client.describe_streams(wanted(refs))
-        except NotFoundError:
-            if self._creation is not None:
-                create_missing(self._client, refs, self._creation)
-            known: dict[str, int] = {}
-            for info in self._client.list_streams():
-                known[str(info.stream_id)] = info.stream_id
-                if info.name is not None:
-                    known[info.name] = info.stream_id
-            self._ids |= {ref.text: known[ref.text] for ref in refs if ref.text in known}
-            missing = [ref.text for ref in refs if ref.text not in known]
-            named = listed([f"stream {text!r}" for text in missing])
+        self._ids |= self._maybe_all(refs) or self._find(refs)
+        missing = [ref for ref in refs if ref.text not in self._ids]
+        if missing and self._creation is not None:
+            create_missing(self._client, missing, self._creation)
+            self._ids |= self._find(missing)
+            missing = [ref for ref in missing if ref.text not in self._ids]
+        if missing:
+            named = listed([f"stream {ref.text!r}" for ref in missing])
             error = NotFoundError(
                 StatusCode.NOT_FOUND,
                 f"{where}: not found: {named}; on the command line:"
                 " `sbp streams create NAME`, or set createStreams=true",
             )
-            self._faults |= dict.fromkeys(missing, error)
-        else:
-            found = {ref.text: info.stream_id for ref, info in zip(refs, infos, strict=True)}
-            self._ids |= found
+            self._faults |= {ref.text: error for ref in missing}
+
+    def _maybe_all(self, refs: Sequence[StreamRef]) -> dict[str, int] | None:
+        """Return the ids of streams if all exist, for which that is the shortest question."""
+        found = [self._found.get(ref.text) for ref in refs]
+        asked = [
+            name if at is None else at.stream_id
+            for at, name in zip(found, wanted(refs), strict=True)
+        ]
+        try:
+            infos = self._client.describe_streams(asked)
+        except NotFoundError:
+            return None
+        if any(
+            at not in {None, FoundStream.of(info)} for at, info in zip(found, infos, strict=True)
+        ):
+            return None
+        return {ref.text: info.stream_id for ref, info in zip(refs, infos, strict=True)}
+
+    def _find(self, refs: Iterable[StreamRef]) -> dict[str, int]:
+        """Return the ids of those streams that exist."""
+        ids = find_ids(self._client.list_streams(), self._found)
+        return {ref.text: ids[ref.text] for ref in refs if ref.text in ids}
 
     def _refuse_typed(self, texts: Iterable[str], where: str) -> None:
         """Take streams with a schema for faults."""

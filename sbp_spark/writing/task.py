@@ -155,6 +155,7 @@ class _Work:
             options.maybe_creation,
             _where(options.targets),
             is_for_columns=maybe_schema is not None,
+            found=options.found if options.targets.refs else {},
         )
         self.digest = 0
         self._is_digested = is_digested
@@ -163,7 +164,9 @@ class _Work:
         )
         self._make_payload = partial(make_payload, client, options, self._router, maybe_schema)
         self._policy = options.bad_records
-        self._dead_letters = StreamDirectory(client, options.maybe_creation, ON_BAD_RECORD)
+        self._dead_letters = StreamDirectory(
+            client, options.maybe_creation, ON_BAD_RECORD, found=options.found
+        )
         self._builders = Builders(self._make_builder, options.batching.linger_ms)
         self._sender = sender
         self._skipped_count = 0

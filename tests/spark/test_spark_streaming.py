@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 from spark_streams import append_values, batch_sizes, numbered, wait_until_over
 
-from sbp_core.client import StreamSpec
+from sbp_core.client import StreamSpec, StreamUpdate
 from sbp_spark.reading.offsets import SourceOffset
 
 
@@ -291,3 +291,35 @@ def test_complete_mode_is_refused(sbp, new_streams, checkpoint):
     writer = writer.option("checkpointLocation", str(checkpoint)).outputMode("complete")
     with pytest.raises(PySparkException, match="output mode complete"):
         wait_until_over(writer.trigger(availableNow=True).start())
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_streams_that_are_renamed_are_read_and_written_on(
+    sbp, new_streams, client, checkpoint, delivery
+):
+    origin, target, letters = new_streams(3)
+    ids = {info.name: info.stream_id for info in client.describe_streams([origin, target, letters])}
+    names = {info.name for info in client.list_streams()}
+    options = {"endpoint": sbp.endpoint, "createStreams": "true", "delivery": delivery}
+    options |= {"stream": target, "onBadRecord": f"deadletter:{letters}"}
+    frame = sbp.load_stream(origin).selectExpr(
+        "if(value = binary('bad'), repeat('x', 9000000), string(value)) value"
+    )
+    writer = frame.writeStream.format("sbp").options(**options)
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    append_values(client, origin, [b"first"])
+    query.processAllAvailable()
+    for name in ids:
+        client.update_streams([StreamUpdate(name, name=f"{name}-renamed")])
+    append_values(client, f"{origin}-renamed", [b"second", b"bad"])
+    query.processAllAvailable()
+    query.stop()
+    assert sbp.values(f"{target}-renamed") == [b"first", b"second"]
+    assert len(sbp.values(f"{letters}-renamed")) == 1
+    append_values(client, f"{origin}-renamed", [b"third"])
+    renamed = sbp.load_stream(f"{origin}-renamed")
+    sbp.copy(renamed.select("value"), f"{target}-renamed", checkpoint)
+    assert sbp.values(f"{target}-renamed") == [b"first", b"second", b"third"]
+    assert {info.name for info in client.list_streams()} == {
+        f"{name}-renamed" if name in ids else name for name in names
+    }

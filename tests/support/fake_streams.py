@@ -66,12 +66,17 @@ class FakeCluster:
 
     def list_streams(self):
         self.listings += 1
+        return self._infos()
+
+    def _infos(self):
         return [StreamInfo(at[0], name, 1, 0, at[1]) for name, at in self.streams.items()]
 
     def describe_streams(self, refs):
-        if missing := [each for each in refs if each not in self.streams]:
+        infos = {info.stream_id: info for info in self._infos()}
+        named = {info.name: info for info in infos.values()}
+        if missing := [each for each in refs if each not in infos and each not in named]:
             raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
-        return [StreamInfo(self.streams[r][0], r, 1, 0, self.streams[r][1]) for r in refs]
+        return [infos.get(each) or named[each] for each in refs]
 
     def describe_schemas(self, stream_ids, *, newest_only=False):
         first = -1 if newest_only else 0

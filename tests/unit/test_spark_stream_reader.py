@@ -251,6 +251,61 @@ def test_a_stream_that_is_created_anew_while_it_is_read(cluster):
         query.latestOffset(end, ALL)
 
 
+def rename(cluster, old, new):
+    cluster.change(**{new: cluster.streams[old], old: None})
+
+
+def test_a_stream_that_is_renamed_is_read_on(cluster):
+    query = reader("a,b", startingOffsets="earliest")
+    read, end = read_up(query)
+    rename(cluster, "b", "c")
+    cluster.streams["c"][3] = 33
+    read, end = read_up(query, end)
+    assert read == [(2, 30, 33)]
+    cluster.change(b=[3, 300, 0, 9])
+    assert read_up(query, end) == ([], end)
+    assert read_up(reader("a,c"), end) == ([], end)
+    with pytest.raises(StreamChangedError, match=r"has read stream 2 .*\(new to it: 3\)"):
+        reader("a,b").latestOffset(end, ALL)
+
+
+def test_streams_that_swap_their_names_are_read_on(cluster):
+    query = reader("a", startingOffsets="earliest", endingOffsets='{"a": 60}')
+    _, end = read_up(query)
+    a, b = cluster.streams["a"], cluster.streams["b"]
+    cluster.change(a=b, b=a)
+    a[3] = b[3] = 99
+    assert read_up(query, end)[0] == [(1, 50, 60)]
+
+
+def test_a_stream_that_took_the_name_of_one_that_is_gone_is_read_instead(cluster):
+    query = reader("a,b", startingOffsets="earliest", failOnDataLoss="false")
+    _, end = read_up(query)
+    cluster.change(b=None)
+    _, end = read_up(query, end)
+    cluster.change(b=[3, 300, 0, 9])
+    read, end = read_up(query, end)
+    assert read == [(3, 0, 9)]
+    rename(cluster, "b", "c")
+    assert read_up(query, end) == ([], end)
+
+
+def test_an_id_that_another_stream_has_got_does_not_count(cluster):
+    query = reader(
+        "a", startingOffsets="earliest", endingOffsets='{"a": 20}', failOnDataLoss="false"
+    )
+    _, end = read_up(query)
+    cluster.change(a=[2, 201, 0, 30], b=[1, 101, 0, 50])
+    assert read_up(query, end)[0] == [(2, 0, 20)]
+
+
+def test_positions_by_name_hold_when_the_stream_is_renamed_before_the_first_batch(cluster):
+    query = reader("a,b", startingOffsets='{"a": 45, "b": 25}')
+    query.initialOffset()
+    rename(cluster, "a", "z")
+    assert read_up(query)[0] == [(1, 45, 50), (2, 25, 30)]
+
+
 def pattern_reader(pattern, **options):
     given = {"endpoint": "h:1", "streamsPattern": pattern} | options
     return SbpStreamReader(given, source_schema(include_headers=False))
@@ -287,6 +342,23 @@ def test_json_names_exactly_what_a_pattern_matches_at_the_start_only(cluster):
     cluster.change(a1=[7, 700, 0, 99])
     assert read == [(1, 49, 50)]
     assert read_up(query, end)[0] == [(7, 0, 99)]
+
+
+def test_an_end_by_name_holds_when_a_stream_of_a_pattern_is_renamed(cluster):
+    ends = '{"a": 60, "b": 30}'
+    query = pattern_reader("[a-c].*", startingOffsets="earliest", endingOffsets=ends)
+    _, end = read_up(query)
+    rename(cluster, "a", "a2")
+    cluster.streams["a2"][3] = 99
+    assert read_up(query, end)[0] == [(1, 50, 60)]
+
+
+def test_a_stream_whose_new_name_does_not_match_is_no_longer_read(cluster):
+    query = pattern_reader("[ab]", startingOffsets="earliest")
+    _, end = read_up(query)
+    rename(cluster, "a", "z")
+    with pytest.raises(StreamChangedError, match="renamed so that streamsPattern does not match"):
+        query.latestOffset(end, ALL)
 
 
 def test_streams_are_listed_only_when_something_has_changed(cluster):

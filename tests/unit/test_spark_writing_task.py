@@ -239,17 +239,6 @@ def test_no_rows_ask_nobody():
     assert client.described == client.appends == []
 
 
-def test_missing_streams_are_created_once():
-    client = WritingClient()
-    creation = Creation(replica_count=2, retention_period_ms=5)
-    options = sink_options(maybe_creation=creation)
-    batch = routed(("new", b"a"), ("s1", b"b"), ("newer", b"c"))
-    append_rows([batch, batch], client, options)
-    assert [client.names[name] for name in ("new", "newer")] == [100, 101]
-    assert client.values() == {100: [b"a"] * 2, 101: [b"c"] * 2, 1: [b"b"] * 2}
-    assert {spec.replica_count for spec in client.created} == {2}
-
-
 @pytest.mark.parametrize(
     ("stream", "told"),
     [
