@@ -101,7 +101,7 @@ def test_an_address_that_cannot_be_one_is_passed_over(address) -> None:
 addresses = st.sampled_from([GIVEN, "a:1", "b:2", "c:3", "d:4", "no address", None])
 clusters = st.lists(
     st.builds(PlacementDriverNode, st.just("n"), addresses, st.booleans()), max_size=40
-)
+).map(tuple)
 errors = st.one_of(
     clusters.map(lambda nodes: not_leader(detail=encode_cluster(PlacementDriverCluster(nodes)))),
     st.binary(max_size=20).map(lambda detail: not_leader(detail=detail)),

@@ -110,6 +110,14 @@ def test_what_does_not_fit_is_refused_all_the_same(misfit):
     assert str(refused.value) == str(anew.value)
 
 
+@pytest.mark.parametrize("known", [Node(children=[]), Node(children=(Node(children=[]),))])
+def test_an_empty_list_does_not_change_how_an_empty_tuple_is_written(known):
+    """The list is no default of the field, so it is written; the tuple is left out."""
+    schema = taught(known)
+    for other in (Node(), Node(children=(Node(),))):
+        assert schema.encode(other) == Schema(LAYOUTS).encode(other) != schema.encode(known)
+
+
 def test_few_shapes_are_remembered(monkeypatch):
     monkeypatch.setattr(limits, "TEMPLATES_MAX", 3)
     schema = Schema(LAYOUTS)

@@ -192,7 +192,8 @@ class _Outline:
             contents += texts
         for _, at, outline in self._vectors:
             items = found[at]
-            if len(items) > limits.STENCIL_TABLES_MAX:
+            # Any other empty sequence than the default of the field is written, as an empty vector.
+            if len(items) > limits.STENCIL_TABLES_MAX or (not items and items != ()):
                 raise _NoShapeError
             parts.append(len(items))
             for item in items:
