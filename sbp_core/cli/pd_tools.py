@@ -68,8 +68,8 @@ def _show(report: StoreReport) -> None:
         f"{report.database}: {verdict}; schema version {found.version}, {len(counts)} tables,"
         f" {sum(counts.values())} rows, {found.commit}; by metadata.mark {report.marked}"
     )
-    for fault in found.faults:
-        output.write_line(f"  {fault}")
+    for line in (*found.faults, *report.notes):
+        output.write_line(f"  {line}")
 
 
 def _show_json(report: StoreReport) -> None:
@@ -86,5 +86,6 @@ def _show_json(report: StoreReport) -> None:
             "marked_life": report.marked.life_id or None,
             "damage": [*found.page_faults, *found.content_faults],
             "missing_commits": list(found.history_faults),
+            "notes": list(report.notes),
         }
     )

@@ -57,7 +57,7 @@ class CommitMark:
         self._file = file
         slots = [_maybe_decode(file.pread(_SLOT_BYTES, place)) for place in _SLOT_PLACES]
         known = [slot for slot in slots if slot is not None]
-        self.damaged_slot_count: Final = len(slots) - len(known)
+        self._damaged_slot_count: Final = len(slots) - len(known)
         self.maybe_last = max(known, key=lambda mark: mark.sequence, default=None)
         """The newest that can be read; None if neither can."""
 
@@ -65,6 +65,16 @@ class CommitMark:
     def path(self) -> Path:
         """Where the file is."""
         return self._file.path
+
+    @property
+    def maybe_fault(self) -> str | None:
+        """What follows from damage to one of the two slots; None if both are whole, or neither."""
+        if self._damaged_slot_count != 1:
+            return None
+        return (
+            f"{MARK_NAME} is damaged in one of its two slots. The other one counts, so at most the"
+            " last commit could be missing unnoticed. The next start writes the damaged slot again"
+        )
 
     @classmethod
     def maybe_open(cls, directory: Path) -> CommitMark | None:
@@ -87,10 +97,11 @@ class CommitMark:
         Raises ConfigurationError.
         """
         path = directory / MARK_NAME
-        slot = _encode(Mark(0, NO_COMMIT))
+        # In the order of `write`, so that the first write replaces a slot that is damaged.
+        slots = [_encode(Mark(sequence, NO_COMMIT)) for sequence in range(len(_SLOT_PLACES))]
         first, second = _SLOT_PLACES
         try:
-            write_file(OsDisk(), path, [slot.ljust(second - first, b"\0"), slot])
+            write_file(OsDisk(), path, [slots[0].ljust(second - first, b"\0"), slots[1]])
             return cls(OsDisk().open(path, is_writable=True))
         except OSError as error:
             raise ConfigurationError(

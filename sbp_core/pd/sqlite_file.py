@@ -185,12 +185,8 @@ class SqliteFile:
                 migrate_schema(self._connection, found.version)
             # A file without tables would be taken for a new one, should the log be lost.
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        if self._mark is not None and self._mark.damaged_slot_count:
-            _LOG.warning(
-                "%s is damaged in one of its two places; the other one is used: the store has at"
-                " least all commits up to the last but one",
-                self._mark.path,
-            )
+        if self._mark is not None and self._mark.maybe_fault is not None:
+            _LOG.warning("%s: %s", data_dir, self._mark.maybe_fault)
         self._content = Content(self._connection)
         with self.transaction():
             self._content.begin_life(current_epoch(self._connection))

@@ -45,6 +45,8 @@ class StoreReport:
     database: Path
     found: Inspection
     marked: CommitId = NO_COMMIT
+    notes: tuple[str, ...] = ()
+    """Damage that takes nothing away."""
 
     @property
     def is_intact(self) -> bool:
@@ -84,8 +86,11 @@ def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
             ) from error
         mark = CommitMark.maybe_open(copy)
         found = _inspect(owned.database, copy / DATABASE_NAME, mark, witnesses)
-    last = mark.maybe_last if mark is not None else None
-    return StoreReport(owned.database, found, NO_COMMIT if last is None else last.commit)
+    if mark is None:
+        return StoreReport(owned.database, found)
+    marked = NO_COMMIT if mark.maybe_last is None else mark.maybe_last.commit
+    notes = () if mark.maybe_fault is None else (mark.maybe_fault,)
+    return StoreReport(owned.database, found, marked, notes)
 
 
 def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:

@@ -1,5 +1,6 @@
 """Damaged files of the metadata store: what is served was committed, or nothing is."""
 
+import json
 import shutil
 import sqlite3
 
@@ -7,6 +8,7 @@ import pytest
 from filled_metadata import contents, fill, verdict
 from old_metadata import altered_metadata
 
+from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.commit_mark import MARK_NAME, CommitMark
 from sbp_core.pd.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
@@ -151,19 +153,32 @@ def test_a_store_may_be_ahead_of_its_mark_by_commits_of_its_own(tmp_path):
     SqliteStore(tmp_path).close()
 
 
-def test_one_damaged_place_of_the_mark_is_told_and_written_again(tmp_path, caplog):
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("place", [0, 512])
+def test_one_damaged_slot_of_the_mark_is_named_and_written_again(
+    tmp_path, caplog, capsys, place, is_used
+):
     SqliteStore(tmp_path).close()
+    if not is_used:  # as a start leaves it that is killed before its first commit
+        CommitMark.create(tmp_path).close()
     data = bytearray((tmp_path / MARK_NAME).read_bytes())
-    data[20] ^= 1
+    data[place + 20] ^= 1
     (tmp_path / MARK_NAME).write_bytes(data)
-    store = SqliteStore(tmp_path)
-    assert "metadata.mark is damaged in one of its two places" in caplog.text
-    store.commit_cursors("group", [], 1)
-    store.allocate_server_id()
-    store.close()
+    assert main(["pd", "check", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "intact" in told
+    assert "metadata.mark is damaged in one of its two slots. The other one counts" in told
+    assert "The next start writes the damaged slot again" in told
+    assert main(["pd", "check", "--json", str(tmp_path)]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note in told
+    SqliteStore(tmp_path).close()
+    assert note in caplog.text
     caplog.clear()
     SqliteStore(tmp_path).close()
     assert not caplog.records
+    assert main(["pd", "check", "--json", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == []
 
 
 def test_an_older_copy_is_refused_by_its_mark(tmp_path):

@@ -16,7 +16,7 @@ def add_pd(add_parser: AddParser) -> None:
         help="find damage, and commits that are missing",
         description="Read all metadata, compare each row with its checksum, and the last commit"
         " with what metadata.mark and the range servers of the same folder know. Nothing is"
-        " changed. Exit code 1 if anything is wrong.",
+        " changed. Exit code 1 if a placement driver would not start with them.",
     )
     check.add_argument("--json", action="store_true", help="print JSON, one object")
     check.set_defaults(run=_run_pd_check)
