@@ -95,6 +95,25 @@ def test_the_limits_are_those_of_the_code():
     }
 
 
+def limits_in_messages():
+    """The limits in messages of the servers, but for those that refuse settings."""
+    for part in ("pd", "rangeserver", "server", "session", "wire"):
+        for path in sorted((ROOT / "sbp_core" / part).rglob("*.py")):
+            if path.name == "settings.py":
+                continue
+            for text in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for node in ast.walk(text) if isinstance(text, ast.JoinedStr) else ():
+                    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "limits":
+                        yield node.attr
+
+
+def test_limits_that_requests_are_refused_with_are_listed():
+    named = set(re.findall(r"^\| `(\w+)`", SECTIONS["Limits"], re.MULTILINE))
+    told = set(limits_in_messages())
+    assert "STREAMS_PER_REQUEST_MAX" in told
+    assert told - named == set()
+
+
 def test_limits_that_are_named_anywhere_exist():
     for name in re.findall(r"`([A-Z]+_[A-Z_]+)`", TEXT):
         assert hasattr(limits, name), name
