@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from sbp_core import limits
 from sbp_core.cli.connect import connect, find_stream, label, newest_versions, parse_stream
@@ -24,7 +24,7 @@ from sbp_core.records.stream_schema import name_text
 
 
 def create(options: Namespace) -> int:
-    """Create NAME, or NAME-0 to NAME-(count-1)."""
+    """Create NAME, or NAME-0 to NAME-(count-1); show those that are, also if others are refused."""
     names: list[str] = [options.name]
     if options.count is not None:
         if options.count > limits.STREAMS_PER_REQUEST_MAX:
@@ -42,13 +42,15 @@ def create(options: Namespace) -> int:
         )
         for name in names
     ]
-    with connect(options) as client:
-        infos = client.create_streams(specs)
-    for info in infos:
+
+    def show(info: StreamInfo) -> None:
         if options.json:
             write_json(asdict(info))
         else:
             write_line(f"created {label(info)} (id {info.stream_id})")
+
+    with connect(options) as client:
+        client.create_streams(specs, on_created=show)
     return 0
 
 
@@ -84,7 +86,7 @@ def describe(options: Namespace) -> int:
         schemas = _newest_schemas(client, stream_ids)
     for info, held in zip(infos, bounds, strict=True):
         if options.json:
-            shown = [asdict(piece) for piece in ranges[info.stream_id]]
+            shown = [asdict(_as_held(piece, held)) for piece in ranges[info.stream_id]]
             newest = schemas.get(info.stream_id)
             described = {**asdict(info), **asdict(held), **_described_schema(newest)}
             write_json({**described, "ranges": shown})
@@ -181,6 +183,13 @@ def ping(options: Namespace) -> int:
     else:
         write_line(f"{options.endpoint} answers in {round_trip_ms:.2f} ms")
     return 0
+
+
+def _as_held(piece: RangeInfo, held: StreamBounds) -> RangeInfo:
+    """Return a range with what its server said of the end: the placement driver's may be old."""
+    if piece.end_offset is not None:
+        return replace(piece, next_offset=piece.end_offset)
+    return replace(piece, next_offset=max(piece.start_offset, held.next_offset))
 
 
 def _check_name(name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
@@ -151,12 +151,18 @@ class AsyncClient:
         """Return all streams of the cluster, by id."""
         return await self._run(metadata.list_streams(self._context))
 
-    async def create_streams(self, specs: Sequence[StreamSpec]) -> list[StreamInfo]:
+    async def create_streams(
+        self,
+        specs: Sequence[StreamSpec],
+        *,
+        on_created: Callable[[StreamInfo], None] | None = None,
+    ) -> list[StreamInfo]:
         """Create streams; return them in the order of `specs`.
 
-        Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError.
+        Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
+        other streams may be created nevertheless, and `on_created` is called with each that is.
         """
-        return await self._run(metadata.create_streams(self._context, specs))
+        return await self._run(metadata.create_streams(self._context, specs, on_created))
 
     async def delete_streams(self, refs: Sequence[int | str]) -> None:
         """Delete streams given by id or name. Raises NotFoundError naming all that are missing."""

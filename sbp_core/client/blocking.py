@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
@@ -123,12 +123,18 @@ class Client:
         """Return all streams of the cluster, by id."""
         return self._run(metadata.list_streams(self._context))
 
-    def create_streams(self, specs: Sequence[StreamSpec]) -> list[StreamInfo]:
+    def create_streams(
+        self,
+        specs: Sequence[StreamSpec],
+        *,
+        on_created: Callable[[StreamInfo], None] | None = None,
+    ) -> list[StreamInfo]:
         """Create streams; return them in the order of `specs`.
 
-        Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError.
+        Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
+        other streams may be created nevertheless, and `on_created` is called with each that is.
         """
-        return self._run(metadata.create_streams(self._context, specs))
+        return self._run(metadata.create_streams(self._context, specs, on_created))
 
     def delete_streams(self, refs: Sequence[int | str]) -> None:
         """Delete streams given by id or name. Raises NotFoundError naming all that are missing."""

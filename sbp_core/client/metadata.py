@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from sbp_core import limits
@@ -67,23 +67,29 @@ def list_streams(context: Context) -> Program[list[StreamInfo]]:
     return sorted((yield from _describe(context, header)), key=lambda info: info.stream_id)
 
 
-def create_streams(context: Context, specs: Sequence[StreamSpec]) -> Program[list[StreamInfo]]:
+def create_streams(
+    context: Context,
+    specs: Sequence[StreamSpec],
+    on_created: Callable[[StreamInfo], None] | None = None,
+) -> Program[list[StreamInfo]]:
     """Create streams; return them in the order of `specs` (SPEC "CREATE_STREAMS").
 
     Waits while no range server can take a range: each reports itself soon after a start. Raises
     ConfigurationError for what no server would take, AlreadyExistsError for a name in use,
     NoRangeServerError when all tries were in vain. The others of the same call may be created
-    nevertheless.
+    nevertheless: `on_created` is called with each that is.
     """
     for spec in specs:
         check_spec(spec)
     created: list[StreamInfo] = []
     for chunk in chunks(specs):
-        created += yield from _create(context, chunk)
+        created += yield from _create(context, chunk, on_created or (lambda _: None))
     return created
 
 
-def _create(context: Context, specs: Sequence[StreamSpec]) -> Program[list[StreamInfo]]:
+def _create(
+    context: Context, specs: Sequence[StreamSpec], on_created: Callable[[StreamInfo], None]
+) -> Program[list[StreamInfo]]:
     created: dict[int, StreamInfo] = {}
     attempts = Attempts(context, (yield Now()))
     while len(created) < len(specs):
@@ -117,6 +123,7 @@ def _create(context: Context, specs: Sequence[StreamSpec]) -> Program[list[Strea
             else:
                 check_named(specs[index].name, result.stream)
                 created[index] = stream_info(result.stream)
+                on_created(created[index])
         if failures:
             attempts.on_failure()
             now_ms = yield Now()

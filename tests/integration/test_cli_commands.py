@@ -1,6 +1,7 @@
 """The client commands against a running server: in this process, and as processes with pipes."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.cli.main import main
 from sbp_core.client import EARLIEST, FetchItem
+from sbp_core.cluster import LocalCluster
 from sbp_core.records import split_envelopes
 
 SBP = [sys.executable, "-m", "sbp_core.cli.main"]
@@ -175,6 +177,41 @@ def test_a_reader_that_has_enough_is_no_error(run, cluster, stream):
         assert (consumer.wait(TIMEOUT_SECONDS), consumer.stderr.read()) == (0, b"")
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_was_created_is_told_though_others_are_refused(run, as_json):
+    done(run("streams", "create", f"some-{as_json}-1"))
+    ended = run("streams", "create", f"some-{as_json}", "--count", "3", *["--json"] * as_json)
+    assert ended.exit_code == 1
+    assert f"'some-{as_json}-1'" in ended.errors.decode()
+    if as_json:
+        names = [each["name"] for each in objects(ended.output)]
+    else:
+        names = re.findall(r"^created (\S+) \(id \d+\)$", ended.output.decode(), re.MULTILINE)
+    assert names == [f"some-{as_json}-0", f"some-{as_json}-2"]
+
+
+def test_the_ranges_of_a_stream_are_described_with_their_ends(run, stream):
+    done(run("produce", stream, stdin=b"a\nb\n"))
+    done(run("streams", "seal", stream))
+    done(run("produce", stream, stdin=b"c\n"))
+    (described,) = objects(done(run("streams", "describe", stream, "--json")))
+    ends = [(piece["end_offset"], piece["next_offset"]) for piece in described["ranges"]]
+    assert ends == [(2, 2), (None, 3)]
+
+
+def test_what_was_created_before_a_limit_is_told(run, tmp_path):
+    config = tmp_path / "server.toml"
+    config.write_text(f"[placement_driver]\nstreams_max = {limits.STREAMS_PER_CALL}\n")
+    with LocalCluster(tmp_path / "data", options=["--config", str(config)]) as small:
+        words = ["streams", "create", "s", "--count", str(limits.STREAMS_PER_CALL + 1), "--json"]
+        ended = run(*words, endpoint=small.endpoint)
+        listed = run("streams", "list", "--json", endpoint=small.endpoint)
+    assert ended.exit_code == 1
+    assert "streams_max" in ended.errors.decode()
+    assert objects(ended.output) == objects(done(listed))
+    assert len(objects(ended.output)) == limits.STREAMS_PER_CALL
+
+
 def test_streams_are_created_listed_described_and_deleted(run, cluster):
     created = objects(done(run("streams", "create", "many", "--count", "3", "--json")))
     assert [each["name"] for each in created] == ["many-0", "many-1", "many-2"]
@@ -197,6 +234,7 @@ def test_streams_are_created_listed_described_and_deleted(run, cluster):
     assert described.items() > listed["many-1"].items()
     assert (described["start_offset"], described["next_offset"]) == (0, 2)
     assert [piece["servers"] for piece in described["ranges"]] == [list(cluster.range_servers)]
+    assert [piece["next_offset"] for piece in described["ranges"]] == [2]
     shown = done(run("streams", "describe", "many-1", "kept")).decode()
     assert "many-1 (id" in shown
     assert "records    2" in shown
