@@ -29,6 +29,9 @@ from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.log.recovery import RecoveryReport
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd.data_dir import has_metadata
+from sbp_core.pd.sqlite_inspection import remedy_of_lost_metadata
+from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.server.addresses import is_wildcard, join_address
@@ -186,6 +189,7 @@ class Cluster:
         InvalidRequestError when a folder belongs to another cluster; nothing runs on then.
         """
         try:
+            self._check_metadata_are_there()
             driver = PlacementDriver(self._settings.placement_driver())
             driver.failed.add_done_callback(self._on_failure)
             await driver.start()
@@ -203,6 +207,21 @@ class Cluster:
         except BaseException:
             await self.stop()
             raise
+
+    def _check_metadata_are_there(self) -> None:
+        """Raise ConfigurationError where range servers are of a cluster whose metadata are gone."""
+        driver = self._settings.placement_driver().data_dir
+        if has_metadata(driver):
+            return
+        for index in range(self._settings.range_servers):
+            folder = self._settings.range_server(index, "unused:1").data_dir
+            identity = load_identity(folder)
+            if identity is not None:
+                raise ConfigurationError(
+                    f"data_dir: {driver} holds no metadata, and {folder} belongs to cluster"
+                    f" {identity.cluster_id}: the metadata of that are gone. Nothing was changed."
+                    f" {remedy_of_lost_metadata(driver)}"
+                )
 
     async def stop(self) -> None:
         """Let open calls finish, then close everything. Raises the first failure, if any."""

@@ -15,13 +15,18 @@ from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.disk import OsDisk, translate_os_error
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.files import maybe_segment_base, segment_path
+from sbp_core.log.high_water import read_high_water
 from sbp_core.log.inspection import Inspection, inspect_log, segment_bases
 from sbp_core.log.repair import repair_log
 from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.staged_entries import decode_end, decode_prefix
 from sbp_core.log.start import START_NAME
 from sbp_core.log.writer_states import decode_mark
-from sbp_core.rangeserver.identity import check_log_is_there
+from sbp_core.pd.data_dir import has_metadata
+from sbp_core.pd.log_marks import maybe_other_log
+from sbp_core.pd.model import LogMark
+from sbp_core.pd.store_check import DRIVER_NAME, maybe_log_mark_of
+from sbp_core.rangeserver.identity import IDENTITY_NAME, Identity, check_log_is_there
 
 _DISK: Final = OsDisk()
 _LOG_NAME: Final = "log"
@@ -33,10 +38,8 @@ def check(options: Namespace) -> int:
     """Read whole logs; return 1 if any of them is damaged. Raises LogError."""
     is_intact = True
     for directory in find_logs(Path(options.folder)):
-        check_log_is_there(directory.parent, _DISK)
-        with _locked(directory):
-            found = inspect_log(_DISK, directory)
-        _show(directory, found)
+        with _inspected(directory) as found:
+            _show(directory, found)
         is_intact = is_intact and found.is_intact
     return 0 if is_intact else 1
 
@@ -44,9 +47,7 @@ def check(options: Namespace) -> int:
 def repair(options: Namespace) -> int:
     """Make damaged logs usable. Raises LogError."""
     for directory in find_logs(Path(options.folder)):
-        check_log_is_there(directory.parent, _DISK)
-        with _locked(directory):
-            found = inspect_log(_DISK, directory)
+        with _inspected(directory) as found:
             _show(directory, found)
             kept = repair_log(_DISK, directory, found, time.time_ns() // 1_000_000)
         if found.faults:
@@ -83,11 +84,11 @@ def find_logs(folder: Path) -> list[Path]:
         servers = sorted(
             int(found[1])
             for found in map(_SERVER_NAME.fullmatch, names)
-            if found and (folder / found[0] / _LOG_NAME).is_dir()
+            if found and _has_log(folder / found[0])
         )
         if servers:
             return [folder / f"{_SERVER_PREFIX}{index}" / _LOG_NAME for index in servers]
-        if (folder / _LOG_NAME).is_dir():
+        if _has_log(folder):
             return [folder / _LOG_NAME]
         if any(name == START_NAME or maybe_segment_base(name) is not None for name in names):
             return [folder]
@@ -97,6 +98,47 @@ def find_logs(folder: Path) -> list[Path]:
         f"{folder} holds no log: name the data folder of a range server, the folder {_LOG_NAME!r}"
         " in it, or the data folder of `sbp serve`"
     )
+
+
+def _has_log(server: Path) -> bool:
+    """Whether a folder is that of a range server, which has a log, or should have one."""
+    return (server / _LOG_NAME).is_dir() or (server / IDENTITY_NAME).exists()
+
+
+@contextmanager
+def _inspected(directory: Path) -> Iterator[Inspection]:
+    """Keep servers away, and inspect a log, also by what its placement driver was told of it.
+
+    Raises LogError, also if the log is not there, or another one is.
+    """
+    identity = check_log_is_there(directory.parent, _DISK)
+    with _locked(directory):
+        promise = None if identity is None else _maybe_promise(directory, identity)
+        if promise is None:
+            yield inspect_log(_DISK, directory)
+            return
+        mark, _ = read_high_water(_DISK, directory)
+        other = None if mark is None else maybe_other_log(promise, mark.log_id)
+        if other is not None:
+            raise LogError(other)
+        yield inspect_log(_DISK, directory, promised=promise.position)
+
+
+def _maybe_promise(directory: Path, identity: Identity) -> LogMark | None:
+    """Return what the placement driver of the same `sbp serve` was told of a log, if that is known.
+
+    Metadata that are damaged, or of another cluster, say nothing.
+    """
+    driver = directory.absolute().parent.parent / DRIVER_NAME
+    if not has_metadata(driver):
+        return None
+    try:
+        return maybe_log_mark_of(driver, identity.cluster_id, identity.server_id)
+    except ConfigurationError as error:
+        output.write_line(
+            f"{directory}: not compared with what its placement driver knows: {error}"
+        )
+        return None
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
 from sbp_core.cli import output
-from sbp_core.pd.history import CommitId, is_life_id
+from sbp_core.errors import ConfigurationError
+from sbp_core.pd.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.store_check import (
     DRIVER_NAME,
     StoreReport,
@@ -17,8 +19,9 @@ from sbp_core.pd.store_check import (
     find_store,
 )
 from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME, read_driver_commit
+from sbp_core.rangeserver.identity import load_identity
 
-_SERVERS: Final = f"range-server-*/{DRIVER_COMMIT_NAME}"
+_SERVERS: Final = "range-server-*"
 
 
 def check(options: Namespace) -> int:
@@ -29,6 +32,8 @@ def check(options: Namespace) -> int:
         _show_json(report)
     else:
         _show(report)
+        if not report.is_intact:
+            output.write_line(f"  {report.remedy}")
     return 0 if report.is_intact else 1
 
 
@@ -51,19 +56,26 @@ def _witnesses(directory: Path) -> list[Witness]:
     witnesses: list[Witness] = []
     if directory.name != DRIVER_NAME:
         return witnesses
-    for path in sorted(directory.absolute().parent.glob(_SERVERS)):
-        number, life = read_driver_commit(path)
-        if life is not None and is_life_id(life):
-            witnesses.append(Witness(path, CommitId(number, life)))
+    for folder in sorted(directory.absolute().parent.glob(_SERVERS)):
+        number, life = read_driver_commit(folder / DRIVER_COMMIT_NAME)
+        commit = CommitId(number, life) if life is not None and is_life_id(life) else NO_COMMIT
+        cluster_id = ""
+        with contextlib.suppress(ConfigurationError):  # the start of that server names it
+            identity = load_identity(folder)
+            cluster_id = "" if identity is None else identity.cluster_id
+        witnesses.append(Witness(folder, cluster_id, commit))
     return witnesses
 
 
 def _show(report: StoreReport) -> None:
     found = report.found
     counts = found.row_counts
-    verdict = "intact" if report.is_intact else "damaged"
-    if found.history_faults and not (found.page_faults or found.content_faults):
-        verdict = "older than it was"
+    if found.page_faults or found.content_faults:
+        verdict = "damaged"
+    elif found.history_faults:
+        verdict = "older than it was" if found.version else "emptied"
+    else:
+        verdict = "of another cluster" if found.foreign_servers else "intact"
     output.write_line(
         f"{report.database}: {verdict}; schema version {found.version}, {len(counts)} tables,"
         f" {sum(counts.values())} rows, {found.commit}; by metadata.mark {report.marked}"
@@ -86,6 +98,8 @@ def _show_json(report: StoreReport) -> None:
             "marked_life": report.marked.life_id or None,
             "damage": [*found.page_faults, *found.content_faults],
             "missing_commits": list(found.history_faults),
+            "other_clusters": list(found.foreign_servers),
             "notes": list(report.notes),
+            "remedy": None if report.is_intact else report.remedy,
         }
     )

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 from sbp_core.errors import LogCorruptionError
 
 
 def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
     """Return the error for damage that must not be cut."""
+    directory = quote(str(path.parent))
     return LogCorruptionError(
         f"{path} is damaged at log position {position}: {reason}. Nothing was changed. Restore the"
-        " file from a backup, or stop the server and see `sbp log check` and `sbp log repair`"
+        " file from a backup; or stop the server, look at what is lost with `sbp log check"
+        f" {directory}`, and go on without that: `sbp log repair {directory}`"
     )
 
 

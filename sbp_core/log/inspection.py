@@ -95,12 +95,13 @@ class Inspection:
         return not self.faults and not self.lost
 
 
-def inspect_log(disk: Disk, directory: Path) -> Inspection:
+def inspect_log(disk: Disk, directory: Path, *, promised: int = 0) -> Inspection:
     """Read the log in `directory`, which nobody may have open.
 
-    Raises LogError for what cannot be read, and for files of another version or another place.
+    `promised` is a position up to which it was synced, by the word of others than its own. Raises
+    LogError for what cannot be read, and for files of another version or another place.
     """
-    inspector = _Inspector(disk, directory)
+    inspector = _Inspector(disk, directory, promised)
     inspector.run()
     return inspector.result()
 
@@ -114,9 +115,10 @@ def segment_bases(disk: Disk, directory: Path, start: int) -> list[int]:
 
 
 class _Inspector:
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, promised: int) -> None:
         self._disk = disk
         self._directory = directory
+        self._promised = promised
         self._faults: list[Fault] = []
         self._coverage = Coverage()
         self._states = RangeStates()
@@ -131,6 +133,8 @@ class _Inspector:
 
     def run(self) -> None:
         self._mark, _ = read_high_water(self._disk, self._directory)
+        if self._promised > (0 if self._mark is None else self._mark.position):
+            self._mark = HighWater(self._promised)
         bases = self._bases()
         self._segment_count = len(bases)
         for base, following in pairwise(bases):

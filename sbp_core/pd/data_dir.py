@@ -18,6 +18,12 @@ DATABASE_NAME: Final = "metadata.sqlite"
 WRITE_AHEAD_LOG_NAME: Final = f"{DATABASE_NAME}-wal"
 
 
+def has_metadata(directory: Path) -> bool:
+    """Whether a placement driver has ever written to its file in a directory."""
+    path = directory / DATABASE_NAME
+    return path.exists() and path.stat().st_size > 0
+
+
 class DataDir:
     """A data directory that this process owns until `release` (or its end)."""
 

@@ -40,14 +40,9 @@ class LogMarks:
         known = await self._known(said.server_id)
         if known is None:
             return NO_POSITION
-        if known.log_id and said.log_id and known.log_id != said.log_id:
-            raise InvalidRequestError(
-                StatusCode.INVALID_REQUEST,
-                f"range server {said.server_id} has the log {said.log_id}, and had {known.log_id},"
-                f" which was synced up to position {known.position}: another log is in its folder;"
-                " put the right one back. To give up what was in it, start the server with an"
-                " empty folder, as a new one. Nothing was changed",
-            )
+        other = maybe_other_log(known, said.log_id)
+        if other is not None:
+            raise InvalidRequestError(StatusCode.INVALID_REQUEST, other)
         return known.position
 
     async def note(self, said: LogMark) -> int:
@@ -86,6 +81,19 @@ class LogMarks:
             await self._store.run(_keep, mark)
         else:
             self._unkept[mark.server_id] = mark
+
+
+def maybe_other_log(known: LogMark, log_id: str) -> str | None:
+    """Return what is wrong if a server has a log of another id now; either may have none."""
+    if not known.log_id or not log_id or known.log_id == log_id:
+        return None
+    return (
+        f"range server {known.server_id} has the log {log_id}, and had {known.log_id}, which was"
+        f" synced up to position {known.position}: another log is in its folder; put the right one"
+        " back. Nothing was changed. Without a copy, what was in it is lost: move the data"
+        " directory of the range server away to start as a new server, and delete and create again"
+        " the streams that had ranges in it"
+    )
 
 
 def _keep(store: MetadataStore, mark: LogMark) -> None:

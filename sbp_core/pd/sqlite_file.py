@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, Protocol
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
@@ -21,7 +22,12 @@ from sbp_core.pd.commit_mark import UNKNOWN_CONTENT, CommitMark
 from sbp_core.pd.data_dir import DataDir
 from sbp_core.pd.history import CommitId, History
 from sbp_core.pd.sqlite_content import UNREADABLE, Content, lives_of
-from sbp_core.pd.sqlite_inspection import Inspection, connect, inspect_store
+from sbp_core.pd.sqlite_inspection import (
+    Inspection,
+    connect,
+    inspect_store,
+    remedy_of_lost_metadata,
+)
 from sbp_core.pd.sqlite_schema import SCHEMA_VERSION, create_schema, migrate_schema
 from sbp_core.pd.store_epochs import current_epoch
 
@@ -65,8 +71,8 @@ class SqliteFile:
         except UNREADABLE as error:
             self._dir.release()
             raise ConfigurationError(
-                f"data_dir: {self._dir.database} cannot be opened: {error}; restore it from a"
-                " backup, or choose an empty directory to begin a new cluster"
+                f"data_dir: {self._dir.database} cannot be opened: {error}."
+                f" {remedy_of_lost_metadata(data_dir)}"
             ) from error
         except BaseException:
             self._dir.release()
@@ -147,10 +153,10 @@ class SqliteFile:
             return
         message = (
             "the placement driver's metadata are older than they were, or others: a range server"
-            f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given"
-            " out any more. Stop the placement driver and bring the newest copy of its data"
-            " directory back, or, if there is none, go on without what is missing: `sbp pd accept"
-            " DIR`"
+            f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given out"
+            " any more. Stop the placement driver and bring the newest copy of its data directory"
+            " back, or, if there is none, go on without what is missing: `sbp pd accept"
+            f" {quote(str(self._dir.database.parent))}`"
         )
         _LOG.critical("%s: %s", self._dir.database, message)
         # Noted as a commit that there was: the next start refuses it, too.
@@ -197,15 +203,13 @@ class SqliteFile:
             raise sqlite3.DatabaseError("; ".join(found.page_faults))
         if found.content_faults:
             raise ConfigurationError(
-                f"data_dir: {database} is damaged: {'; '.join(found.content_faults)}. Restore it"
-                f" from a backup, or see `sbp pd check {database.parent}`"
+                f"data_dir: {database} is damaged: {'; '.join(found.content_faults)}."
+                f" {found.remedy(database.parent)}"
             )
         if found.history_faults:
             raise ConfigurationError(
                 f"data_dir: commits may be missing from {database}. By {self._dir.mark}:"
-                f" {'; '.join(found.history_faults)}. Bring the newest copy of the directory back,"
-                f" or, if there is none, go on without what is missing: `sbp pd accept"
-                f" {database.parent}`"
+                f" {'; '.join(found.history_faults)}. {found.remedy(database.parent)}"
             )
 
     def _seal(self) -> bool:

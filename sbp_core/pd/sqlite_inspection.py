@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
@@ -34,13 +35,45 @@ class Inspection:
     """Rows that are not as they were committed."""
     history_faults: tuple[str, ...] = ()
     """Commits that are missing, or may be."""
+    foreign_servers: tuple[str, ...] = ()
+    """Range servers beside the store that belong to another cluster."""
     commit: CommitId = NO_COMMIT
     row_counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def faults(self) -> tuple[str, ...]:
         """All that is wrong."""
-        return (*self.page_faults, *self.content_faults, *self.history_faults)
+        return (
+            *self.page_faults,
+            *self.content_faults,
+            *self.history_faults,
+            *self.foreign_servers,
+        )
+
+    def remedy(self, directory: Path) -> str:
+        """Return what to do about the faults of the store in a directory."""
+        if self.foreign_servers:
+            return "One of these folders is in the wrong place: bring the right one back"
+        if self.page_faults or not self.version:
+            return remedy_of_lost_metadata(directory)
+        return (
+            f"Bring the newest copy of {directory} back, or, if there is none, go on without what"
+            f" is missing: `sbp pd accept {quote(str(directory))}`"
+        )
+
+    @property
+    def can_be_accepted(self) -> bool:
+        """Whether a placement driver can go on with what is there."""
+        return bool(self.version) and not self.page_faults and not self.foreign_servers
+
+
+def remedy_of_lost_metadata(directory: Path) -> str:
+    """Return what to do where nothing can be read of the metadata in a directory."""
+    return (
+        f"They cannot be repaired. Bring the newest copy of {directory} back. Without one, what is"
+        " in the logs of the range servers cannot be served any more: begin a new cluster, in an"
+        " empty data_dir"
+    )
 
 
 def connect(database: Path) -> sqlite3.Connection:
@@ -125,7 +158,8 @@ def _find_history_faults(
     if last is None:
         return ("it is damaged, so nobody knows whether commits are missing",)
     if not history.has(last.commit):
-        return (f"{last.commit} was the last one, the store ends at {history.last}",)
+        end = f"ends at {history.last}" if history.last.life_id else "is empty"
+        return (f"{last.commit} was the last one, the store {end}",)
     if last.commit == history.last and last.content not in {content, UNKNOWN_CONTENT}:
         return (f"after {last.commit} the store had other content",)
     return ()

@@ -15,6 +15,7 @@ from sbp_core.log.disk import describe_os_error
 from sbp_core.pd.commit_mark import MARK_NAME, UNKNOWN_CONTENT, CommitMark
 from sbp_core.pd.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME, DataDir
 from sbp_core.pd.history import NO_COMMIT, CommitId, epoch_of, new_life_id
+from sbp_core.pd.model import LogMark
 from sbp_core.pd.sqlite_content import (
     UNREADABLE,
     add_life,
@@ -22,7 +23,12 @@ from sbp_core.pd.sqlite_content import (
     has_commit,
     take_stock,
 )
-from sbp_core.pd.sqlite_inspection import Inspection, connect, inspect_store
+from sbp_core.pd.sqlite_inspection import (
+    Inspection,
+    connect,
+    inspect_store,
+    remedy_of_lost_metadata,
+)
 from sbp_core.pd.sqlite_schema import CONTENT_VERSION
 from sbp_core.pd.store_epochs import begin_epoch
 
@@ -32,9 +38,13 @@ DRIVER_NAME: Final = "placement-driver"
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A commit that somebody beside the store knows of, and where that is written."""
+    """A range server beside the store: its folder, and what it knows of the store.
 
-    path: Path
+    `cluster_id` is empty, and `commit` is none, if it does not know that.
+    """
+
+    folder: Path
+    cluster_id: str
     commit: CommitId
 
 
@@ -52,6 +62,11 @@ class StoreReport:
     def is_intact(self) -> bool:
         """Whether a placement driver may start with it."""
         return not self.found.faults
+
+    @property
+    def remedy(self) -> str:
+        """What to do if it is not."""
+        return self.found.remedy(self.database.parent)
 
 
 def find_store(folder: Path) -> Path:
@@ -71,10 +86,45 @@ def find_store(folder: Path) -> Path:
 def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
     """Read all metadata in a directory, and change nothing.
 
-    `witnesses` are commits that must have been. Raises ConfigurationError while a placement driver
+    `witnesses` know commits that must have been. Raises ConfigurationError while a placement driver
     runs on it, and for files of others.
     """
-    with _locked(directory) as owned, tempfile.TemporaryDirectory() as name:
+    database = directory / DATABASE_NAME
+    with _copied(directory) as copy:
+        mark = CommitMark.maybe_open(copy)
+        found = _inspect(database, copy / DATABASE_NAME, mark, witnesses)
+    if mark is None:
+        return StoreReport(database, found)
+    marked = NO_COMMIT if mark.maybe_last is None else mark.maybe_last.commit
+    notes = () if mark.maybe_fault is None else (mark.maybe_fault,)
+    return StoreReport(database, found, marked, notes)
+
+
+def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMark | None:
+    """Return what a stopped placement driver was told of a range server's log; None if nothing.
+
+    So it is if that server is of another cluster, too. Raises ConfigurationError as `check_store`
+    does, and for metadata that are damaged.
+    """
+    with _copied(directory) as copy:
+        found = _inspect(directory / DATABASE_NAME, copy / DATABASE_NAME, None, [])
+        if found.page_faults or found.content_faults:
+            raise ConfigurationError(f"{directory} is damaged, see `sbp pd check {directory}`")
+        if found.version < CONTENT_VERSION:
+            return None
+        with closing(connect(copy / DATABASE_NAME)) as connection:
+            rows = connection.execute(
+                "SELECT server_id, log_id, position FROM log_marks"
+                " WHERE server_id = ? AND ? = (SELECT id FROM cluster)",
+                (server_id, cluster_id),
+            ).fetchall()
+    return LogMark(*rows[0]) if rows else None
+
+
+@contextmanager
+def _copied(directory: Path) -> Iterator[Path]:
+    """Keep placement drivers away, and make a copy of what is in a directory, for a while."""
+    with _locked(directory), tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         try:
             for each in (DATABASE_NAME, WRITE_AHEAD_LOG_NAME, MARK_NAME):
@@ -84,13 +134,7 @@ def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
             raise ConfigurationError(
                 f"{directory} cannot be copied to {copy}: {describe_os_error(error)}"
             ) from error
-        mark = CommitMark.maybe_open(copy)
-        found = _inspect(owned.database, copy / DATABASE_NAME, mark, witnesses)
-    if mark is None:
-        return StoreReport(owned.database, found)
-    marked = NO_COMMIT if mark.maybe_last is None else mark.maybe_last.commit
-    notes = () if mark.maybe_fault is None else (mark.maybe_fault,)
-    return StoreReport(owned.database, found, marked, notes)
+        yield copy
 
 
 def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
@@ -103,10 +147,10 @@ def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
     report = check_store(directory, witnesses)
     if report.is_intact:
         return report
-    if report.found.page_faults or not report.found.version:
+    if not report.found.can_be_accepted:
         raise ConfigurationError(
-            f"{report.database} cannot be accepted: {'; '.join(report.found.faults)}. Restore it"
-            " from a backup"
+            f"{report.database} cannot be accepted: {'; '.join(report.found.faults)}."
+            f" {report.remedy}"
         )
     known = [report.marked, *(each.commit for each in witnesses)]
     above = max([0, *(epoch_of(commit.life_id) for commit in known if commit.life_id)])
@@ -115,7 +159,8 @@ def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
             commit = _begin_epoch(owned.database, report.found.version, above)
         except UNREADABLE as error:
             raise ConfigurationError(
-                f"{owned.database} cannot be accepted: {error}. Restore it from a backup"
+                f"{owned.database} cannot be accepted: {error}."
+                f" {remedy_of_lost_metadata(directory)}"
             ) from error
         with closing(CommitMark.create(directory)) as mark:
             mark.write(commit, UNKNOWN_CONTENT)
@@ -154,14 +199,31 @@ def _inspect(
     try:
         with closing(connect(copy)) as connection:
             found = inspect_store(connection, database, mark)
+            if not found.version:
+                missed = [
+                    f"the store is empty, and {each.folder} belongs to cluster {each.cluster_id}"
+                    for each in witnesses
+                    if each.cluster_id
+                ]
+                return replace(found, history_faults=(*found.history_faults, *missed))
             if found.version < CONTENT_VERSION or found.content_faults or found.page_faults:
                 return found
-            missed = tuple(
-                f"{witness.path}: {witness.commit} was told of"
-                for witness in witnesses
-                if not has_commit(connection, witness.commit)
+            ((own,),) = connection.execute("SELECT id FROM cluster")
+            foreign = [each for each in witnesses if each.cluster_id not in {own, ""}]
+            missed = [
+                f"{each.folder}: {each.commit} was told of"
+                for each in witnesses
+                if each not in foreign and not has_commit(connection, each.commit)
+            ]
+            return replace(
+                found,
+                history_faults=(*found.history_faults, *missed),
+                foreign_servers=tuple(
+                    f"{each.folder} belongs to cluster {each.cluster_id}, and these are the"
+                    f" metadata of cluster {own}"
+                    for each in foreign
+                ),
             )
-            return replace(found, history_faults=(*found.history_faults, *missed))
     except UNREADABLE as error:
         return Inspection(0, page_faults=(str(error),))
     finally:

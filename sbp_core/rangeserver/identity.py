@@ -43,8 +43,7 @@ def load_identity(data_dir: Path) -> Identity | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read ({error}). It names the server that owns this folder: restore"
-            " it from a copy, or, if the folder holds nothing you need, start with an empty one"
+            f"{path} cannot be read ({error}). {remedy_without_identity(data_dir)}"
         ) from error
 
 
@@ -63,7 +62,17 @@ def check_log_is_there(data_dir: Path, disk: Disk) -> Identity | None:
     if identity is not None and not has_segments(disk, directory):
         raise LogError(
             f"the log of range server {identity.server_id} is gone: {directory} holds no segment."
-            " Nothing was changed. Put the folder back as it was. To give up what was in it, remove"
-            f" {data_dir / IDENTITY_NAME}: then this is a new server"
+            " Nothing was changed. Put the folder back as it was. Without a copy, what was in it is"
+            f" lost: remove {data_dir / IDENTITY_NAME} to start as a new server, and delete and"
+            " create again the streams that had ranges in it"
         )
     return identity
+
+
+def remedy_without_identity(data_dir: Path) -> str:
+    """Return what to do where nothing says whose folder it is."""
+    return (
+        f"{IDENTITY_NAME} names the server that owns this folder: put it back from a copy. Without"
+        f" one, what is in the log cannot be served any more: move {data_dir} away to start as a"
+        " new server, and delete and create again the streams that had ranges in it"
+    )

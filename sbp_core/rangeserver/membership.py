@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from msgspec import structs
@@ -177,8 +178,8 @@ class Membership:
                 f"the log in {self._data_dir / 'log'} ends at position {end}, and range server"
                 f" {self.server_id} told the placement driver that it is synced up to {promised}:"
                 f" the last {promised - end} bytes are missing, of which ranges is not known."
-                " Nothing was changed. Put the folder back as it was, or accept the loss with"
-                " `sbp log repair`"
+                " Nothing was changed. Put the folder back as it was, or accept the loss:"
+                f" `sbp log repair {quote(str(self._data_dir / 'log'))}`"
             )
         if promised < 0:
             await asyncio.to_thread(self._high_water.take_id)

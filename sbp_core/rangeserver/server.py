@@ -23,7 +23,11 @@ from sbp_core.rangeserver.freeing import SpaceFreer
 from sbp_core.rangeserver.handlers import RangeOperations
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping import Housekeeping
-from sbp_core.rangeserver.identity import IDENTITY_NAME, check_log_is_there
+from sbp_core.rangeserver.identity import (
+    IDENTITY_NAME,
+    check_log_is_there,
+    remedy_without_identity,
+)
 from sbp_core.rangeserver.in_flight import InFlight
 from sbp_core.rangeserver.local_reads import LocalReads
 from sbp_core.rangeserver.log_notes import LogNotes
@@ -187,8 +191,8 @@ class RangeServer:
             log.close()
             raise LogError(
                 f"{directory} holds the ranges of a range server, and nothing says of which:"
-                f" {settings.data_dir / IDENTITY_NAME} is missing. Nothing was changed. Put it back"
-                " from a copy, or start with an empty folder, as a new server"
+                f" {settings.data_dir / IDENTITY_NAME} is missing. Nothing was changed."
+                f" {remedy_without_identity(settings.data_dir)}"
             )
         return log
 

@@ -19,6 +19,7 @@ def check_cluster(claimed: str | None, own: str, *, is_required: bool = False) -
     if claimed and claimed != own:
         raise InvalidRequestError(
             StatusCode.INVALID_REQUEST,
-            f"this is cluster {own}, not {shown(claimed)} to which you belong; connect to the"
-            " servers of that one, or bring its data directory back. Your data was not touched",
+            f"this is cluster {own}, not {shown(claimed)} to which you belong. Connect to the"
+            " placement driver of that one, or, if this should be it, bring the right data"
+            " directory back: that of the placement driver, or yours. Your data was not touched",
         )

@@ -204,7 +204,8 @@ def _missing_error(
         faults.append(
             f"{_described(left, names)}: it exists, but was left out of the selected streams, or"
             " renamed so that streamsPattern does not match it; select it again, or set"
-            " failOnDataLoss to false, or report, to go on without it: its position is kept for the time that it is selected again"
+            " failOnDataLoss to false, or report, to go on without it: its position is kept for the"
+            " time that it is selected again"
         )
     return StreamChangedError(". ".join(faults))
 

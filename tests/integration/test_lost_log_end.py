@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +128,10 @@ def test_an_emptied_folder(cluster: FaultCluster, is_folder_there: bool) -> None
     cluster.stop()
 
 
-def test_an_older_copy_and_its_repair(cluster: FaultCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_refused_before", [True, False])
+def test_an_older_copy_and_its_repair(
+    cluster: FaultCluster, tmp_path: Path, is_refused_before: bool
+) -> None:
     cluster.start()
     fill(cluster)
     cluster.stop()
@@ -139,10 +143,12 @@ def test_an_older_copy_and_its_repair(cluster: FaultCluster, tmp_path: Path) -> 
     cluster.stop()
     shutil.rmtree(cluster.log_folder)
     shutil.copytree(tmp_path / "copy", cluster.log_folder)
-    assert "told the placement driver that it is synced up to" in refused_start(cluster)
-    assert "bytes are missing" in refused_start(cluster)
+    if is_refused_before:
+        assert "told the placement driver that it is synced up to" in refused_start(cluster)
+        assert "bytes are missing" in refused_start(cluster)
     assert main(["log", "check", str(cluster.data_dir)]) == 1
     assert main(["log", "repair", str(cluster.data_dir)]) == 0
+    assert main(["log", "check", str(cluster.data_dir)]) == 0
     cluster.start()
     assert len(read(cluster, HURT)) == COUNT
     assert append(cluster, HURT, b"after the repair") == COUNT
@@ -151,7 +157,9 @@ def test_an_older_copy_and_its_repair(cluster: FaultCluster, tmp_path: Path) -> 
     cluster.stop()
 
 
-def test_the_log_of_another_server(cluster: FaultCluster, tmp_path: Path) -> None:
+def test_the_log_of_another_server(
+    cluster: FaultCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.start()
     fill(cluster)
     cluster.stop()
@@ -168,6 +176,9 @@ def test_the_log_of_another_server(cluster: FaultCluster, tmp_path: Path) -> Non
     shutil.rmtree(cluster.log_folder)
     shutil.copytree(other.log_folder, cluster.log_folder)
     assert "another log is in its folder" in refused_start(cluster)
+    for command in ("check", "repair"):
+        assert main(["log", command, str(cluster.data_dir)]) == 1
+        assert "another log is in its folder" in capsys.readouterr().err
 
 
 def test_the_placement_driver_knows_the_end_of_a_log_that_was_closed(cluster: FaultCluster) -> None:
@@ -195,6 +206,40 @@ def test_a_log_without_the_identity_of_its_server_is_not_served(cluster: FaultCl
     identity.write_bytes(kept)
     cluster.start()
     assert len(read(cluster, HURT)) == COUNT
+
+
+def test_the_check_of_a_log_asks_the_metadata_beside_it(
+    cluster: FaultCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.start()
+    fill(cluster)
+    cluster.stop()
+    shutil.copytree(cluster.log_folder, tmp_path / "copy")
+    cluster.start()
+    append(cluster, HURT, b"not in the copy")
+    cluster.stop()
+    shutil.rmtree(cluster.log_folder)
+    shutil.copytree(tmp_path / "copy", cluster.log_folder)
+    driver = cluster.data_dir / "placement-driver"
+    before = contents(cluster.data_dir)
+    for name in (cluster.data_dir, cluster.log_folder.parent, cluster.log_folder):
+        assert main(["log", "check", str(name)]) == 1
+        assert re.search(r"was synced up to position \d+: \d+ bytes are missing", told(capsys))
+    assert contents(cluster.data_dir) == before
+    database = driver / "metadata.sqlite"
+    whole = database.read_bytes()
+    database.write_bytes(b"xxxx" + whole[4:])
+    assert main(["log", "check", str(cluster.data_dir)]) == 0
+    assert f"not compared with what its placement driver knows: {driver} is damaged" in told(capsys)
+    database.write_bytes(whole)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
 
 
 def test_the_check_of_a_log_misses_one_that_is_gone(

@@ -1,6 +1,7 @@
 """Metadata that were put back to an older copy: noticed, accepted, and no id comes twice."""
 
 import json
+import re
 import shutil
 import sqlite3
 
@@ -211,7 +212,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path, capsys):
     assert main(["pd", "accept", str(tmp_path)]) == 2
 
 
-def test_a_heartbeat_is_answered_with_the_last_commit_and_may_accuse(run):
+def test_a_heartbeat_is_answered_with_the_last_commit_and_may_accuse(run, tmp_path):
     async def honest(cluster):
         server_id = await cluster.allocate()
         answer = await cluster.beat(server_id)
@@ -226,12 +227,12 @@ def test_a_heartbeat_is_answered_with_the_last_commit_and_may_accuse(run):
     server_id, answer = run(honest)
 
     async def accusing(cluster):
-        with pytest.raises(StatusError, match="sbp pd accept DIR"):
+        with pytest.raises(StatusError, match=re.escape(f"sbp pd accept {tmp_path / 'data'}`")):
             await cluster.beat(
                 server_id, store_commit=answer.store_commit + 9, store_life=answer.store_life
             )
         assert "older than they were" in str(await cluster.driver.failed)
-        with pytest.raises(StatusError, match="sbp pd accept DIR"):
+        with pytest.raises(StatusError, match=re.escape(f"sbp pd accept {tmp_path / 'data'}`")):
             await cluster.describe(all_streams=True)
 
     run(accusing)
