@@ -15,8 +15,9 @@ def add_log(add_parser: AddParser) -> None:
     check = actions.add_parser(
         "check",
         help="find damage",
-        description="Read every octet of a log and list what is damaged and what is lost. Nothing"
-        " is changed. Exit code 1 if there is anything to list.",
+        description="Read every byte of a log and list what is damaged and what is lost, also by"
+        " what the placement driver of the same `sbp serve` was told of it. Nothing is changed."
+        " Exit code 1 if there is anything to list.",
     )
     check.set_defaults(run=_run_log_check)
     dump = actions.add_parser("dump", help="print the entries, without the records in them")
