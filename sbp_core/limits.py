@@ -145,6 +145,7 @@ DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
 SCHEMA_BYTES_MAX: Final = 256 * KIB
 SCHEMA_FIELDS_MAX: Final = 900
 """Columns with all that are in them: Arrow's message has some 64 octets of metadata for each."""
+LOGICAL_TYPE_LENGTH_MAX: Final = 256
 SCHEMA_DEPTH_MAX: Final = 16
 SCHEMA_NAME_BYTES_MAX: Final = KIB
 SCHEMA_VERSIONS_MAX: Final = 1_000

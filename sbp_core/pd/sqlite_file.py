@@ -153,8 +153,8 @@ class SqliteFile:
             return
         message = (
             "the placement driver's metadata are older than they were, or others: a range server"
-            f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given out"
-            " any more. Stop the placement driver and bring the newest copy of its data directory"
+            f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given"
+            " out any more. Stop the placement driver and bring the newest copy of its data directory"
             " back, or, if there is none, go on without what is missing: `sbp pd accept"
             f" {quote(str(self._dir.database.parent))}`"
         )

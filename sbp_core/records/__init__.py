@@ -49,7 +49,9 @@ from sbp_core.records.stream_schema import (
     StreamSchema,
     decode_stream_schema,
     field_text,
+    maybe_logical_type,
     schema_text,
+    with_logical_type,
 )
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "map_columns",
     "maybe_columns_together",
     "maybe_encoding",
+    "maybe_logical_type",
     "merge_schemas",
     "offsets_array",
     "peek_batch",
@@ -98,5 +101,6 @@ __all__ = [
     "texts_bytes",
     "union_schemas",
     "with_base_offset",
+    "with_logical_type",
     "write_base_offset",
 ]

@@ -2,7 +2,8 @@
 
 Columns are told by their names. A schema only ever grows: columns are added, which are null in what
 was written before, types widen, and required columns become nullable. So whatever was written can
-be read in the newest schema, and whoever wrote before can go on.
+be read in the newest schema, and whoever wrote before can go on. A field without a logical type is
+the widest of those with the same type in Arrow: it takes the values of all of them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from sbp_core.records.stream_schema import (
     StreamSchema,
     faults_error,
     field_text,
+    logical_type_text,
+    maybe_logical_type,
     name_text,
     type_text,
+    with_logical_type,
 )
 
 _DECIMAL_PRECISION_MAX: Final = 38
@@ -97,7 +101,7 @@ def check_evolution(old: StreamSchema, new: StreamSchema) -> None:
         lines = [
             f"expected {field_text(wanted)}, found {field_text(found)}"
             for wanted, found in zip(merged.arrow, new.arrow, strict=False)
-            if wanted != found
+            if not wanted.equals(found, check_metadata=True)
         ]
         lacking = [f"column {field_text(each)} is missing" for each in merged.arrow]
         raise faults_error("this schema does not go on from the one before", lines or lacking)
@@ -127,8 +131,8 @@ class _Merger:
         self._is_absence_allowed = is_absence_allowed
 
     def merge(self, old: StreamSchema, new: StreamSchema) -> StreamSchema:
-        fields = self._fields(list(old.arrow), list(new.arrow), "")
-        return StreamSchema(pa.schema(fields)) if fields != list(old.arrow) else old
+        merged = StreamSchema(pa.schema(self._fields(list(old.arrow), list(new.arrow), "")))
+        return old if merged == old else merged
 
     def _note(self, change: Change, text: str) -> None:
         self.differences.append(Difference(change, text))
@@ -170,17 +174,34 @@ class _Merger:
         if new.nullable and not old.nullable:
             told = f"column {place} may have nulls; the stream requires a value"
             self._note(Change.WIDENED if path else Change.RELAXED, told)
-        return pa.field(old.name, kind, nullable=old.nullable or new.nullable)
+        merged = pa.field(old.name, kind, nullable=old.nullable or new.nullable)
+        return with_logical_type(merged, self._maybe_logical(old, new, place))
+
+    def _maybe_logical(self, old: pa.Field, new: pa.Field, place: str) -> str | None:
+        """Return the logical type that has the values of both."""
+        logical = maybe_logical_type(old)
+        is_fitting = old.type.id == new.type.id or _maybe_common(old.type, new.type) is not None
+        if logical is None or logical == maybe_logical_type(new) or not is_fitting:
+            return logical
+        told = (
+            f"column {place} widens from {logical_type_text(old)} to {type_text(old.type)}: it is"
+            f" {logical_type_text(new)} here"
+        )
+        self._note(Change.WIDENED, told)
+        return None
 
     def _types(self, old: pa.DataType, new: pa.DataType, place: str) -> pa.DataType:
-        if old == new:
+        if old.equals(new, check_metadata=True):
             return old
         if pa.types.is_struct(old) and pa.types.is_struct(new):
             return pa.struct(self._fields(list(old), list(new), f"{place}."))
         if pa.types.is_list(old) and pa.types.is_list(new):
             return pa.list_(self._both(old.value_field, new.value_field, f"{place}."))
         if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
-            return pa.map_(old.key_field, self._both(old.item_field, new.item_field, f"{place}."))
+            key = with_logical_type(
+                old.key_field, self._maybe_logical(old.key_field, new.key_field, f"{place}.key")
+            )
+            return pa.map_(key, self._both(old.item_field, new.item_field, f"{place}."))
         common = _maybe_common(old, new)
         if common is None:
             told = f"column {place} is {type_text(new)}; the stream has {type_text(old)}: cast it"

@@ -22,8 +22,15 @@ _HEADER_SCHEMA: Final = 1
 _LITTLE_ENDIAN: Final = 0
 
 
+LOGICAL_TYPE_KEY: Final = "logical_type"
+"""The one key of metadata that a field may have (SPEC "Columns")."""
+
+
 class Metadata(Struct, frozen=True, gc=False):
-    """Table KeyValue, of which a stream's schema has none."""
+    """Table KeyValue, of which a field has its logical type alone."""
+
+    key: str = ""
+    value: str = ""
 
 
 class DictionaryEncoding(Struct, frozen=True, gc=False):
@@ -68,7 +75,10 @@ _KIND: Final = (
 
 SCHEMA_MESSAGE_SCHEMA: Final = Schema(
     {
-        Metadata: (),
+        Metadata: (
+            Field("key", 0, Text()),
+            Field("value", 1, Text()),
+        ),
         DictionaryEncoding: (),
         SchemaField: (
             Field("name", 0, Text()),
@@ -97,8 +107,8 @@ SCHEMA_MESSAGE_SCHEMA: Final = Schema(
 def check_schema_message(data: memoryview) -> None:
     """Check that `data` is one schema message and nothing else, safe to hand to Arrow.
 
-    Raises SchemaError: another kind of message, more columns or longer names than a stream may
-    have, dictionaries, metadata.
+    Raises SchemaError: another kind of message, more columns or longer texts than a stream may
+    have, dictionaries, metadata other than logical types.
     """
     try:
         header = _read_header(data)
@@ -107,19 +117,24 @@ def check_schema_message(data: memoryview) -> None:
     if header.endianness != _LITTLE_ENDIAN:
         raise SchemaError("a schema of big-endian columns; streams have little-endian ones")
     has_metadata = bool(header.custom_metadata)
-    name_bytes = 0
+    text_bytes = 0
     for count, field in enumerate(_all_fields(header.fields), 1):
-        name_bytes += len(field.name.encode())
-        if count > limits.SCHEMA_FIELDS_MAX or name_bytes > limits.SCHEMA_BYTES_MAX:
+        text_bytes += len(field.name.encode())
+        text_bytes += sum(len(each.value.encode()) for each in field.custom_metadata)
+        if count > limits.SCHEMA_FIELDS_MAX or text_bytes > limits.SCHEMA_BYTES_MAX:
             raise SchemaError(
                 f"a schema of more than {limits.SCHEMA_FIELDS_MAX} columns with all that are in"
-                f" them, or with names of more than {limits.SCHEMA_BYTES_MAX} octets"
+                " them, or with names and logical types of more than"
+                f" {limits.SCHEMA_BYTES_MAX} bytes"
             )
-        has_metadata = has_metadata or bool(field.custom_metadata)
+        keys = [each.key for each in field.custom_metadata]
+        has_metadata = has_metadata or keys not in ([], [LOGICAL_TYPE_KEY])
         if field.dictionary is not None:
             raise SchemaError("a schema with a column of a dictionary, which no stream can have")
     if has_metadata:
-        raise SchemaError("a schema with metadata; that of a stream has none")
+        raise SchemaError(
+            f"a schema with metadata; in that of a stream a field has {LOGICAL_TYPE_KEY} at most"
+        )
 
 
 def _read_header(data: memoryview) -> SchemaHeader:

@@ -1,8 +1,10 @@
 """Schemas of typed streams: which columns there may be, in one canonical form.
 
-The types are those that Spark and Arrow have in common. Two schemas are the same if their columns
-are, whatever metadata came with them and whatever Arrow's writers call the children of lists and
-maps; so a schema has one fingerprint, which does not depend on the version of Arrow.
+The types are those that Spark and Arrow have in common. Beside its type a field may have a logical
+type: a text that says which of several types with the same values in Arrow it is for its writers.
+Two schemas are the same if their columns are, whatever other metadata came with them and whatever
+Arrow's writers call the children of lists and maps; so a schema has one fingerprint, which does not
+depend on the version of Arrow.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import SchemaError
-from sbp_core.records.schema_message import check_schema_message
+from sbp_core.records.schema_message import LOGICAL_TYPE_KEY, check_schema_message
 
 _FINGERPRINT_BYTES: Final = 16
 _FAULTS_SHOWN_MAX: Final = 20
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_LOGICAL_TYPE: Final = re.compile(rf"[ !#-\[\]-~]{{1,{limits.LOGICAL_TYPE_LENGTH_MAX}}}", re.ASCII)
+_KEY: Final = LOGICAL_TYPE_KEY.encode()
 
 _NAMES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "bool",
@@ -44,14 +48,24 @@ _NAMES: Final[dict[pa.DataType, str]] = {
 """The types without parts, as messages and fingerprints name them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StreamSchema:
     """The columns of a typed stream, as `of` or `decode_stream_schema` made them.
 
-    `arrow` has no metadata, and its lists and maps have children of Spark's names.
+    `arrow` has no metadata but logical types, and its lists and maps have children of Spark's
+    names.
     """
 
     arrow: pa.Schema
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the columns and their logical types are the same."""
+        if not isinstance(other, StreamSchema):
+            return NotImplemented
+        return bool(self.arrow.equals(other.arrow, check_metadata=True))
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
 
     @staticmethod
     def of(schema: pa.Schema) -> StreamSchema:
@@ -109,7 +123,7 @@ def decode_stream_schema(data: bytes) -> StreamSchema:
     if not schema.arrow.equals(found, check_metadata=True):
         raise SchemaError(
             f"a schema ({schema_text(found)}) that is not in the form of a stream's; expected no"
-            " metadata, and element, key and value in lists and maps"
+            f" metadata but {LOGICAL_TYPE_KEY}, and element, key and value in lists and maps"
         )
     return schema
 
@@ -133,10 +147,28 @@ def type_text(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"list<{_full_type_text(kind.value_field)}>"
     if pa.types.is_map(kind):
-        return f"map<{type_text(kind.key_type)}, {_full_type_text(kind.item_field)}>"
+        key = logical_type_text(kind.key_field)
+        return f"map<{key}, {_full_type_text(kind.item_field)}>"
     if pa.types.is_struct(kind):
         return f"struct<{', '.join(map(field_text, kind))}>"
     return str(kind)
+
+
+def maybe_logical_type(field: pa.Field) -> str | None:
+    """Return what a field's type is for its writers, None if Arrow's type says it all."""
+    found = (field.metadata or {}).get(_KEY)
+    return None if found is None else found.decode(errors="replace")
+
+
+def with_logical_type(field: pa.Field, maybe_text: str | None) -> pa.Field:
+    """Return the field with this logical type, or without any, and with no other metadata."""
+    return field.with_metadata(None if maybe_text is None else {LOGICAL_TYPE_KEY: maybe_text})
+
+
+def logical_type_text(field: pa.Field) -> str:
+    """Return a field's type as a message shows it, with its logical type if it has one."""
+    logical = maybe_logical_type(field)
+    return type_text(field.type) + ("" if logical is None else f' as "{logical}"')
 
 
 def name_text(name: str) -> str:
@@ -154,13 +186,13 @@ def faults_error(what: str, faults: Iterable[str]) -> SchemaError:
 
 
 def _full_type_text(field: pa.Field) -> str:
-    return f"{type_text(field.type)}{'' if field.nullable else ' not null'}"
+    return f"{logical_type_text(field)}{'' if field.nullable else ' not null'}"
 
 
 def _canonical_fields(
     given: Iterable[pa.Field], path: str, depth: int, faults: list[str]
 ) -> list[pa.Field]:
-    """Return the fields without what is beside name, type and nullability; add to `faults`."""
+    """Return the fields without metadata other than logical types; add to `faults`."""
     fields = []
     seen: dict[str, str] = {}
     for field in given:
@@ -182,10 +214,28 @@ def _canonical_fields(
             )
             faults.append(f"column {place} {how}; rename one of them")
         seen.setdefault(name.lower(), name)
-        kind = _maybe_canonical(field.type, place, depth, faults)
-        if kind is not None:
-            fields.append(pa.field(name, kind, nullable=field.nullable))
+        canonical = _maybe_canonical_field(field, name, place, depth, faults)
+        if canonical is not None:
+            fields.append(canonical)
     return fields
+
+
+def _maybe_canonical_field(
+    field: pa.Field, name: str, place: str, depth: int, faults: list[str]
+) -> pa.Field | None:
+    """Return the field under its canonical name; None if there is a fault, which is added."""
+    logical = maybe_logical_type(field)
+    if logical is not None and not _LOGICAL_TYPE.fullmatch(logical):
+        faults.append(
+            f"column {place} has the logical type {logical[:64]!r}; expected 1 to"
+            f" {limits.LOGICAL_TYPE_LENGTH_MAX} printable characters of ASCII without quotes and"
+            " backslashes"
+        )
+        return None
+    kind = _maybe_canonical(field.type, place, depth, faults)
+    if kind is None:
+        return None
+    return with_logical_type(pa.field(name, kind, nullable=field.nullable), logical)
 
 
 def _maybe_canonical(
@@ -218,9 +268,9 @@ def _maybe_canonical(
         names = ("key", "value") if pa.types.is_map(kind) else ("element",)
         fields = []
         for child, name in zip(children, names, strict=True):
-            canonical = _maybe_canonical(child.type, f"{place}.{name}", depth + 1, faults)
+            canonical = _maybe_canonical_field(child, name, f"{place}.{name}", depth + 1, faults)
             if canonical is not None:
-                fields.append(pa.field(name, canonical, nullable=child.nullable))
+                fields.append(canonical)
     if len(faults) > count:
         return None
     if pa.types.is_struct(kind):

@@ -12,6 +12,7 @@ from sbp_core.records import (
     merge_schemas,
     schema_text,
     union_schemas,
+    with_logical_type,
 )
 
 
@@ -198,3 +199,70 @@ def test_what_cannot_be_merged_inside_counts_too():
     second = of(("s", pa.struct({"b": pa.int8()})))
     with pytest.raises(SchemaError, match="901 columns with all that are in them; at most 900"):
         merge_schemas(first, second)
+
+
+def logical(kind, text, name="x"):
+    return with_logical_type(pa.field(name, kind), text)
+
+
+DAYS, HOURS = (logical(pa.duration("us"), f"interval {unit}") for unit in ("day", "hour"))
+SPAN = pa.field("x", pa.duration("us"))
+
+
+def inside(field):
+    element = field.with_name("element")
+    return [
+        field,
+        pa.field("x", pa.list_(element)),
+        pa.field("x", pa.struct([field])),
+        pa.field("x", pa.map_(pa.string(), field.with_name("value"))),
+        pa.field("x", pa.map_(field.with_name("key").with_nullable(False), pa.int8())),
+    ]
+
+
+PLACES = range(5)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_field_without_a_logical_type_takes_all_of_them(place):
+    plain, days = (of(inside(field)[place]) for field in (SPAN, DAYS))
+    found = compare_schemas(plain, days)
+    assert (found.merged, found.differences) == (plain, ())
+    with pytest.raises(SchemaError, match="does not go on from the one before"):
+        check_evolution(plain, days)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("other", [SPAN, HOURS])
+def test_a_field_loses_a_logical_type_that_others_have_not(place, other):
+    plain, days, given = (of(inside(field)[place]) for field in (SPAN, DAYS, other))
+    found = compare_schemas(days, given)
+    assert found.merged == plain
+    (difference,) = found.differences
+    assert difference.change is Change.WIDENED
+    assert 'widens from duration as "interval day" to duration' in difference.text
+    check_evolution(days, found.merged)
+    assert union_schemas([days, given]) == union_schemas([given, days]) == plain
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_same_logical_type_stays(place):
+    days = of(inside(DAYS)[place])
+    assert compare_schemas(days, days).differences == ()
+    given = of(inside(DAYS)[place], ("new", pa.int8()))
+    assert compared(days, given)[1] == ["+ column new int8 is new"]
+    assert (
+        merge_schemas(days, given)
+        .arrow.field("x")
+        .equals(days.arrow.field("x"), check_metadata=True)
+    )
+
+
+def test_another_type_is_named_alone():
+    _, differences = compared(of(DAYS), only(pa.int64()))
+    assert differences == ["! column x is int64; the stream has duration: cast it"]
+    small, large = (of(logical(kind, "count")) for kind in (pa.int32(), pa.int64()))
+    assert compared(small, large) == (
+        'x int64 as "count"',
+        ["~ column x widens from int32 to int64"],
+    )

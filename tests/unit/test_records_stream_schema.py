@@ -17,8 +17,10 @@ from sbp_core.records import (
     encode_columns,
     field_text,
     map_columns,
+    maybe_logical_type,
     merge_schemas,
     schema_text,
+    with_logical_type,
 )
 
 ALL = {
@@ -155,6 +157,42 @@ def test_metadata_and_the_names_of_children_do_not_matter():
     assert made == spark
     assert (made.fingerprint, made.encode()) == (spark.fingerprint, spark.encode())
     assert made.arrow.equals(spark.arrow, check_metadata=True)
+
+
+def logical(name, kind, text, **options):
+    return with_logical_type(pa.field(name, kind, **options), text)
+
+
+def test_a_field_keeps_its_logical_type_wherever_it_is():
+    inner = logical("x", pa.time64("ns"), "time(0)", nullable=False)
+    key = logical("key", pa.string(), "string collate UNICODE", nullable=False)
+    value = logical("value", pa.list_(logical("element", pa.duration("us"), "interval day")), "l")
+    made = of(logical("s", pa.struct([inner]), "point"), pa.field("m", pa.map_(key, value)))
+    text = (
+        's struct<x time as "time(0)" not null> as "point"\n'
+        'm map<string as "string collate UNICODE",'
+        ' list<duration as "interval day"> as "l">'
+    )
+    assert "\n".join(map(field_text, made.arrow)) == text
+    assert made.fingerprint == hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    found = decode_stream_schema(made.encode())
+    assert found == made
+    assert maybe_logical_type(found.arrow.field("m").type.key_field) == "string collate UNICODE"
+
+
+def test_schemas_that_differ_in_a_logical_type_alone_differ():
+    plain = of(l=pa.list_(pa.int8()))
+    other = of(l=pa.list_(logical("element", pa.int8(), "flag")))
+    assert plain != other
+    assert plain.fingerprint != other.fingerprint
+    assert len({plain, other, of(l=pa.list_(pa.int8()))}) == 2
+
+
+@pytest.mark.parametrize("text", ["", 'a"b', "a\\b", "a\nb", "ä", b"\xff", "x" * 257])
+def test_logical_types_are_short_plain_texts(text):
+    (fault,) = refused(pa.field("x", pa.int8(), metadata={"logical_type": text}))
+    assert fault.startswith("column x has the logical type")
+    assert "expected 1 to 256 printable characters" in fault
 
 
 @pytest.mark.parametrize(
@@ -316,6 +354,15 @@ def test_only_one_message_of_a_schema_is_one():
     [
         (pa.schema([("x", pa.int8())], metadata={"a": "b"}), "a schema with metadata"),
         (pa.schema([pa.field("x", pa.int8(), metadata={"a": "b"})]), "a schema with metadata"),
+        (
+            pa.schema([pa.field("x", pa.int8(), metadata={"logical_type": "a", "b": "c"})]),
+            "a schema with metadata",
+        ),
+        (pa.schema([("x", pa.int8())], metadata={"logical_type": "a"}), "a schema with metadata"),
+        (
+            pa.schema([pa.field("x", pa.int8(), metadata={"logical_type": 'a"'})]),
+            "has the logical type",
+        ),
         (pa.schema([("x", pa.dictionary(pa.int8(), pa.string()))]), "of a dictionary"),
         (pa.schema([("x", pa.list_(pa.field("item", pa.int8())))]), "not in the form"),
         (pa.schema([("x", pa.map_(pa.string(), pa.int8(), keys_sorted=True))]), "not in the form"),
@@ -329,7 +376,8 @@ def test_octets_of_another_form_are_refused(given, fault):
 
 
 def test_every_flipped_bit_is_noticed_or_another_schema():
-    octets = of(x=pa.list_(pa.int8()), y=pa.decimal128(9, 2)).encode()
+    number = logical("y", pa.decimal128(9, 2), "money")
+    octets = of(pa.field("x", pa.list_(pa.int8())), number).encode()
     for bit in range(8 * len(octets)):
         damaged = bytearray(octets)
         damaged[bit // 8] ^= 1 << bit % 8
