@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     CalendarIntervalType,
+    CharType,
     DataType,
     DateType,
     GeographyType,
@@ -25,12 +26,14 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
     UserDefinedType,
+    VarcharType,
     VariantType,
     YearMonthIntervalType,
 )
 
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema
+from sbp_spark.logical_types import is_kept, logical_arrow_schema
 from sbp_spark.options import ColumnOptions
 
 METADATA_COLUMN: Final = "_metadata"
@@ -42,6 +45,8 @@ _REMEDIES: Final[dict[type[DataType], str]] = {
     GeographyType: "make octets of it, for example with st_asbinary",
     CalendarIntervalType: "take it apart into months, days and a time",
     YearMonthIntervalType: "make a number of months of it",
+    CharType: "unset spark.sql.preserveCharVarcharTypeInfo, or cast it to a string",
+    VarcharType: "unset spark.sql.preserveCharVarcharTypeInfo, or cast it to a string",
     NullType: "which says nothing about values: cast it to the type that it is to have",
 }
 _ROUTING_TYPES: Final = (StringType, BinaryType, IntegralType, BooleanType, DateType)
@@ -93,7 +98,7 @@ def _converted(fields: list[StructField]) -> tuple[StreamSchema | None, list[str
     if not possible and faults:
         return None, faults
     try:
-        return StreamSchema.of(to_arrow_schema(StructType(possible), timezone="UTC")), faults
+        return StreamSchema.of(logical_arrow_schema(StructType(possible))), faults
     except SchemaError as error:
         return None, [*faults, *error.faults]
 
@@ -101,7 +106,10 @@ def _converted(fields: list[StructField]) -> tuple[StreamSchema | None, list[str
 def _type_faults(kind: DataType, place: str) -> list[str]:
     """Return what of a column's type a stream cannot have."""
     if isinstance(kind, UserDefinedType):
-        return _type_faults(kind.sqlType(), place)
+        if is_kept(kind):
+            return []
+        told = f"column {place} has the user-defined type {type(kind).__name__}, which no stream"
+        return [f"{told} has; make columns of its parts, for example with a udf"]
     if isinstance(kind, ArrayType):
         return _type_faults(kind.elementType, f"{place}.element")
     if isinstance(kind, MapType):

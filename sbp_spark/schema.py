@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -21,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from sbp_core.errors import ConfigurationError
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.selection import check_selection, ddl, exactly
 
 _HEADERS: Final = StructField("headers", MapType(StringType(), BinaryType()))
@@ -58,7 +58,7 @@ def source_schema(*, include_headers: bool) -> StructType:
 
 def source_arrow_schema(schema: StructType) -> pa.Schema:
     """Return columns of the source as Spark demands them of Arrow batches."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return logical_arrow_schema(schema)
 
 
 def check_source_schema(given: StructType, *, include_headers: bool) -> None:

@@ -6,18 +6,18 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.errors import PySparkException
 from pyspark.sql.types import (
     ArrayType,
     DataType,
     MapType,
-    NumericType,
     StructField,
     StructType,
 )
 
-from sbp_core.errors import ConfigurationError
-from sbp_core.records import is_widening
+from sbp_core.errors import ConfigurationError, SchemaError
+from sbp_core.records import StreamSchema, compare_schemas
+from sbp_spark.logical_types import logical_arrow_schema
 
 FieldCheck: TypeAlias = Callable[[StructField, StructField, str], Iterator[str]]
 """Yields what is wrong with a column, from what is asked for, what is there, and the path to it."""
@@ -145,6 +145,12 @@ def _value(kind: MapType) -> StructField:
 
 
 def _is_wide_enough(wanted: DataType, found: DataType) -> bool:
-    if isinstance(wanted, NumericType) and isinstance(found, NumericType):
-        return is_widening(to_arrow_type(found), to_arrow_type(wanted))
-    return wanted == found
+    """Whether a column of the one type, in a stream, would take the values of the other."""
+    if wanted == found:
+        return True
+    given, there = (StructType([StructField("x", kind)]) for kind in (wanted, found))
+    try:
+        schemas = [StreamSchema.of(logical_arrow_schema(each)) for each in (given, there)]
+    except (PySparkException, SchemaError):
+        return False
+    return not compare_schemas(*schemas).differences

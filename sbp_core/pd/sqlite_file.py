@@ -154,8 +154,8 @@ class SqliteFile:
         message = (
             "the placement driver's metadata are older than they were, or others: a range server"
             f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given"
-            " out any more. Stop the placement driver and bring the newest copy of its data directory"
-            " back, or, if there is none, go on without what is missing: `sbp pd accept"
+            " out any more. Stop the placement driver and bring the newest copy of its data"
+            " directory back, or, if there is none, go on without what is missing: `sbp pd accept"
             f" {quote(str(self._dir.database.parent))}`"
         )
         _LOG.critical("%s: %s", self._dir.database, message)

@@ -23,6 +23,7 @@ from sbp_core.errors import DamagedBatchError, SchemaError
 from sbp_core.records import (
     COLUMNS_ENCODING,
     Change,
+    Difference,
     Envelope,
     Run,
     StreamSchema,
@@ -80,6 +81,7 @@ class ColumnsLayout:
         metadata = list(schema.field(METADATA_COLUMN).type) if has_metadata else []
         self._schema = schema
         self._versions = versions
+        self._fitting: set[str] = set()
         self._data_schema = pa.schema(data)
         self._data_index = {field.name: index for index, field in enumerate(data)}
         self._data_names = frozenset(self._data_index)
@@ -128,6 +130,7 @@ class ColumnsLayout:
             found = columns.slice(offset - base_offset, min(step, end - offset))
             try:
                 rows = map_columns(found, self._data_schema)
+                self._check_logical_types(decoded.version)
             except SchemaError as error:
                 raise self._misfit(decoded, span, error) from None
             if self._has_times:
@@ -182,10 +185,22 @@ class ColumnsLayout:
             " one"
         )
 
+    def _check_logical_types(self, version: SchemaVersion) -> None:
+        """Raise SchemaError if columns were made wider than Spark has them, the same in Arrow."""
+        if version.schema.fingerprint in self._fitting:
+            return
+        misfits = self._misfits(version)
+        if misfits:
+            raise SchemaError("; ".join(each.text for each in misfits))
+        self._fitting.add(version.schema.fingerprint)
+
     def _is_fitting(self, version: SchemaVersion) -> bool:
         """Whether whatever may be in a version fits into the columns that are read."""
+        return not self._misfits(version)
+
+    def _misfits(self, version: SchemaVersion) -> list[Difference]:
         differences = compare_schemas(StreamSchema(self._data_schema), version.schema).differences
-        return all(each.change is Change.ADDED for each in differences)
+        return [each for each in differences if each.change is not Change.ADDED]
 
 
 def _fixed_row_bytes(schema: pa.Schema) -> int:

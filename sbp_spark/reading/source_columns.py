@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from sbp_core.client import Client, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema, union_schemas
 from sbp_spark.column_schema import METADATA_COLUMN
+from sbp_spark.logical_types import logical_spark_schema
 from sbp_spark.options import Contents, SourceEncoding, SourceOptions
 from sbp_spark.reading.columns_layout import METADATA_FIELD
 from sbp_spark.reading.layout import Form
@@ -101,7 +101,7 @@ def _typed(
         )
     named = {display_name(streams[each]): version.schema for each, version in newest.items()}
     # What a schema requires today it may not require tomorrow, while the query runs.
-    schema = _nullable(from_arrow_schema(_union(named).arrow, prefer_timestamp_ntz=True))
+    schema = _nullable(logical_spark_schema(_union(named).arrow))
     if not contents.include_metadata:
         return SourceColumns(schema, Form.COLUMNS)
     if METADATA_COLUMN in map(str.lower, schema.names):
@@ -114,7 +114,12 @@ def _typed(
 
 def _nullable(schema: StructType) -> StructType:
     """Return the columns and all that is in them without not null; keys of maps always have one."""
-    return StructType([StructField(each.name, _nullable_type(each.dataType)) for each in schema])
+    return StructType(
+        [
+            StructField(each.name, _nullable_type(each.dataType), metadata=each.metadata)
+            for each in schema
+        ]
+    )
 
 
 def _nullable_type(kind: DataType) -> DataType:

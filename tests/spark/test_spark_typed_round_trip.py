@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from chispa import assert_df_equality
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.errors import PySparkException
+from pyspark.ml.functions import array_to_vector
+from pyspark.sql.functions import array, lit
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -53,12 +57,15 @@ SIMPLE: list[tuple[DataType, st.SearchStrategy[Any]]] = [
     (DoubleType(), st.floats(allow_nan=False)),
     (DecimalType(9, 2), st.decimals(-(10**6), 10**6, allow_nan=False, places=2)),
     (StringType(), st.text(max_size=20)),
+    (StringType("UTF8_LCASE"), st.text(max_size=20)),
     (BinaryType(), st.binary(max_size=20)),
     (DateType(), st.dates(START.date(), END.date())),
     (TimestampType(), st.datetimes(START, END)),
     (TimestampNTZType(), st.datetimes(START, END)),
     (DayTimeIntervalType(), st.timedeltas(-dt.timedelta(10**5), dt.timedelta(10**5))),
+    (DayTimeIntervalType(0, 0), st.builds(dt.timedelta, st.integers(-(10**5), 10**5))),
     (TimeType(), st.times()),
+    (TimeType(0), st.times().map(lambda time: time.replace(microsecond=0))),
 ]
 WIDER: dict[type[DataType], list[DataType]] = {
     ByteType: [ShortType(), LongType()],
@@ -187,3 +194,38 @@ def test_a_typed_stream_is_copied_by_a_query_with_all_that_it_gains(
     )
     times = sbp.load(copy, includeMetadata="true").where("_metadata.timestamp <> at")
     assert times.count() == 0
+
+
+KEPT = """
+    'A' collate UTF8_LCASE collated, cast('12:13:14.567891234' as time(9)) t9,
+    cast('12:13:14' as time(0)) t0, interval '5' hour h, interval '3' day d,
+    interval '2:30' hour to minute hm, array(interval '59' second) seconds,
+    map('k' collate UNICODE, named_struct('x', cast('1:0:0' as time(3)))) nested
+"""
+
+
+def test_what_arrow_does_not_tell_apart_comes_back_as_it_was(sbp, new_streams):
+    """Also for Spark itself, and not only by its name: an equal text of another case is found."""
+    (stream,) = new_streams(1)
+    frame = sbp.spark.sql(f"select {KEPT}").withColumn("vector", array_to_vector(array(lit(1.0))))
+    frame = frame.withMetadata("collated", {"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"})
+    sbp.save(frame, stream=stream, encoding="columns")
+    read = sbp.load(stream)
+    assert_df_equality(read, frame, ignore_nullable=True)
+    assert read.schema["collated"].metadata == frame.schema["collated"].metadata
+    texts = [f"cast({name} as string)" for name in frame.columns if name != "vector"]
+    assert read.selectExpr(*texts).collect() == frame.selectExpr(*texts).collect()
+    assert read.where("collated = 'a'").count() == 1
+
+
+def test_what_a_stream_has_narrower_is_refused_or_widened(sbp, new_streams):
+    (stream,) = new_streams(1)
+    days, hours = (sbp.spark.sql(f"select interval '3' {unit} x") for unit in ("day", "hour"))
+    sbp.save(days, stream=stream, encoding="columns")
+    with pytest.raises(PySparkException, match='from duration as "interval day" to duration'):
+        sbp.save(hours, stream=stream, encoding="columns")
+    sbp.save(hours, stream=stream, encoding="columns", mergeSchema="true")
+    read = sbp.load(stream)
+    assert read.schema["x"].dataType == DayTimeIntervalType()
+    expected = {dt.timedelta(days=3), dt.timedelta(hours=3)}
+    assert {row.x for row in read.collect()} == expected

@@ -7,6 +7,7 @@ from pyspark.sql.types import (
     BinaryType,
     ByteType,
     CalendarIntervalType,
+    CharType,
     DayTimeIntervalType,
     DecimalType,
     DoubleType,
@@ -23,6 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
     TimeType,
     UserDefinedType,
+    VarcharType,
     VariantType,
     YearMonthIntervalType,
 )
@@ -35,19 +37,11 @@ from sbp_spark.writing.own_columns import without_metadata
 
 
 class Point(UserDefinedType):
-    """A type whose values are stored as another one."""
+    """A type of a user's own, whose values are stored as another one."""
 
     @classmethod
     def sqlType(cls):  # noqa: N802
         return ArrayType(DoubleType(), containsNull=False)
-
-
-class Anything(UserDefinedType):
-    """One whose storage no stream has."""
-
-    @classmethod
-    def sqlType(cls):  # noqa: N802
-        return VariantType()
 
 
 def columns(**types):
@@ -70,13 +64,10 @@ def test_types_that_both_have():
         wall=TimestampNTZType(),
         span=DayTimeIntervalType(),
         time=TimeType(6),
-        point=Point(),
         nested=MapType(StringType(), columns(x=ArrayType(BinaryType()))),
     )
     schema.fields[0].nullable = False
     found = written_columns(schema, ColumnOptions()).arrow
-    element = pa.field("element", pa.float64(), nullable=False)
-    assert found.field("point").type == pa.list_(element)
     assert found.field("at").type == pa.timestamp("us", tz="UTC")
     assert found.field("time").type == pa.time64("ns")
     assert not found.field("tiny").nullable
@@ -92,7 +83,9 @@ def test_all_that_cannot_be_is_named_with_its_remedy():
         interval=CalendarIntervalType(),
         nothing=NullType(),
         deep=columns(x=ArrayType(MapType(StringType(), VariantType()))),
-        stored=Anything(),
+        own=Point(),
+        fixed=CharType(3),
+        bounded=ArrayType(VarcharType(3)),
         fine=LongType(),
         Fine=LongType(),
     )
@@ -101,7 +94,7 @@ def test_all_that_cannot_be_is_named_with_its_remedy():
         ["column", name]
         for name in (
             *["any", "where", "there", "months", "interval", "nothing"],
-            *["deep.x.element.value", "stored"],
+            *["deep.x.element.value", "own", "fixed", "bounded.element"],
         )
     ]
     assert all("; " in line or ": " in line for line in lines)
