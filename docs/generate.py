@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sbp_core import errors
+from sbp_core import errors, limits
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
 from sbp_core.pd.publications import PUBLICATION
 from sbp_core.rangeserver.ranges import RANGE
@@ -170,6 +170,24 @@ For `df.write` and `df.writeStream`.
 """
 
 
+OPTIONS_LIMITS: Final = """\
+## Limits
+
+What does not fit is refused before it is sent, with an error that names it. No option raises these
+limits. Those of the protocol are in [PROTOCOL.md](PROTOCOL.md#limits).
+"""
+
+RECORD_LIMITS: Final = {
+    "bytes of a record: key, value and headers, or its columns": limits.RECORD_BYTES_MAX,
+    "columns of a typed stream, with all that are in them": limits.SCHEMA_FIELDS_MAX,
+    "lists, maps and structs inside each other": limits.SCHEMA_DEPTH_MAX,
+    "bytes of a column's name": limits.SCHEMA_NAME_BYTES_MAX,
+    "bytes of a schema, which are some 60 and the name for each column": limits.SCHEMA_BYTES_MAX,
+    "versions of a stream's schema": limits.SCHEMA_VERSIONS_MAX,
+    "characters of a stream's name": limits.STREAM_NAME_LENGTH_MAX,
+}
+
+
 def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     """Yield the lines of a Markdown table."""
     yield "| " + " | ".join(head) + " |"
@@ -300,7 +318,9 @@ def options_table(specs: Iterable[OptionSpec]) -> Iterator[str]:
 def options_document() -> str:
     """Return docs/OPTIONS.md."""
     lines = [NOTICE, OPTIONS_INTRODUCTION, OPTIONS_OF_SOURCE, *options_table(SOURCE_OPTIONS), ""]
-    lines += [OPTIONS_OF_SINK, *options_table(SINK_OPTIONS), ""]
+    lines += [OPTIONS_OF_SINK, *options_table(SINK_OPTIONS), "", OPTIONS_LIMITS]
+    lines += table(["limit", "most"], [[of, str(most)] for of, most in RECORD_LIMITS.items()])
+    lines += [""]
     return "\n".join(lines)
 
 

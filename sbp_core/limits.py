@@ -129,27 +129,30 @@ HANDLER_CANCEL_MS: Final = 10_000
 is given up and the log says so."""
 
 # Record batches.
-BATCH_BYTES_MAX: Final = 8 * MIB
+BATCH_BYTES_MAX: Final = 10 * MIB
 BATCH_RECORDS_MAX: Final = 1_000_000
 BATCH_METADATA_BYTES_MAX: Final = 64 * KIB
-"""Metadata table in front of a batch's body, and likewise Arrow's own inside the body."""
+"""Metadata table in front of a batch's body."""
+ARROW_METADATA_BYTES_MAX: Final = MIB
+"""Arrow's own metadata inside the body: some 64 bytes for each column."""
 SEQUENCE_RECORDS_MAX: Final = 65_536
 """Records of a batch whose records a server has to count one by one."""
 BATCH_TARGET_BYTES: Final = MIB
-RECORD_BYTES_MAX: Final = BATCH_BYTES_MAX - 128 * KIB
-"""Key, value and headers of one record; the rest is room for what is around them in a batch."""
+RECORD_BYTES_MAX: Final = 8 * MIB
+"""Key, value and headers of one record, or its columns; the rest of a batch is room for what is
+around them, which with SCHEMA_FIELDS_MAX columns is more than 1 MiB."""
 DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
 """Sum of the sizes that a compressed Arrow body declares: guards against decompression bombs."""
 
 # Schemas of typed streams.
-SCHEMA_BYTES_MAX: Final = 256 * KIB
-SCHEMA_FIELDS_MAX: Final = 900
-"""Columns with all that are in them: Arrow's message has some 64 octets of metadata for each."""
+SCHEMA_BYTES_MAX: Final = MIB
+SCHEMA_FIELDS_MAX: Final = 10_000
+"""Columns with all that are in them."""
 LOGICAL_TYPE_LENGTH_MAX: Final = 256
 SCHEMA_DEPTH_MAX: Final = 16
 SCHEMA_NAME_BYTES_MAX: Final = KIB
 SCHEMA_VERSIONS_MAX: Final = 1_000
-SCHEMAS_PER_TURN: Final = 8
+SCHEMAS_PER_TURN: Final = 1
 """Schemas that the placement driver registers at a time, before other work has its turn."""
 SCHEMA_RESULT_BYTES: Final = KIB
 """So many octets of a schema count for a result, in RESULTS_PER_FRAME."""
@@ -411,8 +414,11 @@ assert STRING_BYTES_MAX < HEADER_BYTES_MAX < HEADER_DECODED_BYTES_MAX
 assert SEQUENCE_RECORDS_MAX <= BATCH_RECORDS_MAX
 assert BATCH_TARGET_BYTES <= BATCH_BYTES_MAX < FRAME_BYTES_MAX - HEADER_BYTES_MAX
 assert FETCH_FRAME_BYTES + BATCH_BYTES_MAX <= FRAME_BYTES_MAX - FRAME_BYTES_MIN - HEADER_BYTES_MAX
-assert BATCH_METADATA_BYTES_MAX < BATCH_BYTES_MAX - RECORD_BYTES_MAX
-assert 64 * SCHEMA_FIELDS_MAX + 4 * KIB < BATCH_METADATA_BYTES_MAX
+assert 64 * SCHEMA_FIELDS_MAX + 4 * KIB < ARROW_METADATA_BYTES_MAX
+assert (
+    ARROW_METADATA_BYTES_MAX + 64 * SCHEMA_FIELDS_MAX + BATCH_METADATA_BYTES_MAX
+    < BATCH_BYTES_MAX - RECORD_BYTES_MAX
+), "a column has three buffers at most, each of which is padded and may have its size in front"
 assert SCHEMAS_PER_TURN * (SCHEMA_BYTES_MAX + 4 * SCHEMA_FAULTS_LENGTH_MAX) < HEADER_BYTES_MAX
 assert RESULTS_PER_FRAME * SCHEMA_RESULT_BYTES + SCHEMA_BYTES_MAX < HEADER_BYTES_MAX // 2
 assert 4 * SCHEMA_FAULTS_LENGTH_MAX < STRING_BYTES_MAX

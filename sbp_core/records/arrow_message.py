@@ -98,8 +98,8 @@ _TABLES: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     ),
 }
 
-MESSAGE_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
-_UNVERIFIED_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
+MESSAGE_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.ARROW_METADATA_BYTES_MAX)
+_UNVERIFIED_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.ARROW_METADATA_BYTES_MAX)
 """Remembers layouts that Arrow did not check, so none of them is taken for one that it did."""
 
 _VARYING: Final = ("header.length", "header.nodes", "header.buffers", "body_length")
@@ -226,7 +226,7 @@ def _pairs(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 
 def find_buffers(
-    data: memoryview, *, metadata_bytes_max: int = limits.BATCH_METADATA_BYTES_MAX
+    data: memoryview, *, metadata_bytes_max: int = limits.ARROW_METADATA_BYTES_MAX
 ) -> int:
     """Return where the buffers of a message start; its metadata is between PREFIX_BYTES and there.
 

@@ -14,10 +14,17 @@ from core_cluster import core_cluster
 from raw_client import RawClient
 
 from sbp_core import limits
-from sbp_core.client import Client, SchemaVersion, StreamSpec
+from sbp_core.client import AppendItem, Client, FetchItem, SchemaVersion, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import AlreadyExistsError, NotFoundError, SchemaError
-from sbp_core.records import StreamSchema, check_evolution
+from sbp_core.records import (
+    StreamSchema,
+    check_evolution,
+    decode_columns,
+    encode_columns,
+    record_sizes,
+    split_envelopes,
+)
 from sbp_core.wire.headers import RegisterSchemasRequest, SchemaEntry
 from sbp_core.wire.opcodes import Opcode
 
@@ -119,6 +126,24 @@ def test_whoever_races_to_change_a_schema_gets_one_that_has_all_columns(tmp_path
             assert set(wanted.arrow.names) <= set(got.schema.arrow.names)
         assert len(versions) == 3 * count
         assert len(versions[-1].schema.arrow) == 1 + 3 * count
+
+
+def test_the_most_columns_and_the_largest_record_of_them_go_all_the_way(tmp_path):
+    schema = schema_of(**{f"c{index}": pa.string() for index in range(limits.SCHEMA_FIELDS_MAX)})
+    columns = [pa.array(["x"])] * limits.SCHEMA_FIELDS_MAX
+    rows = pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+    room = limits.RECORD_BYTES_MAX - int(record_sizes(rows)[0])
+    rows = rows.set_column(0, schema.arrow.field(0), pa.array(["x" * (1 + room)]))
+    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+        (stream,) = (each.stream_id for each in client.create_streams([StreamSpec("a")]))
+        client.evolve_schema(stream, schema, may_change=False)
+        batch = encode_columns(rows, schema, stream_id=stream, timestamp_ms=0)
+        client.append([AppendItem(stream, batch)])
+        (described,) = client.describe_schemas([stream])[stream]
+        assert described.schema == schema
+        (outcome,) = client.fetch([FetchItem(stream, 0, None, limits.BATCH_BYTES_MAX)])
+        (envelope,) = split_envelopes(outcome.payload)
+        assert decode_columns(envelope, described.schema) == rows
 
 
 def test_a_long_history_comes_in_several_frames(tmp_path):

@@ -14,6 +14,7 @@ from scripted_peer import (
     reset,
 )
 
+from sbp_core import limits
 from sbp_core.client import (
     AppendItem,
     AppendOutcome,
@@ -74,7 +75,7 @@ def test_append_splits_frames_that_would_be_too_large(make, peer) -> None:
     assert frames == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize("size", [0, (8 << 20) + 1])
+@pytest.mark.parametrize("size", [0, limits.BATCH_BYTES_MAX + 1])
 def test_an_unusable_batch_is_refused_before_anything_is_sent(make, peer, size) -> None:
     with pytest.raises(ConfigurationError, match="item 1"):
         make(peer.endpoint).do("append", [AppendItem(1, b"ok"), AppendItem(1, bytes(size))])

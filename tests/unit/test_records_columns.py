@@ -1,7 +1,10 @@
 """Batches of columns: the envelope names their schema, the body is one Arrow message."""
 
+import random
+import string
 import struct
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +21,7 @@ from sbp_core.records import (
     encode_columns,
     encode_envelope,
     peek_batch,
+    record_sizes,
     with_base_offset,
 )
 from sbp_core.records.envelope import Envelope
@@ -282,8 +286,32 @@ def test_the_largest_target_still_fits_into_a_batch():
         pa.schema([(f"c{index}", pa.int8()) for index in range(limits.SCHEMA_FIELDS_MAX)])
     )
     builder = ColumnsBuilder(1, schema, target_bytes=limits.RECORD_BYTES_MAX)
-    column = pa.array([1, None] * 6000, pa.int8())
+    column = pa.array([1, None] * 500, pa.int8())
     batch = pa.RecordBatch.from_arrays([column] * limits.SCHEMA_FIELDS_MAX, schema=schema.arrow)
     full = builder.add(batch, timestamp_ms=1) + builder.flush()
     assert sum(decode_envelope(octets).record_count for octets in full) == batch.num_rows
     assert len(full) == 2
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_the_largest_record_of_the_most_columns_fits_into_a_batch(compression):
+    """Its many short values are padded and measured one by one, and do not become shorter."""
+    count = limits.SCHEMA_FIELDS_MAX
+    schema = StreamSchema.of(pa.schema([(f"c{index}", pa.string()) for index in range(count)]))
+
+    def row(size):
+        texts = random.Random(1).choices(string.printable, k=size)
+        ends = [size * index // count for index in range(count + 1)]
+        columns = [
+            pa.array(["".join(texts[start:end]), None]).slice(0, 1) for start, end in pairwise(ends)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+
+    own_bytes = int(record_sizes(row(0))[0])
+    largest = row(limits.RECORD_BYTES_MAX - own_bytes)
+    builder = ColumnsBuilder(1, schema, compression=compression)
+    (encoded,) = builder.add(largest, timestamp_ms=1) + builder.flush()
+    assert decode_columns(decode_envelope(encoded), schema) == largest
+    builder = ColumnsBuilder(1, schema, compression=compression)
+    with pytest.raises(RecordBatchError, match="at most 8388608 are allowed"):
+        builder.add(row(limits.RECORD_BYTES_MAX - own_bytes + 1), timestamp_ms=1)
