@@ -207,6 +207,7 @@ KEPT = """
 def test_what_arrow_does_not_tell_apart_comes_back_as_it_was(sbp, new_streams):
     """Also for Spark itself, and not only by its name: an equal text of another case is found."""
     (stream,) = new_streams(1)
+    sbp.spark.conf.set("spark.sql.timeType.enabled", "true")
     frame = sbp.spark.sql(f"select {KEPT}").withColumn("vector", array_to_vector(array(lit(1.0))))
     frame = frame.withMetadata("collated", {"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"})
     sbp.save(frame, stream=stream, encoding="columns")

@@ -18,13 +18,14 @@ import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 from spark_streams import Sbp, wait_until_over
 from typed_streams import append_columns
 
 from sbp_core import limits
 from sbp_core.client import Client, StreamSpec
+from sbp_core.records import with_logical_type
+from sbp_spark.logical_types import logical_spark_schema
 
 ROWS = 8
 COLUMNS_PER_STREAM = 40
@@ -56,6 +57,11 @@ SIMPLE: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.duration("us"), st.timedeltas(-dt.timedelta(10**5), dt.timedelta(10**5))),
     (pa.time64("ns"), st.times()),
 ]
+LOGICAL_TYPES = {
+    pa.string(): "string collate UNICODE",
+    pa.duration("us"): "interval day to minute",
+    pa.time64("ns"): "time(3)",
+}
 KEYS = [(pa.string(), st.text(max_size=3)), (pa.int32(), integers(32))]
 
 
@@ -84,6 +90,19 @@ def columns(draw: st.DrawFn) -> pa.Array:
     """A column of `ROWS` rows."""
     kind, values = draw(kinds())
     return pa.array(draw(st.lists(st.none() | values, min_size=ROWS, max_size=ROWS)), kind)
+
+
+def with_logical_types(field: pa.Field) -> pa.Field:
+    """The field with a logical type wherever Arrow does not tell Spark's types apart."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([with_logical_types(each) for each in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(*map(with_logical_types, (kind.key_field, kind.item_field)))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(with_logical_types(kind.value_field))
+    made = pa.field(field.name, kind, field.nullable)
+    return with_logical_type(made, LOGICAL_TYPES.get(field.type))
 
 
 def drawn_columns(count: int) -> list[pa.Array]:
@@ -153,6 +172,11 @@ def write(client: Client, arrays: Sequence[pa.Array]) -> Written:
     rows = pa.RecordBatch.from_pydict(
         {"row": range(count), "filler": pa.repeat(FILLER.decode(), count), **named}
     )
+    fields = [
+        with_logical_types(field) if number % 2 else field
+        for number, field in enumerate(rows.schema)
+    ]
+    rows = pa.RecordBatch.from_arrays(rows.columns, schema=pa.schema(fields))
     written = Written(rows, f"whole-{uuid4().hex}", f"pieces-{uuid4().hex}")
     client.create_streams([StreamSpec(written.whole), StreamSpec(written.pieces)])
     append_columns(client, written.whole, rows)
@@ -197,7 +221,7 @@ class Paths:
     def _check_path(
         self, path: str, names: Sequence[str], read: Callable[[StructType], pa.Table]
     ) -> None:
-        kinds = from_arrow_schema(self._written.rows.schema, prefer_timestamp_ntz=True)
+        kinds = logical_spark_schema(self._written.rows.schema)
         fields = [StructField(each.name, each.dataType) for each in kinds]
         asked = StructType([each for each in fields if each.name in {"row", *names}])
         found = read(asked.toNullable()).sort_by("row")
