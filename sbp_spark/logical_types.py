@@ -11,7 +11,12 @@ import re
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import (
+    from_arrow_schema,
+    from_arrow_type,
+    to_arrow_schema,
+    to_arrow_type,
+)
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -68,6 +73,12 @@ def logical_arrow_schema(schema: StructType) -> pa.Schema:
 def logical_spark_schema(schema: pa.Schema) -> StructType:
     """Return columns as Spark's; a logical type that is not known here is as if there were none."""
     return StructType([_spark_field(field) for field in schema])
+
+
+def is_told_by_arrow(schema: StructType) -> bool:
+    """Whether Spark, shown the columns in Arrow alone, finds the types that they have."""
+    found = from_arrow_schema(to_arrow_schema(schema, timezone="UTC"))
+    return [each.dataType for each in found] == [each.dataType for each in schema]
 
 
 def _with_logical(arrow: pa.Field, kind: DataType, maybe_text: str | None = None) -> pa.Field:

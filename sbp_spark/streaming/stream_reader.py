@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from sbp_spark.logical_types import is_told_by_arrow
 from sbp_spark.options import SourceOptions, parse_source_options
 from sbp_spark.reading.fetch_task import read_partition
 from sbp_spark.reading.layout import Form
@@ -177,7 +178,9 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             if self._maybe_renamed is not None:
                 own = source_arrow_schema(self._maybe_renamed)
                 partitions = [replace(each, maybe_columns=own) for each in partitions]
-            self._maybe_rows = self._small_batches.maybe_read(partitions, schema)
+            # Of rows that come with the plan Spark believes Arrow's types only.
+            if is_told_by_arrow(self._given_schema):
+                self._maybe_rows = self._small_batches.maybe_read(partitions, schema)
             return partitions
 
     def commit(self, end: dict[str, Any]) -> None:

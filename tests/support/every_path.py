@@ -25,7 +25,7 @@ from typed_streams import append_columns
 from sbp_core import limits
 from sbp_core.client import Client, StreamSpec
 from sbp_core.records import with_logical_type
-from sbp_spark.logical_types import logical_spark_schema
+from sbp_spark.logical_types import is_told_by_arrow, logical_spark_schema
 
 ROWS = 8
 COLUMNS_PER_STREAM = 40
@@ -156,12 +156,21 @@ class Written:
     whole: str
     pieces: str
 
-    def names(self, *, with_null_elements: bool) -> list[str]:
-        """The columns that have null elements, or those that have none."""
+    def names(self, *, may_come_with_plan: bool) -> list[str]:
+        """The columns that may come with the plan, or the others.
+
+        Those have null elements, or types that Arrow does not tell apart.
+        """
+        columns = zip(self.rows.schema, self.rows.columns, strict=True)
         return [
-            name
-            for name, column in zip(self.rows.schema.names, self.rows.columns, strict=True)
-            if name[0] == "c" and is_null_element(column) == with_null_elements
+            field.name
+            for field, column in columns
+            if field.name[0] == "c"
+            and may_come_with_plan
+            == (
+                not is_null_element(column)
+                and is_told_by_arrow(logical_spark_schema(pa.schema([field])))
+            )
         ]
 
 
@@ -196,9 +205,9 @@ class Paths:
 
     def check(self) -> int:
         """Compare what comes on each path; return how many columns were compared."""
-        nulls = self._written.names(with_null_elements=True)
-        others = self._written.names(with_null_elements=False)
-        everything = nulls + others
+        left = self._written.names(may_come_with_plan=False)
+        others = self._written.names(may_come_with_plan=True)
+        everything = left + others
         whole, pieces = self._written.whole, self._written.pieces
         remote = {"localReads": "false"}
         tasks = {"minPartitions": "2"}
@@ -209,8 +218,8 @@ class Paths:
             ("batch, joined", everything, lambda to: self._batch(pieces, to)),
             ("tasks", everything, lambda to: self._stream(whole, to, **tasks)),
             ("tasks, joined", everything, lambda to: self._stream(pieces, to, **tasks)),
-            ("plan, or not", nulls, lambda to: self._stream(whole, to)),
-            ("plan, or not, joined", nulls, lambda to: self._stream(pieces, to)),
+            ("plan, or not", left, lambda to: self._stream(whole, to)),
+            ("plan, or not, joined", left, lambda to: self._stream(pieces, to)),
             ("plan", others, lambda to: self._stream(whole, to, trims=True)),
             ("plan, joined", others, lambda to: self._stream(pieces, to, trims=True)),
         ]:

@@ -40,7 +40,7 @@ from sbp_core.records import (
     with_logical_type,
 )
 from sbp_spark.column_schema import written_columns
-from sbp_spark.logical_types import CHAR_VARCHAR_KEY, logical_spark_schema
+from sbp_spark.logical_types import CHAR_VARCHAR_KEY, is_told_by_arrow, logical_spark_schema
 from sbp_spark.options import ColumnOptions, Endpoint, Servers
 from sbp_spark.reading import schema_versions
 from sbp_spark.reading.columns_layout import ColumnsLayout
@@ -168,3 +168,10 @@ def test_a_column_that_lost_its_logical_type_since_the_query_started(monkeypatch
         decoded(wide, days)
     for told in ("offset 0 of stream s7", 'from duration as "interval day"', "since version 2"):
         assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [*INTERVALS, *TIMES, *STRINGS, *USER_DEFINED, *PLAIN], ids=str)
+def test_which_types_spark_finds_by_arrow_alone(kind):
+    is_told = kind in PLAIN or kind in (StringType(), DayTimeIntervalType(), TimeType(6))
+    for schema in (column(kind), column(ArrayType(column(MapType(kind, kind))))):
+        assert is_told_by_arrow(schema) == is_told
