@@ -212,7 +212,8 @@ def test_what_arrow_does_not_tell_apart_comes_back_as_it_was(sbp, new_streams):
     frame = frame.withMetadata("collated", {"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"})
     sbp.save(frame, stream=stream, encoding="columns")
     read = sbp.load(stream)
-    assert_df_equality(read, frame, ignore_nullable=True)
+    assert read.schema.toNullable() == frame.schema.toNullable()
+    assert read.collect() == frame.collect()
     assert read.schema["collated"].metadata == frame.schema["collated"].metadata
     texts = [f"cast({name} as string)" for name in frame.columns if name != "vector"]
     assert read.selectExpr(*texts).collect() == frame.selectExpr(*texts).collect()
