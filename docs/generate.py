@@ -26,6 +26,7 @@ DOCS: Final = Path(__file__).parent
 
 OURS_NEVER: Final = "ours never"
 ALSO_ACCEPTED: Final = f"servers of the ElasticStream family; {OURS_NEVER}"
+LATER: Final = f"servers of ElasticStream from May 2023 on; {OURS_NEVER}"
 IN_THE_DIALECT: Final = "servers that speak `elasticstream-2023-04`"
 
 SENT_BY: Final[Mapping[StatusCode, str]] = {
@@ -53,6 +54,12 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.TOO_MANY_REQUESTS: "a range server whose unsynced appends fill their room (with"
     " `throttle_time_ms`); both servers over the limit of connections or of open calls",
     StatusCode.RANGE_ALREADY_SEALED: "a range server: append to a range that is sealed",
+    StatusCode.OFFSET_OVERFLOW: f"{ALSO_ACCEPTED}. An offset beyond the end of a range",
+    StatusCode.APPEND_TO_COMMITTED_OFFSET: f"{LATER}. The offset of an append is committed already",
+    StatusCode.APPEND_TO_PENDING_OFFSET: f"{LATER}. The offset of an append is being committed",
+    StatusCode.APPEND_TO_OVERTAKEN_OFFSET: f"{LATER}. Appends before this one are missing",
+    StatusCode.EXPIRED_RANGE_EPOCH: f"{LATER}. A newer writer has taken the range over",
+    StatusCode.SEAL_RANGE_NOT_FOUND: f"{ALSO_ACCEPTED}. The stream has no such range to seal",
     StatusCode.RANGE_NOT_FOUND: "a range server that does not host the range; the placement driver:"
     " the stream has no such range",
     StatusCode.OFFSET_OUT_OF_RANGE: "a range server: FETCH outside what it holds; the placement"

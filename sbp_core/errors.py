@@ -66,14 +66,20 @@ class StatusCode(enum.IntEnum):
     CONFLICT = 1409
     TOO_MANY_REQUESTS = 1429
     RANGE_ALREADY_SEALED = 1460
+    OFFSET_OVERFLOW = 1461
     RANGE_NOT_FOUND = 1462
     OFFSET_OUT_OF_RANGE = 1463
+    APPEND_TO_COMMITTED_OFFSET = 1464
+    APPEND_TO_PENDING_OFFSET = 1465
+    APPEND_TO_OVERTAKEN_OFFSET = 1466
     CREATE_RANGE_BEFORE_SEAL = 1470
+    EXPIRED_RANGE_EPOCH = 1471
     UNSUPPORTED_OPERATION = 1498
     UNKNOWN_OPERATION = 1499
     PD_INTERNAL = 1500
     PD_NO_AVAILABLE_RS = 1502
     ES_PD_NOT_LEADER = 1503
+    SEAL_RANGE_NOT_FOUND = 1510
     SEAL_NO_SERVER_ANSWERED = 1511
     RS_INTERNAL = 2500
     RS_DATA_CORRUPTED = 2502
@@ -259,7 +265,7 @@ class AlreadyExistsError(StatusError):
 class RangeNotFoundError(StatusError):
     """The server does not host the range."""
 
-    codes = (StatusCode.RANGE_NOT_FOUND,)
+    codes = (StatusCode.RANGE_NOT_FOUND, StatusCode.SEAL_RANGE_NOT_FOUND)
     retriable = True
     refreshes_placement = True
     outcome = Outcome.NOT_APPLIED
