@@ -57,7 +57,9 @@ def write_records(values: Iterable[object]) -> None:
 
 
 def show_time(time_ms: int) -> str:
-    """Return a time, ms since 1970 UTC, in ISO 8601."""
+    """Return a time, ms since 1970 UTC, in ISO 8601; "unknown" if it is negative."""
+    if time_ms < 0:
+        return "unknown"
     try:
         return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="seconds")
     except OverflowError:
