@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from sbp_core import limits
 from sbp_core.client.calls import Attempts, Context, unanswered
-from sbp_core.client.fetch_answer import Found, Question, read_answer
+from sbp_core.client.fetch_answer import Found, read_answer
+from sbp_core.client.fetch_task import FetchTask
 from sbp_core.client.local_log import PlacedBatches, Whereabouts
 from sbp_core.client.placement import (
     chunks,
@@ -35,7 +36,7 @@ from sbp_core.client.program import (
     Start,
 )
 from sbp_core.client.retry import RetryPolicy
-from sbp_core.client.types import EARLIEST, LATEST, FetchItem, FetchOutcome, RangeInfo
+from sbp_core.client.types import EARLIEST, LATEST, FetchItem, RangeInfo
 from sbp_core.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
@@ -44,26 +45,8 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_core.wire.dialect import Dialect
-from sbp_core.wire.headers import FetchInfo, FetchRequest, StreamRange
+from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.opcodes import Opcode
-
-
-@dataclass(slots=True)
-class _Task:
-    """One item on its way: waiting until `due_ms`, or asked for in `piece` since `asked_ms`."""
-
-    index: int
-    item: FetchItem
-    offset: int
-    attempts: Attempts
-    due_ms: float
-    piece: RangeInfo | None = None
-    asked_ms: float = 0
-    asked_wait_ms: int = 0
-    replica_turn: int = 0
-    hasty_count: int = 0
-    follow_count: int = 0
-    was_out_of_range: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +55,7 @@ class _OpenFetch:
 
     endpoint: str
     takes_places: bool
-    tasks: dict[int, _Task]
+    tasks: dict[int, FetchTask]
 
 
 def fetch(
@@ -93,11 +76,12 @@ def fetch(
     begin_ms: float = yield Now()
     work = _Fetch(context, begin_ms + max_wait_ms, min_bytes, leaves_placed=leaves_placed)
     for index, item in enumerate(items):
+        attempts = Attempts(context, begin_ms + max_wait_ms)
+        task = FetchTask(index, item, item.fetch_offset, attempts, begin_ms)
         if item.end_offset is not None and 0 <= item.end_offset <= item.fetch_offset:
-            yield Emit(_empty(index, item, item.fetch_offset))
+            yield Emit(task.empty(item.fetch_offset))
         else:
-            attempts = Attempts(context, begin_ms + max_wait_ms)
-            work.waiting.append(_Task(index, item, item.fetch_offset, attempts, begin_ms))
+            work.waiting.append(task)
     yield from work.run()
 
 
@@ -107,7 +91,7 @@ class _Fetch:
     def __init__(
         self, context: Context, wait_until_ms: float, min_bytes: int, *, leaves_placed: bool
     ) -> None:
-        self.waiting: list[_Task] = []
+        self.waiting: list[FetchTask] = []
         self._context = context
         self._leaves_placed = leaves_placed
         self._impatient = replace(
@@ -133,7 +117,7 @@ class _Fetch:
             if arrival is not None:
                 yield from self._on_arrival(arrival)
 
-    def _ask(self, tasks: Sequence[_Task]) -> Program[None]:
+    def _ask(self, tasks: Sequence[FetchTask]) -> Program[None]:
         """Send tasks to the servers of their ranges, one frame for each server."""
         errors = yield from locate(self._context, [task.item.stream_id for task in tasks])
         named = [each for each in tasks if each.offset < 0 and each.item.stream_id not in errors]
@@ -141,7 +125,7 @@ class _Fetch:
             errors |= yield from self._resolve(named)
         now_ms: float = yield Now()
         wait_ms = max(0, round(self._wait_until_ms - now_ms))
-        groups: dict[str, list[_Task]] = {}
+        groups: dict[str, list[FetchTask]] = {}
         for task in tasks:
             error = errors.get(task.item.stream_id)
             piece = self._context.router.maybe_range_at(task.item.stream_id, task.offset)
@@ -167,7 +151,7 @@ class _Fetch:
                 number: int = yield Start(self._call(opened, wait_ms))
                 self._open[number] = opened
 
-    def _resolve(self, tasks: Sequence[_Task]) -> Program[dict[int, SbpError]]:
+    def _resolve(self, tasks: Sequence[FetchTask]) -> Program[dict[int, SbpError]]:
         """Replace EARLIEST and LATEST for servers that know neither; return the errors."""
         stream_ids = [task.item.stream_id for task in tasks]
         try:
@@ -184,7 +168,7 @@ class _Fetch:
             max_wait_ms=wait_ms,
             min_bytes=self._min_bytes,
             fetch_requests=tuple(
-                _fetch_info(request_index, task) for request_index, task in opened.tasks.items()
+                task.info(request_index) for request_index, task in opened.tasks.items()
             ),
             timeout_ms=timeout_ms,
             takes_places=opened.takes_places,
@@ -195,7 +179,7 @@ class _Fetch:
             header,
             timeout_ms,
             answer_bytes_max=limits.FRAME_BYTES_MAX
-            + sum(map(_answer_bytes, opened.tasks.values())),
+            + sum(each.answer_bytes for each in opened.tasks.values()),
         )
 
     def _on_arrival(self, arrival: Arrival) -> Program[None]:
@@ -206,7 +190,7 @@ class _Fetch:
                 raise arrival.content
             answers = read_answer(
                 arrival.content,
-                {request_index: _question(task) for request_index, task in asked.tasks.items()},
+                {request_index: task.question() for request_index, task in asked.tasks.items()},
                 maybe_places_of=asked.endpoint if asked.takes_places else None,
             )
         except SbpError as error:
@@ -218,7 +202,7 @@ class _Fetch:
         is_serving = any(
             isinstance(each, Found) and (each.payload or each.placed) for each in answers.values()
         )
-        empty: list[tuple[_Task, Found]] = []
+        empty: list[tuple[FetchTask, Found]] = []
         for request_index, answer in answers.items():
             task = asked.tasks.pop(request_index)
             if isinstance(answer, SbpError):
@@ -227,10 +211,12 @@ class _Fetch:
                 self._wait(task, now_ms)  # the frame may have had no room for this one
             elif answer.placed is not None:
                 yield from self._read_placed(task, answer, answer.placed, arrival.number)
-            elif not answer.payload and _may_go_on(task, answer.next_offset, now_ms):
+            elif task.stepped and answer.payload:
+                yield from self._catch_up(task, answer, now_ms)
+            elif not answer.payload and task.may_go_on(answer.next_offset, now_ms):
                 empty.append((task, answer))
             else:
-                yield Emit(_outcome(task, answer))
+                yield Emit(task.outcome(answer))
         if arrival.is_last:
             del self._open[arrival.number]
             for task in asked.tasks.values():
@@ -240,7 +226,7 @@ class _Fetch:
             yield from self._follow(empty, now_ms)
 
     def _read_placed(
-        self, task: _Task, answer: Found, told: PlacedBatches, number: int
+        self, task: FetchTask, answer: Found, told: PlacedBatches, number: int
     ) -> Program[None]:
         """Answer a task with what is on this machine's disk, or let the server do it.
 
@@ -255,18 +241,18 @@ class _Fetch:
             yield from self._read_through(task, told)
             return
         if self._leaves_placed:
-            yield Emit(replace(_outcome(task, answer), maybe_placed=placed))
+            yield Emit(replace(task.outcome(answer), maybe_placed=placed))
             return
         first = placed.up_to(min(task.item.max_bytes, limits.BATCH_BYTES_MAX))
         payload: memoryview | None = yield ReadPlaces(first)
         if payload is not None:
             is_all = len(first.places) == len(placed.places)
             next_offset = answer.next_offset if is_all else first.end_offset
-            yield Emit(_outcome(task, replace(answer, payload=payload, next_offset=next_offset)))
+            yield Emit(task.outcome(replace(answer, payload=payload, next_offset=next_offset)))
             return
         yield from self._read_through(task, placed)
 
-    def _read_through(self, task: _Task, placed: PlacedBatches) -> Program[None]:
+    def _read_through(self, task: FetchTask, placed: PlacedBatches) -> Program[None]:
         """Let the server of placed batches send them itself, and what follows for a while."""
         now_ms: float = yield Now()
         if task.offset == LATEST:
@@ -275,7 +261,7 @@ class _Fetch:
             self._context.maybe_local.on_failure(placed.endpoint, now_ms)
         self._wait(task, now_ms)
 
-    def _follow(self, empty: Iterable[tuple[_Task, Found]], now_ms: float) -> Program[None]:
+    def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> Program[None]:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.
 
         A server answers empty-handed at once at the end of a sealed range, and the range may have
@@ -285,31 +271,66 @@ class _Fetch:
         followed = list(empty)
         stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))
         yield from revalidate(self._impatient, stream_ids)
+        yield from self._learn_tails([task for task, answer in followed if answer.is_silent])
         for task, answer in followed:
-            next_offset = self._skip_trimmed(task, answer.next_offset)
+            next_offset = self._skip_trimmed(task, max(task.offset, answer.next_offset))
             piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
             if piece and task.piece and piece.range_index > task.piece.range_index:
                 task.follow_count += 1
                 if task.follow_count > limits.CHANGES_FOLLOWED_MAX:
                     error = endless(f"stream {task.item.stream_id} at offset {next_offset}")
-                    yield Emit(_empty(task.index, task.item, next_offset, error))
+                    yield Emit(task.empty(next_offset, error))
                     continue
-                task.offset = next_offset
+                task.offset, task.stepped = next_offset, 0
+                self._wait(task, now_ms)
+            elif answer.is_silent and task.may_step_back:
+                task.stepped = max(1, 2 * task.stepped)
                 self._wait(task, now_ms)
             elif answer.is_hasty and now_ms < self._wait_until_ms:
                 doubled_ms = limits.FETCH_POLL_MS << min(task.hasty_count, 30)
                 pause_ms = min(doubled_ms, limits.FETCH_POLL_MS_MAX)
                 task.hasty_count += 1
+                task.stepped, task.is_beside = 0, True
                 self._wait(task, min(now_ms + pause_ms, self._wait_until_ms))
             else:
-                yield Emit(_empty(task.index, task.item, next_offset))
+                yield Emit(task.empty(next_offset))
 
-    def _wait(self, task: _Task, due_ms: float) -> None:
+    def _learn_tails(self, tasks: Sequence[FetchTask]) -> Program[None]:
+        """Ask once for each task where its stream ends, if that is not known to be behind it.
+
+        What cannot be learned is taken to be where the task is.
+        """
+        asking = [task for task in tasks if task.maybe_tail is None]
+        for task in asking:
+            task.maybe_tail = max(task.known_tail, task.offset)
+        asking = [task for task in asking if task.maybe_tail == task.offset and task.is_inside]
+        if not asking:
+            return
+        try:
+            bounds = yield from stream_bounds(
+                self._impatient, [task.item.stream_id for task in asking]
+            )
+        except SbpError:
+            return
+        for task, held in zip(asking, bounds, strict=True):
+            task.maybe_tail = held.next_offset
+
+    def _catch_up(self, task: FetchTask, answer: Found, now_ms: float) -> Program[None]:
+        """Answer a task that was asked for too early, or go on to the batches that it is about."""
+        wanted = answer.since(task.offset)
+        if wanted.payload:
+            yield Emit(task.outcome(wanted))
+            return
+        task.is_beside = True
+        task.stepped = max(0, task.offset - answer.next_offset)
+        self._wait(task, now_ms)
+
+    def _wait(self, task: FetchTask, due_ms: float) -> None:
         """Let a task be asked for again."""
         task.due_ms = due_ms
         self.waiting.append(task)
 
-    def _skip_trimmed(self, task: _Task, offset: int) -> int:
+    def _skip_trimmed(self, task: FetchTask, offset: int) -> int:
         """Return where whoever asks for the earliest record goes on: not before the stream."""
         ranges = self._context.router.maybe_ranges(task.item.stream_id)
         if ranges and task.item.fetch_offset == EARLIEST:
@@ -317,7 +338,7 @@ class _Fetch:
         return offset
 
     def _on_error(
-        self, task: _Task, error: SbpError, endpoint: str | None, now_ms: float
+        self, task: FetchTask, error: SbpError, endpoint: str | None, now_ms: float
     ) -> Program[None]:
         """Let a task wait for another try, or answer it with the error."""
         task.attempts.on_failure()
@@ -334,7 +355,7 @@ class _Fetch:
             if isinstance(error, OffsetOutOfRangeError):
                 error = yield from self._with_bounds(task, error)
             reason = task.attempts.explain(error, what, endpoint)
-            yield Emit(_empty(task.index, task.item, task.offset, reason))
+            yield Emit(task.empty(task.offset, reason))
             return
         if error.refreshes_placement:
             self._context.router.forget(task.item.stream_id)
@@ -342,7 +363,7 @@ class _Fetch:
             task.replica_turn += 1
         self._wait(task, now_ms + wait_ms)
 
-    def _with_bounds(self, task: _Task, error: SbpError) -> Program[SbpError]:
+    def _with_bounds(self, task: FetchTask, error: SbpError) -> Program[SbpError]:
         """Return the error with the bounds of the whole stream, as far as they can be learned."""
         stream_id = task.item.stream_id
         if task.piece is not None and len(self._context.router.maybe_ranges(stream_id) or ()) == 1:
@@ -352,50 +373,6 @@ class _Fetch:
         except SbpError:
             return error
         return _out_of_range(stream_id, task.offset, held.start_offset, held.next_offset)
-
-
-def _answer_bytes(task: _Task) -> int:
-    """Return what an item may be answered with: a batch more than it asks for."""
-    return task.item.max_bytes + limits.BATCH_BYTES_MAX
-
-
-def _fetch_info(request_index: int, task: _Task) -> FetchInfo:
-    assert task.piece is not None
-    return FetchInfo(
-        stream_range=StreamRange(
-            stream_id=task.item.stream_id,
-            range_index=task.piece.range_index,
-            start_offset=task.piece.start_offset,
-            end_offset=-1 if task.piece.end_offset is None else task.piece.end_offset,
-        ),
-        request_index=request_index,
-        fetch_offset=task.offset,
-        batch_max_bytes=task.item.max_bytes,
-        stream_id=task.item.stream_id,
-        end_offset=-1 if task.item.end_offset is None else task.item.end_offset,
-    )
-
-
-def _question(task: _Task) -> Question:
-    assert task.piece is not None
-    return Question(task.item.stream_id, task.offset, task.piece.range_index, task.item.max_bytes)
-
-
-def _may_go_on(task: _Task, next_offset: int, now_ms: float) -> bool:
-    """Whether an empty answer may mean the end of a sealed range, with more behind it."""
-    is_wanted = task.item.end_offset is None or next_offset < task.item.end_offset
-    has_waited = 0 < task.asked_wait_ms <= now_ms - task.asked_ms
-    return is_wanted and not has_waited
-
-
-def _outcome(task: _Task, found: Found) -> FetchOutcome:
-    return FetchOutcome(task.index, task.item.stream_id, found.payload, found.next_offset, None)
-
-
-def _empty(
-    index: int, item: FetchItem, next_offset: int, error: SbpError | None = None
-) -> FetchOutcome:
-    return FetchOutcome(index, item.stream_id, memoryview(b""), next_offset, error)
 
 
 def _out_of_range(

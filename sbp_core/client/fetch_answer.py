@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbp_core import limits
 from sbp_core.client.calls import answered_items, decode_answer
@@ -30,13 +30,25 @@ class Found:
     """Whole batches, perhaps none, and where the next fetch goes on.
 
     `is_hasty`: none were there, or had room, when the server answered; it need not have waited.
-    With `placed` they are not in the payload, but to be read there.
+    `is_silent`: nor did it say where to go on. With `placed` they are not in the payload, but to be
+    read there.
     """
 
     payload: memoryview
     next_offset: int
     is_hasty: bool = False
+    is_silent: bool = False
     placed: PlacedBatches | None = None
+
+    def since(self, offset: int) -> Found:
+        """Return this without the batches that end before an offset."""
+        position, payload = 0, self.payload
+        while position < len(payload):
+            envelope = decode_envelope(payload, position)
+            if envelope.base_offset + envelope.record_count > offset:
+                break
+            position += envelope.length_bytes
+        return replace(self, payload=payload[position:])
 
 
 def read_answer(
@@ -71,8 +83,9 @@ def read_answer(
             continue
         position += max(result.batch_length, 0)
         if error.code == StatusCode.NO_NEW_RECORD:
-            known = result.next_offset if result.next_offset >= 0 else question.offset
-            answers[index] = Found(payload[:0], known, is_hasty=True)
+            is_silent = result.next_offset < 0
+            known = question.offset if is_silent else result.next_offset
+            answers[index] = Found(payload[:0], known, is_hasty=True, is_silent=is_silent)
         else:
             error.throttle_time_ms = max(response.throttle_time_ms, 0)
             answers[index] = error
