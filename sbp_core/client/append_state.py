@@ -30,7 +30,7 @@ from sbp_core.errors import (
     WriterUnknownError,
 )
 from sbp_core.records.envelope import maybe_encoding
-from sbp_core.wire.dialect import Dialect
+from sbp_core.wire.dialect import Dialect, append_time_ms
 from sbp_core.wire.headers import AppendResponse, AppendResult
 from sbp_core.wire.status import maybe_error
 
@@ -245,9 +245,8 @@ class AppendState:
         self._numbering.on_appended(index)
         self._uncertain.discard(index)
         self.appended_count += 1
-        self.outcomes[index] = AppendOutcome(
-            stream_id, result.base_offset, result.stream_append_time_ms
-        )
+        time_ms = append_time_ms(result.stream_append_time_ms, self._context.router.dialect)
+        self.outcomes[index] = AppendOutcome(stream_id, result.base_offset, time_ms)
         self._last_applied[stream_id] = max(index, self._last_applied.get(stream_id, -1))
         ordered = self._by_stream[stream_id]
         while ordered and self._batches[ordered[0]].is_appended:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sbp_core.client.calls import Context, ask, decode_reply, unanswered, with_message
 from sbp_core.client.metadata import check_named, check_spec, describe_streams, stream_info
-from sbp_core.client.placement import chunks, list_ranges, range_info, sealed_stream_id
+from sbp_core.client.placement import chunks, list_ranges, range_info, stream_id_of
 from sbp_core.client.program import Call, Program, gather
 from sbp_core.client.types import RangeInfo, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import (
@@ -16,7 +16,9 @@ from sbp_core.errors import (
     Outcome,
     RangeNotFoundError,
     SbpError,
+    UnsupportedError,
 )
+from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,
@@ -89,7 +91,8 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
     """Forget the records of streams, by id, below an offset; return what each begins with then.
 
     SPEC "TRIM_STREAMS": the smallest remaining range of each stream. The placement driver decides;
-    then the servers of the ranges are told. An offset below the stream's start changes nothing.
+    then the servers of the ranges are told, but for ElasticStream's, which do not know how to trim.
+    An offset below the stream's start changes nothing.
 
     Raises ConfigurationError for a negative offset, NotFoundError naming all missing streams
     (nothing is trimmed then), OffsetOutOfRangeError for an offset beyond the tail. The others of
@@ -114,6 +117,7 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
                 Opcode.TRIM_STREAMS,
                 _trim_header(context, {each: offsets[each] for each in part}),
                 context.timeout_ms,
+                only_ours=True,
             )
             for server, part in parts
         ]
@@ -124,6 +128,9 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
                 for result in answer.streams:
                     _check_trimmed(result)
         except SbpError as error:
+            is_foreign = context.router.dialect is not Dialect.SPECIFICATION
+            if is_foreign and isinstance(error, UnsupportedError):
+                continue
             half_done = with_message(
                 error,
                 f"TRIM_STREAMS at {server}: ",
@@ -217,8 +224,8 @@ def _match_sealed(
 
     A result that names no stream, which is a failure, goes to a range that no other result names.
     """
-    named = {sealed_stream_id(each): each for each in results}
-    unnamed = iter([each for each in results if sealed_stream_id(each) < 0])
+    named = {stream_id_of(each): each for each in results}
+    unnamed = iter([each for each in results if stream_id_of(each) < 0])
     return [
         (each, named.get(each.stream_id) or next(unnamed, SealRangesResult())) for each in asked
     ]

@@ -2,8 +2,9 @@
 
 Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
 
-The answer to the greeting tells which dialect the server speaks, and what it agrees to. The few
-calls for which that matters are held until then; all others go out at once.
+The answer to the greeting tells which dialect the server speaks, and what it agrees to. Calls for
+which that matters are held until then; all others go out at once. One of the two dialects has a
+successor that greets alike: what is for placement drivers waits for a probe that tells them apart.
 """
 
 from __future__ import annotations
@@ -43,12 +44,20 @@ from sbp_core.session.events import (
 from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
 from sbp_core.session.states import ConnectionState
 from sbp_core.wire.checksum import Octets
-from sbp_core.wire.dialect import Dialect, depends_on_dialect, dialect_of, opcode_of
+from sbp_core.wire.dialect import (
+    Dialect,
+    check_is_batched,
+    depends_on_dialect,
+    dialect_of,
+    is_for_driver,
+    opcode_of,
+)
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     ClientRole,
     HeartbeatRequest,
     HeartbeatResponse,
+    ListRangesRequest,
     decode_header,
     decode_system_error,
     encode_header,
@@ -102,6 +111,10 @@ class Conversation:
         self._session = Connection()
         self._unasked = Unasked()
         self._maybe_dialect: Dialect | None = None
+        self._is_ours = False
+        self._is_told_apart = False
+        self._maybe_probe_id: int | None = None
+        self._maybe_refusal: UnsupportedError | None = None
         self._held: dict[Ticket, Call] = {}
         self._tickets: dict[int, Ticket] = {}
         self._reason: SbpError | None = None
@@ -150,10 +163,8 @@ class Conversation:
                 f" them; at most {limits.UNSENT_BYTES_MAX} are kept",
             )
         ticket = Ticket(sink, AnswerBytes(call.answer_bytes_max))
-        is_early = self._maybe_dialect is None and self._session.state is ConnectionState.OPEN
-        if is_early and (call.feature is not None or depends_on_dialect(call.opcode)):
-            self._held[ticket] = call
-            return ticket, []
+        if self._is_early(call):
+            return ticket, self._hold(ticket, call)
         return ticket, self._send(ticket, call)
 
     def abandon(self, ticket: Ticket) -> None:
@@ -224,12 +235,50 @@ class Conversation:
         for ticket in held:
             ticket.sink(not_sent(self.endpoint, error))
 
+    def _is_early(self, call: Call) -> bool:
+        """Whether more has to be known of the server before a call can be sent."""
+        if self._session.state is not ConnectionState.OPEN:
+            return False
+        if self._maybe_dialect is None:
+            return call.feature is not None or depends_on_dialect(call.opcode)
+        return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
+
+    def _hold(self, ticket: Ticket, call: Call) -> list[Octets]:
+        """Keep a call back; return the octets of the probe that it waits for, if that is next."""
+        self._held[ticket] = call
+        if self._maybe_dialect is None or self._maybe_probe_id is not None:
+            return []
+        header = encode_header(ListRangesRequest())
+        self._maybe_probe_id, buffers = self._session.start_call(Opcode.LIST_RANGES, header)
+        return buffers
+
+    def _release(self) -> list[Octets]:
+        """Send what was held, as far as enough is known now; return its octets."""
+        held, self._held = self._held, {}
+        outgoing: list[Octets] = []
+        for ticket, call in held.items():
+            try:
+                act = self._hold if self._is_early(call) else self._send
+                outgoing += act(ticket, call)
+            except SbpError as error:
+                ticket.sink(error)
+        return outgoing
+
     def _send(self, ticket: Ticket, call: Call) -> list[Octets]:
+        if self._maybe_refusal is not None and call.opcode is not Opcode.PING:
+            raise UnsupportedError(self._maybe_refusal.code, self._maybe_refusal.message)
         is_answered = self._maybe_dialect is not None  # otherwise the session says what is wrong
         if is_answered and call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
                 f"the server at {self.endpoint} does not know {_WITHOUT[call.feature]}",
+            )
+        is_foreign = is_answered and self._maybe_dialect is not Dialect.SPECIFICATION
+        if call.only_ours and is_foreign and not self._is_ours:
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                f"the range server at {self.endpoint} is ElasticStream's, and would not answer"
+                f" {call.opcode.name}; nothing was sent",
             )
         header = b"" if call.header is None else encode_header(call.header)
         opcode = opcode_of(call.opcode, self._maybe_dialect or Dialect.SPECIFICATION)
@@ -255,6 +304,8 @@ class Conversation:
     def _on_response(self, event: ResponseReceived) -> list[Octets]:
         if event.call_id == self._greeting_id:
             return self._on_greeted(event.frame)
+        if event.call_id == self._maybe_probe_id:
+            return self._on_probed(event.frame)
         ticket = self._tickets.get(event.call_id)
         if ticket is None:
             return []
@@ -288,16 +339,22 @@ class Conversation:
             return []
         self._unasked.on_awaited(self._session.seen_frame_count)
         self._maybe_dialect = dialect_of(answer.status)
-        self.maybe_cluster_id = answer.cluster_id
+        self._is_told_apart = self._maybe_dialect is Dialect.SPECIFICATION
+        self._is_ours = answer.cluster_id is not None
+        self.maybe_cluster_id = answer.cluster_id or None
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
-        held, self._held = self._held, {}
-        outgoing: list[Octets] = []
-        for ticket, call in held.items():
+        return self._release()
+
+    def _on_probed(self, frame: Frame) -> list[Octets]:
+        """Note whether the server speaks the dialect that its greeting had; see `_release`."""
+        self._unasked.on_awaited(self._session.seen_frame_count)
+        self._is_told_apart = True
+        if not frame.is_system_error:
             try:
-                outgoing += self._send(ticket, call)
-            except SbpError as error:
-                ticket.sink(error)
-        return outgoing
+                check_is_batched(frame.header)
+            except UnsupportedError as error:
+                self._maybe_refusal = error
+        return self._release()
 
     def _counted(self, answer: list[Octets]) -> list[Octets]:
         self._unasked.on_answer(sum(map(len, answer)))

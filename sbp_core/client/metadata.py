@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.calls import Attempts, Context, ask, unanswered
-from sbp_core.client.placement import chunks, missing, refresh
+from sbp_core.client.calls import Attempts, Context, ask, unanswered, with_message
+from sbp_core.client.placement import chunks, is_foreign, missing, refresh
 from sbp_core.client.program import Call, Now, Program, gather, pause
 from sbp_core.client.types import StreamInfo, StreamSpec
 from sbp_core.errors import (
@@ -17,6 +17,7 @@ from sbp_core.errors import (
     Outcome,
     SbpError,
     StatusCode,
+    StatusError,
     UnsupportedError,
 )
 from sbp_core.wire.dialect import Dialect, dialect_of
@@ -44,21 +45,71 @@ def describe_streams(context: Context, refs: Sequence[int | str]) -> Program[lis
     SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing, UnsupportedError when
     a server does not know names.
     """
+    found, refused = yield from _find(context, refs)
+    if refused:
+        yield from _check_absent(context, refused)
+    absent = [ref for ref in dict.fromkeys(refs) if ref not in found]
+    if absent:
+        raise missing([f"stream {ref!r}" for ref in absent])
+    return [found[ref] for ref in refs]
+
+
+def find_streams(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamInfo]]:
+    """Return the metadata of those streams that the placement driver knows, in any order.
+
+    SPEC "DESCRIBE_STREAMS".
+    """
+    found, _ = yield from _find(context, stream_ids)
+    return list({info.stream_id: info for info in found.values()}.values())
+
+
+def _find(
+    context: Context, refs: Sequence[int | str]
+) -> Program[tuple[dict[int | str, StreamInfo], dict[int, StatusError]]]:
+    """Return the streams that exist, by id and name, and the errors of those ids that got one.
+
+    ElasticStream's placement manager answers PD_INTERNAL to all ids if it does not know one of
+    them: they are halved until that one is found.
+    """
     found: dict[int | str, StreamInfo] = {}
-    for chunk in chunks(list(dict.fromkeys(refs))):
+    refused: dict[int, StatusError] = {}
+    pending = [*chunks(list(dict.fromkeys(refs)))]
+    while pending:
+        chunk = pending.pop()
         header = DescribeStreamsRequest(
             timeout_ms=context.timeout_ms,
             stream_ids=tuple(ref for ref in chunk if isinstance(ref, int)),
             names=tuple(ref for ref in chunk if isinstance(ref, str)),
         )
-        for info in (yield from _describe(context, header)):
+        try:
+            infos = yield from _describe(context, header)
+        except StatusError as error:
+            is_odd = error.code == StatusCode.PD_INTERNAL and not header.names
+            if not is_odd or not (yield from is_foreign(context)):
+                raise
+            if len(chunk) == 1:
+                refused[header.stream_ids[0]] = error
+            else:
+                middle = len(chunk) // 2
+                pending += [chunk[:middle], chunk[middle:]]
+            continue
+        for info in infos:
             found[info.stream_id] = info
             if info.name is not None:
                 found[info.name] = info
-    absent = [ref for ref in dict.fromkeys(refs) if ref not in found]
-    if absent:
-        raise missing([f"stream {ref!r}" for ref in absent])
-    return [found[ref] for ref in refs]
+    return found, refused
+
+
+def _check_absent(context: Context, refused: Mapping[int, StatusError]) -> Program[None]:
+    """Raise the error of a stream that has ranges; one without does not exist."""
+    missed = yield from refresh(context, refused)
+    for stream_id, error in refused.items():
+        if not isinstance(missed.get(stream_id), NotFoundError):
+            raise with_message(
+                error,
+                f"stream {stream_id} is not described, but has ranges: ",
+                "; if it was deleted, leave it out",
+            )
 
 
 def list_streams(context: Context) -> Program[list[StreamInfo]]:
@@ -143,7 +194,8 @@ def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]
     """Delete streams given by id or name (SPEC "DELETE_STREAMS").
 
     The placement driver decides; then the range servers are told, so that they refuse appends
-    from now on. A range server that cannot be reached learns it from the placement driver later.
+    from now on; ElasticStream's do not know how to delete, and are not told. A range server that
+    cannot be reached learns it from the placement driver later.
     Raises NotFoundError naming all that are missing; nothing is deleted then.
     """
     infos = yield from describe_streams(context, refs)
@@ -173,7 +225,13 @@ def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]
         context.router.forget(stream_id)
     yield from gather(
         [
-            Call(server, Opcode.DELETE_STREAMS, _delete_header(context, chunk), context.timeout_ms)
+            Call(
+                server,
+                Opcode.DELETE_STREAMS,
+                _delete_header(context, chunk),
+                context.timeout_ms,
+                only_ours=True,
+            )
             for server, known in hosted.items()
             for chunk in chunks(known)
         ]
@@ -232,8 +290,9 @@ def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[
     """Ask; leave out what does not exist, raise what else failed."""
     answers = yield from ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
     results = [result for answer in answers for result in answer.describe_responses]
-    is_foreign = dialect_of(answers[-1].status) is not Dialect.SPECIFICATION
-    if is_foreign and header.names and len(results) < len(header.stream_ids + header.names):
+    knows_names = dialect_of(answers[-1].status) is Dialect.SPECIFICATION
+    is_short = len(results) < len(header.stream_ids + header.names)
+    if header.names and is_short and not knows_names:
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
             f"the server at {context.drivers.endpoint} knows streams by id only; give an id instead"

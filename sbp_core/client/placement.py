@@ -21,6 +21,7 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
+    DescribeRangeResult,
     DescribeRangesRequest,
     DescribeRangesResponse,
     ListRangesRequest,
@@ -43,8 +44,8 @@ def chunks(values: Sequence[T], size: int = limits.STREAMS_PER_CALL) -> Iterator
         yield values[begin : begin + size]
 
 
-def sealed_stream_id(result: SealRangesResult) -> int:
-    """Return the stream of a SEAL_RANGE result, -1 where it names none.
+def stream_id_of(result: SealRangesResult | DescribeRangeResult) -> int:
+    """Return the stream of a result about a range, -1 where it names none.
 
     Servers of elasticstream-2023-04 name the stream in the range only.
     """
@@ -231,6 +232,11 @@ def _list(context: Context, header: ListRangesRequest) -> Program[list[ListRange
     return answers
 
 
+def is_foreign(context: Context) -> Program[bool]:
+    """Return whether the placement driver speaks another dialect than the specification."""
+    return (yield from dialect(context)) is not Dialect.SPECIFICATION
+
+
 def list_ranges(
     context: Context, stream_ids: Sequence[int], as_of: int | None = None
 ) -> Program[dict[int, tuple[RangeInfo, ...]]]:
@@ -400,7 +406,7 @@ def _described(
     }
     for result in (each for answer in answers for each in answer.describe_responses):
         piece = result.stream_range
-        stream_id = piece.stream_id if piece and result.stream_id < 0 else result.stream_id
+        stream_id = stream_id_of(result)
         failure = maybe_error(result.status)
         if stream_id not in described:
             continue

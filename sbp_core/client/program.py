@@ -27,7 +27,8 @@ T = TypeVar("T")
 class Call(Struct, frozen=True):
     """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
 
-    One that needs a `feature` is sent only where that was agreed on. An answer that is longer than
+    One that needs a `feature` is sent only where that was agreed on. One that is `only_ours` is not
+    sent to range servers of ElasticStream, which would never answer. An answer that is longer than
     `answer_bytes_max` ends the call and the connection.
     """
 
@@ -37,6 +38,7 @@ class Call(Struct, frozen=True):
     timeout_ms: float
     payload: tuple[Octets, ...] = ()
     feature: FeatureName | None = None
+    only_ours: bool = False
     answer_bytes_max: int = limits.ANSWER_BYTES_MAX
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient
-from sbp_core.client.placement import sealed_stream_id
+from sbp_core.client.placement import stream_id_of
 from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusError
 from sbp_core.pd import ranges
 from sbp_core.pd.membership import Membership
@@ -144,7 +144,7 @@ async def _seal_at(prover: Prover, address: str, hosted: Sequence[StreamRange]) 
                     response = decode_header(SealRangesResponse, frame.header)
                     check_status(response.status)
                     for result in response.seal_responses:
-                        stream_id = sealed_stream_id(result)
+                        stream_id = stream_id_of(result)
                         if stream_id in known:
                             ends[stream_id] = _end(result, known[stream_id], address)
     except SbpError as error:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient
+from sbp_core.client.placement import stream_id_of
 from sbp_core.errors import NoRangeServerError, SbpError, StatusCode
 from sbp_core.pd import changes
 from sbp_core.pd.changes import TrimPlan
@@ -82,11 +83,11 @@ async def _ask(address: str, ranges: Sequence[StreamRange]) -> dict[int, int | S
             response = decode_header(DescribeRangesResponse, frame.header)
             check_status(response.status)
             for result in response.describe_responses:
-                error = maybe_error(result.status)
+                stream_id, error = stream_id_of(result), maybe_error(result.status)
                 if error is not None:
-                    tails[result.stream_id] = _silent(result.stream_id, str(error))
+                    tails[stream_id] = _silent(stream_id, str(error))
                 elif result.stream_range is not None:
-                    tails[result.stream_id] = result.stream_range.next_offset
+                    tails[stream_id] = result.stream_range.next_offset
         return tails
     except SbpError as error:
         where = f"at {address or 'an unknown address'} does not answer as expected ({error})"

@@ -70,7 +70,7 @@ class RangeOperations:
         }
 
     async def heartbeat(self, call: ServerCall) -> None:
-        """SPEC "HEARTBEAT": keep the connection alive, tell the cluster's id once it is known."""
+        """SPEC "HEARTBEAT": keep the connection alive, tell the cluster's id, empty if unknown."""
         request = call.decode(HeartbeatRequest)
         cluster_id = self._membership.maybe_cluster_id
         status = SUCCESS
@@ -93,7 +93,7 @@ class RangeOperations:
                 client_role=request.client_role,
                 range_server=request.range_server,
                 status=status,
-                cluster_id=cluster_id,
+                cluster_id=cluster_id or "",
             ),
         )
 

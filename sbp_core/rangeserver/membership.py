@@ -23,6 +23,8 @@ from sbp_core.errors import (
     NotFoundError,
     PermissionDeniedError,
     SbpError,
+    StatusCode,
+    UnsupportedError,
 )
 from sbp_core.log.disk import Disk
 from sbp_core.log.high_water import HighWaterKeeper
@@ -40,12 +42,11 @@ from sbp_core.server.trust import (
     new_secret,
     proof_of,
 )
+from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     ClientRole,
     CommitTxnRequest,
     CommitTxnResponse,
-    DescribeStreamsRequest,
-    DescribeStreamsResponse,
     Feature,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -57,6 +58,7 @@ from sbp_core.wire.headers import (
     RangeServer,
     ReportMetricsRequest,
     ReportMetricsResponse,
+    StreamRange,
     TrimmedStream,
     TrimStreamsRequest,
     TrimStreamsResponse,
@@ -95,6 +97,8 @@ class Membership:
             placement_driver, retry=RetryPolicy(budget_ms=heartbeat_interval_ms)
         )
         self._identity: Identity | None = None
+        self._dialect = Dialect.SPECIFICATION
+        """What the placement driver speaks, as its last HEARTBEAT says."""
         self._has_trusted_driver = True
         """Whether the placement driver keeps secrets; one of an earlier version does not."""
         self._advertise_addr = ""
@@ -189,7 +193,8 @@ class Membership:
 
         Waits for the placement driver as long as it takes, and for a former process of this server
         to be gone. Raises InvalidRequestError or PermissionDeniedError when it refuses this server,
-        LogCorruptionError if the log is shorter than it was.
+        UnsupportedError when it speaks another protocol, LogCorruptionError if the log is shorter
+        than it was.
         """
         self._advertise_addr = advertise_addr
         self._identity = load_identity(self._data_dir)
@@ -204,7 +209,7 @@ class Membership:
                 if not is_named:  # from now on the placement driver knows this log from others
                     await self._beat()
                 break
-            except (InvalidRequestError, PermissionDeniedError, LogError):
+            except (InvalidRequestError, PermissionDeniedError, UnsupportedError, LogError):
                 raise
             except SbpError as error:
                 _LOG.warning("waiting for the placement driver: %s", error)
@@ -226,50 +231,59 @@ class Membership:
         await self._client.close()
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
-        """Return the ranges of these streams that are placed on this server (LIST_RANGES)."""
+        """Return the ranges of these streams that are placed on this server (LIST_RANGES).
+
+        ElasticStream's placement manager does not list by server what a seal has opened: there
+        they are listed by stream only.
+        """
         placed: list[PlacedRange] = []
         for start in range(0, len(stream_ids), limits.STREAMS_PER_CALL):
             placed += await self._list_some(stream_ids[start : start + limits.STREAMS_PER_CALL])
         return placed
 
     async def _list_some(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
-        me = self.self_table()
+        is_filtered = self._dialect is not Dialect.SPECIFICATION
+        owner = None if is_filtered else self.self_table()
         answers: list[ListRangesResponse] = []
         for chunk in chunks(stream_ids):
-            owners = tuple(RangeCriteria(me, stream_id) for stream_id in chunk)
+            owners = tuple(RangeCriteria(owner, stream_id) for stream_id in chunk)
             request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
             answers += await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse)
         placed: list[PlacedRange] = []
         for result in (each for answer in answers for each in answer.list_responses):
             error = maybe_error(result.status)
             if error is None:
-                placed.extend(PlacedRange(each, result.writers) for each in result.ranges)
+                mine = filter(self._hosts, result.ranges) if is_filtered else result.ranges
+                placed.extend(PlacedRange(each, result.writers) for each in mine)
             elif not isinstance(error, NotFoundError):
                 raise error
         return placed
 
+    def _hosts(self, stream_range: StreamRange) -> bool:
+        servers = (replica.server for replica in stream_range.servers)
+        return any(each is not None and each.server_id == self.server_id for each in servers)
+
     async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
         """Return how long these streams are kept, those that are unknown left out."""
-        found: dict[int, Retention] = {}
-        for chunk in chunks(stream_ids):
-            request = DescribeStreamsRequest(limits.REQUEST_TIMEOUT_MS, tuple(chunk))
-            answers = await self._client.ask(
-                Opcode.DESCRIBE_STREAMS, request, DescribeStreamsResponse
+        return {
+            each.stream_id: Retention(
+                each.retention_period_ms, each.retention_bytes, each.created_at_ms
             )
-            for stream in (each.stream for answer in answers for each in answer.describe_responses):
-                if stream is not None:
-                    found[stream.stream_id] = Retention(
-                        stream.retention_period_ms,
-                        max(0, stream.retention_bytes),
-                        stream.created_at_ms,
-                    )
-        return found
+            for each in await self._client.find_streams(stream_ids)
+        }
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
-        """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS)."""
+        """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS).
+
+        ElasticStream's does not know how to: its ranges go on beginning where they began.
+        """
         for chunk in chunks([TrimmedStream(*each) for each in offsets.items()]):
             request = TrimStreamsRequest(limits.REQUEST_TIMEOUT_MS, tuple(chunk))
-            answers = await self._client.ask(Opcode.TRIM_STREAMS, request, TrimStreamsResponse)
+            try:
+                answers = await self._client.ask(Opcode.TRIM_STREAMS, request, TrimStreamsResponse)
+            except UnsupportedError as unsupported:
+                _LOG.debug("the placement driver records no trims: %s", unsupported)
+                return
             for result in (each for answer in answers for each in answer.streams):
                 error = maybe_error(result.status)
                 if error is not None:
@@ -287,6 +301,13 @@ class Membership:
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)
         answers = await self._client.ask(Opcode.ALLOCATE_ID, request, IdAllocationResponse)
+        if answers[-1].status is None or answers[-1].id < 0:
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                f"the placement driver at {self._placement_driver} gives this server the id"
+                f" {answers[-1].id} without the status of success: it is broken, or speaks another"
+                " protocol. No id was stored",
+            )
         # Asked in this order, it is the one that leads, and gave the id, that names the cluster.
         beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
         secret = answers[-1].server_secret or new_secret()
@@ -298,6 +319,7 @@ class Membership:
 
     async def _beat(self) -> HeartbeatResponse:
         answer = await self._call_heartbeat(self._heartbeat())
+        self._dialect = dialect_of(answer.status)
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
         self._driver_commit.note(answer.store_commit, answer.store_life)

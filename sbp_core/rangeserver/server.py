@@ -105,7 +105,8 @@ class RangeServer:
         """Recover the log, listen, join the cluster; return what recovery found.
 
         Raises LogError when the log cannot be opened or is corrupt, ConfigurationError when the
-        address or folder cannot be had, InvalidRequestError when the cluster refuses this server.
+        address or folder cannot be had, InvalidRequestError when the cluster refuses this server,
+        UnsupportedError when its placement driver speaks another protocol.
         """
         settings = self._settings
         self._log = log = await asyncio.get_running_loop().run_in_executor(

@@ -2,10 +2,12 @@
 
 A server speaks one dialect to everybody. A client recognises it by the success code of the answer
 to its greeting, and adapts. `elasticstream-2023-04` is that of the batched servers of April 2023.
+Later ones greet alike and end at a batched header: see `check_is_batched`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +17,22 @@ from msgspec.structs import replace
 
 from sbp_core.errors import (
     ConfigurationError,
+    HeaderError,
     SbpError,
     StatusCode,
     StatusError,
     UnsupportedError,
 )
-from sbp_core.wire.headers import RESULT_FIELDS, FetchResult, ListRangesResult, Status
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.headers import (
+    RESULT_FIELDS,
+    FetchResult,
+    ListRangesResponse,
+    ListRangesResult,
+    Status,
+    decode_header,
+    decode_system_error,
+)
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, is_success, status_for
 
@@ -86,9 +98,51 @@ def opcode_of(operation: Opcode, dialect: Dialect) -> Opcode:
     return Opcode.CREATE_RANGE if operation is Opcode.DESCRIBE_RANGE else operation
 
 
+_AT_ONCE: Final = frozenset(
+    {Opcode.PING, Opcode.APPEND, Opcode.FETCH, Opcode.SEAL_RANGE, Opcode.SYNC_RANGES}
+)
+"""The same to servers of either dialect, or for range servers that a placement driver has named."""
+
+
 def depends_on_dialect(operation: Opcode) -> bool:
     """Whether a client has to know the dialect before it can ask for an operation."""
-    return operation is Opcode.DESCRIBE_RANGE or operation in _ABSENT
+    return operation not in _AT_ONCE
+
+
+def is_for_driver(operation: Opcode) -> bool:
+    """Whether batched servers know an operation, and it is placement drivers that serve it.
+
+    Or HEARTBEAT, which all serve. ElasticStream's range servers would not answer the probe.
+    """
+    return operation not in _AT_ONCE | _ABSENT and operation is not Opcode.DESCRIBE_RANGE
+
+
+def check_is_batched(header: Octets) -> None:
+    """Raise UnsupportedError if LIST_RANGES for no owner was answered in the tables of May 2023 on.
+
+    That question is the only one that both kinds of placement drivers understand. The status is
+    field 2 of the batched answer, and field 0 of the later one, as in a system error.
+    """
+    with contextlib.suppress(HeaderError):
+        status = decode_header(ListRangesResponse, header).status
+        if status is not None or decode_system_error(header).status is None:
+            return
+    raise UnsupportedError(
+        StatusCode.UNSUPPORTED_VERSION,
+        "the server speaks ElasticStream's protocol of May 2023 or later, of one item per request,"
+        f" which is not supported; {Dialect.ELASTICSTREAM_2023_04} and the specification are. Use"
+        " the placement driver of another cluster; nothing else was sent to this one",
+    )
+
+
+_SECONDS_MAX: Final = 10**10
+"""The year 2286 as a count of seconds, April 1970 as one of ms."""
+
+
+def append_time_ms(told: int, dialect: Dialect) -> int:
+    """Return the ms of a time of an append: ElasticStream's servers tell seconds, ours tell ms."""
+    is_seconds = dialect is not Dialect.SPECIFICATION and 0 < told < _SECONDS_MAX
+    return told * 1000 if is_seconds else told
 
 
 # A server's side.

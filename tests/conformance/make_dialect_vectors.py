@@ -1,9 +1,9 @@
-"""Write vectors/elasticstream-2023-04.json: frames as that dialect's servers and clients send them.
+"""Write vectors/elasticstream-*.json: frames as servers and clients of those months send them.
 
 python tests/conformance/make_dialect_vectors.py
 
-flatc lays the tables out, by elasticstream-2023-04.fbs; nothing of this project's codec is used. A
-vector that was published never changes.
+flatc lays the tables out, by the elasticstream-*.fbs of the same name; nothing of this project's
+codec is used. A vector that was published never changes.
 """
 
 import json
@@ -14,8 +14,7 @@ import zlib
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCHEMA = HERE / "elasticstream-2023-04.fbs"
-VECTORS = HERE / "vectors" / "elasticstream-2023-04.json"
+APRIL, JULY = "elasticstream-2023-04", "elasticstream-2023-07"
 
 REQUEST, ANSWER, SYSTEM_ERROR = 0x00, 0x03, 0x07
 OK = {"code": 1200, "message": "OK"}
@@ -23,12 +22,12 @@ TIME_MS = 1_682_000_000_000
 DRIVER = {"server_id": 0, "advertise_addr": "127.0.0.1:10911"}
 
 
-def laid_out(table, value):
+def laid_out(table, value, month=APRIL):
     """The octets of a table."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "value.json").write_text(json.dumps(value), "utf-8")
         root = ["--root-type", f"sbp.{table}"]
-        words = ["flatc", "--binary", "-o", folder, *root, SCHEMA, "value.json"]
+        words = ["flatc", "--binary", "-o", folder, *root, HERE / f"{month}.fbs", "value.json"]
         subprocess.run(words, check=True, cwd=folder)
         return Path(folder, "value.bin").read_bytes()
 
@@ -57,9 +56,9 @@ def frame(opcode, flags, call_id, header, payload):
     return prefix + b"\1" + len(header).to_bytes(3, "big") + header + payload + checksum
 
 
-def vector(name, opcode, flags, call_id, table, value, batches=()):
+def vector(name, opcode, flags, call_id, table, value, batches=(), month=APRIL):
     """A frame, and what it means; `batches` are (base offset, bodies, octets)."""
-    header = b"" if table is None else laid_out(table, value)
+    header = b"" if table is None else laid_out(table, value, month)
     payload = b"".join(octets for _, _, octets in batches)
     return {
         "name": name,
@@ -229,6 +228,55 @@ def range_server_vectors():
     )
 
 
+def later_vectors():
+    """Of April 2023, added after the others: what servers were seen to do."""
+    yield vector("LIST_RANGES request of none", 0x2001, REQUEST, 15, "ListRangesRequest", {})
+    yield vector(
+        "LIST_RANGES answer of none", 0x2001, ANSWER, 15, "ListRangesResponse", {"status": OK}
+    )
+    unknown = {"status": {"code": 1500, "message": "stream not found"}}
+    yield vector(
+        "DESCRIBE_STREAMS answer to ids of which one is unknown",
+        *(0x3004, ANSWER, 16, "DescribeStreamsResponse"),
+        unknown,
+    )
+    other = piece(3, 9, -1) | {"stream_id": 6}
+    yield vector(
+        "SEAL_RANGE answer in the order of completion",
+        *(0x2002, ANSWER, 17, "SealRangesResponse"),
+        answer(
+            "seal_responses",
+            {"stream_range": other, "status": OK},
+            {"status": {"code": 1510, "message": "range not found"}},
+            {"stream_range": piece(1, 5, -1), "status": OK},
+        ),
+    )
+
+
+def july_vectors():
+    """Of July 2023: the answers by which that protocol is told from the batched one."""
+    answers = {
+        "LIST_RANGES answer of none": (0x2001, "ListRangeResponse", {"ranges": []}),
+        "LIST_RANGES answer of none, throttled": (
+            *(0x2001, "ListRangeResponse"),
+            {"throttle_time_ms": 5, "ranges": []},
+        ),
+        "ALLOCATE_ID answer": (0x0004, "IdAllocationResponse", {"id": 3}),
+        "ALLOCATE_ID answer, the first": (0x0004, "IdAllocationResponse", {}),
+    }
+    for name, (opcode, table, value) in answers.items():
+        yield vector(name, opcode, ANSWER, 2, table, {"status": OK} | value, month=JULY)
+    refused = {"status": {"code": 1503, "message": "not leader"}, "ranges": []}
+    name = "LIST_RANGES answer of a server that does not lead"
+    yield vector(name, 0x2001, ANSWER, 2, "ListRangeResponse", refused, month=JULY)
+
+
+def write(month, *vectors):
+    path = HERE / "vectors" / f"{month}.json"
+    path.write_text(json.dumps({"valid": vectors}, indent=1) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    vectors = [*connection_vectors(), *placement_driver_vectors(), *range_server_vectors()]
-    VECTORS.write_text(json.dumps({"valid": vectors}, indent=1) + "\n", encoding="utf-8")
+    old = [*connection_vectors(), *placement_driver_vectors(), *range_server_vectors()]
+    write(APRIL, *old, *later_vectors())
+    write(JULY, *july_vectors())

@@ -20,7 +20,7 @@ from raw_client import RawClient
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
 from sbp_core.records.envelope import encode_envelope
 from sbp_core.wire.checksum import Octets
-from sbp_core.wire.dialect import Dialect, dialect_of
+from sbp_core.wire.dialect import Dialect, check_is_batched, dialect_of
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -92,11 +92,18 @@ class Target:
 
     @classmethod
     def at(cls, endpoint: str) -> Target:
-        """The servers of a placement driver, which is asked what it speaks."""
+        """The servers of a placement driver, which is asked what it speaks.
+
+        Raises UnsupportedError if that is the protocol after the batched one, before anything else
+        is sent that would end it.
+        """
         with Wire(endpoint) as wire:
             greeted = wire.ask(frame(Opcode.HEARTBEAT, 1, encode_header(HeartbeatRequest("c"))))
-        status = decode_header(HeartbeatResponse, greeted.header).status
-        return cls(endpoint, dialect_of(status))
+            dialect = dialect_of(decode_header(HeartbeatResponse, greeted.header).status)
+            if dialect is not Dialect.SPECIFICATION:
+                listed = wire.ask(frame(Opcode.LIST_RANGES, 2, encode_header(ListRangesRequest())))
+                check_is_batched(listed.header)
+        return cls(endpoint, dialect)
 
     def run(self, body: Callable[[Target], Awaitable[None]]) -> None:
         """Run a test; it is a failure that it takes for ever."""

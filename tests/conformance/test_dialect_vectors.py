@@ -1,4 +1,7 @@
-"""Every frame of the other dialect: read in all sorts of pieces, and written so that it is read."""
+"""Every frame of the other dialect: read in all sorts of pieces, and written so that it is read.
+
+Frames of the protocol after it are told from these.
+"""
 
 import json
 import shutil
@@ -9,14 +12,17 @@ import pytest
 from vector_json import feedings, from_json, to_json
 
 from sbp_core.client.fetch_answer import Question, read_answer
+from sbp_core.errors import HeaderError, UnsupportedError
 from sbp_core.records import decode_batch, split_envelopes
+from sbp_core.wire.dialect import check_is_batched
 from sbp_core.wire.frame import FrameDecoder, encode_frame
-from sbp_core.wire.headers import decode_header, encode_header
+from sbp_core.wire.headers import IdAllocationResponse, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag
 
 HERE = Path(__file__).parent
 SCHEMA = HERE / "elasticstream-2023-04.fbs"
 VALID = json.loads((HERE / "vectors" / "elasticstream-2023-04.json").read_text("utf-8"))["valid"]
+JULY = json.loads((HERE / "vectors" / "elasticstream-2023-07.json").read_text("utf-8"))["valid"]
 BY_NAME = {"ids": lambda vector: vector["name"]}
 WITH_TABLE = [vector for vector in VALID if vector["table"]]
 
@@ -113,3 +119,31 @@ def test_nothing_new_is_an_answer_and_another_code_an_error():
     nothing, unknown = answered("FETCH answer without", Question(7, 4), Question(8, 0)).values()
     assert (bytes(nothing.payload), nothing.next_offset, nothing.is_hasty) == (b"", 4, True)
     assert unknown.code == 1462
+
+
+def lists(vectors):
+    return [each for each in vectors if (each["opcode"], each["flags"]) == (0x2001, 0x03)]
+
+
+@pytest.mark.parametrize("vector", lists(VALID), **BY_NAME)
+def test_an_answer_of_batched_tables_passes_the_probe(vector):
+    (frame,) = frames_of([bytes.fromhex(vector["hex"])])
+    check_is_batched(frame.header)
+
+
+@pytest.mark.parametrize("vector", lists(JULY), **BY_NAME)
+def test_an_answer_of_the_later_tables_does_not_pass_the_probe(vector):
+    (frame,) = frames_of([bytes.fromhex(vector["hex"])])
+    with pytest.raises(UnsupportedError, match="May 2023 or later"):
+        check_is_batched(frame.header)
+
+
+def test_an_id_of_the_later_tables_has_no_status_here():
+    """What would be taken for the id is where the status lies."""
+    answers = [each for each in JULY if each["name"].startswith("ALLOCATE_ID")]
+    third, first = [frames_of([bytes.fromhex(each["hex"])])[0].header for each in answers]
+    with pytest.raises(HeaderError):
+        decode_header(IdAllocationResponse, third)
+    misread = decode_header(IdAllocationResponse, first)
+    assert misread.id > 0
+    assert misread.status is None

@@ -42,7 +42,7 @@ class RecordSequence:
 
 
 def check_record_sequence(batch: bytes) -> RecordSequence:
-    """Return what a batch holds. Raises NoRecordSequenceError for what a data node does not take."""
+    """Return what a batch holds. Raises NoRecordSequenceError if no data node would take it."""
     try:
         return _read(batch)
     except (struct.error, UnicodeDecodeError) as error:

@@ -49,7 +49,9 @@ class Exchange:
         self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
     ) -> None:
         with self.link.lock:
-            octets = encode_header(header) if header is not None else b""
+            octets = header if isinstance(header, bytes) else b""
+            if header is not None and not octets:
+                octets = encode_header(header)
             self.link.send(
                 self.link.session.send_response(self.frame, octets, payload, is_end=is_end)
             )
@@ -161,6 +163,8 @@ class ScriptedPeer:
         handler(exchange)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)  # or a thread in accept() keeps it open
         self._listener.close()
         for link in self.links:
             link.close()

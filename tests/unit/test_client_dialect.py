@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 from client_answers import NO_RETRY
+from client_drivers import BlockingDriver
 from core_cluster import values_of
-from elasticstream_peer import DESCRIBE_RANGES, NO_NEW_RECORD, OK, ElasticStreamPeer
+from elasticstream_peer import (
+    APPEND_SECONDS,
+    DESCRIBE_RANGES,
+    NO_NEW_RECORD,
+    OK,
+    ElasticStreamPeer,
+)
 from foreign_batches import sequence_batch
-from scripted_peer import placed, ranges
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_peer import ScriptedPeer, placed, ranges
 
+from sbp_core.cli.output import show_time
 from sbp_core.client import (
     EARLIEST,
     LATEST,
@@ -25,14 +35,19 @@ from sbp_core.errors import (
     Outcome,
     ProtocolError,
     RangeNotFoundError,
+    StatusError,
     UnsupportedError,
 )
 from sbp_core.wire.headers import (
     AppendResponse,
     AppendResult,
+    DescribeStreamsResponse,
     FetchResponse,
     FetchResult,
     Status,
+    Stream,
+    TrimStreamResult,
+    TrimStreamsResponse,
     UpdateStreamResult,
     UpdateStreamsResponse,
 )
@@ -40,10 +55,12 @@ from sbp_core.wire.opcodes import Opcode
 
 pytest_plugins = ["client_fixtures"]
 
+BUSY = Status(1501, "busy")
+
 
 @pytest.fixture
-def server(peer) -> ElasticStreamPeer:
-    return ElasticStreamPeer(peer, 7, 8, 9)
+def server(peers) -> ElasticStreamPeer:
+    return ElasticStreamPeer(peers(), peers(), 7, 8, 9)
 
 
 def item(stream_id: int, offset: int = 0, max_bytes: int = 1 << 20) -> FetchItem:
@@ -108,7 +125,7 @@ def test_nothing_new_is_asked_for_again_until_there_is_something(make, server) -
         server.put(7, b"late")
         server.fetch(exchange)
 
-    server.peer.script(Opcode.FETCH, server.fetch, server.fetch, server.fetch, late)
+    server.node.script(Opcode.FETCH, server.fetch, server.fetch, server.fetch, late)
     outcomes = make(server.endpoint).fetch([item(7)], max_wait_ms=30_000)
     assert by_item(outcomes) == [([(0, b"late")], 1)]
     assert server.fetches() == [[(7, 0)]] * 4
@@ -129,7 +146,7 @@ def test_a_stream_without_records_does_not_hold_up_the_others(make, server) -> N
         server.put(7, b"cold")
         server.fetch(exchange)
 
-    server.peer.script(Opcode.FETCH, server.fetch, server.fetch, late)
+    server.node.script(Opcode.FETCH, server.fetch, server.fetch, late)
     outcomes = make(server.endpoint).fetch([item(7), item(8)], max_wait_ms=30_000)
     assert [each.item_index for each in outcomes] == [1, 0]
     assert by_item(outcomes) == [([(0, b"cold")], 1), ([(0, b"hot")], 1)]
@@ -147,27 +164,26 @@ def test_what_had_no_room_in_the_frame_is_asked_for_also_without_a_wait(make, se
             FetchResult(stream_id, 0, 1, OK),
             *[FetchResult(0, 0, 0, NO_NEW_RECORD)] * len(rest),
         ]
-        exchange.answer(FetchResponse(0, tuple(results), OK), server.batches[stream_id])
+        exchange.answer(FetchResponse(0, tuple(results), OK), server.held[stream_id].batches)
 
-    server.peer.script(Opcode.FETCH, one_at_a_time)
+    server.node.script(Opcode.FETCH, one_at_a_time)
     outcomes = make(server.endpoint).fetch([item(7), item(8), item(9)])
     assert by_item(outcomes) == [([(0, b"%d" % each)], 1) for each in (7, 8, 9)]
     assert [len(asked) for asked in server.fetches()] == [3, 2, 1]
 
 
 def test_a_wait_goes_on_in_the_next_range(make, server) -> None:
-    pieces = (placed(7, 0, 0, 2, server.endpoint), placed(7, 1, 2, -1, server.endpoint))
     server.put(7, b"a", b"b")
 
     def seal(exchange) -> None:
         server.fetch(exchange)
+        server.open_next_range(7)
         server.put(7, b"c")
-        server.peer.script(Opcode.LIST_RANGES, ranges(*pieces))
 
-    server.peer.script(Opcode.FETCH, seal, server.fetch)
+    server.node.script(Opcode.FETCH, seal, server.fetch)
     outcomes = make(server.endpoint).fetch([item(7, 2)], max_wait_ms=30_000)
     assert by_item(outcomes) == [([(2, b"c")], 3)]
-    asked = [each.header.fetch_requests[0] for each in server.peer.seen(Opcode.FETCH)]
+    asked = [each.header.fetch_requests[0] for each in server.node.seen(Opcode.FETCH)]
     assert [(info.stream_range.range_index, info.fetch_offset) for info in asked] == [
         (0, 2),
         (1, 2),
@@ -184,8 +200,8 @@ def test_either_end_is_looked_up_before_it_is_fetched(make, server) -> None:
 
 def test_an_item_that_fails_leaves_the_others_alone(make, server) -> None:
     server.put(8, b"x")
-    known = (placed(6, 0, 0, -1, server.endpoint), placed(8, 0, 0, -1, server.endpoint))
-    server.peer.script(Opcode.LIST_RANGES, ranges(*known))
+    known = (placed(6, 0, 0, -1, server.node.endpoint), placed(8, 0, 0, -1, server.node.endpoint))
+    server.driver.script(Opcode.LIST_RANGES, ranges(*known))
     bad, good = sorted(
         make(server.endpoint, retry=NO_RETRY).fetch([item(6), item(8)]),
         key=lambda each: each.item_index,
@@ -208,10 +224,74 @@ def test_an_item_that_fails_leaves_the_others_alone(make, server) -> None:
 )
 def test_an_unusable_fetch_answer_is_an_error(make, server, results, payload) -> None:
     answer = FetchResponse(0, tuple(results), OK)
-    server.peer.script(Opcode.FETCH, lambda each: each.answer(answer, payload))
+    server.node.script(Opcode.FETCH, lambda each: each.answer(answer, payload))
     (outcome,) = make(server.endpoint).fetch([item(7)])
     assert isinstance(outcome.error, ProtocolError)
     assert not outcome.payload
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    cuts=st.sets(st.integers(1, 5)),
+    max_bytes=st.sampled_from([1, 200, 1 << 20]),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_offset_is_found_also_within_the_last_batch(sizes, cuts, max_bytes) -> None:
+    """With the end of the stream known to the caller, or not; `cuts`: where ranges are sealed."""
+    peers = [ScriptedPeer(), ScriptedPeer()]
+    server = ElasticStreamPeer(*peers, 7)
+    for index, size in enumerate(sizes):
+        if index in cuts:
+            server.open_next_range(7)
+        server.put(7, *(b"%d" % (server.next_offset(7) + each) for each in range(size)))
+    tail = server.next_offset(7)
+    driver = BlockingDriver(server.endpoint)
+    try:
+        for offset in range(tail):
+            for end in (None, tail):
+                (outcome,) = driver.fetch([FetchItem(7, offset, end, max_bytes)])
+                assert outcome.error is None
+                found = values_of(outcome.payload)
+                assert found == [(at, b"%d" % at) for at, _ in found]
+                assert outcome.next_offset == found[-1][0] + 1
+                (first, *_) = batches_of(sizes, offset)
+                assert found[0][0] == first
+        (outcome,) = driver.fetch([FetchItem(7, tail, None, max_bytes)])
+        assert (bytes(outcome.payload), outcome.next_offset) == (b"", tail)
+    finally:
+        driver.close()
+        for peer in peers:
+            peer.close()
+            assert not peer.faults
+
+
+def batches_of(sizes, offset) -> list[int]:
+    """Where the batch of an offset begins, and those behind it."""
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return starts[max(index for index, start in enumerate(starts) if start <= offset) :]
+
+
+def test_a_reader_at_the_tail_asks_once_where_that_is(make, server) -> None:
+    server.put(7, b"a", b"b")
+
+    def late(exchange) -> None:
+        server.put(7, b"late")
+        server.fetch(exchange)
+
+    server.node.script(Opcode.FETCH, server.fetch, server.fetch, server.fetch, late)
+    outcomes = make(server.endpoint).fetch([item(7, 2)], max_wait_ms=30_000)
+    assert by_item(outcomes) == [([(2, b"late")], 3)]
+    assert server.fetches() == [[(7, 2)]] * 4
+    assert len(server.node.seen(DESCRIBE_RANGES)) == 1
+
+
+def test_records_that_never_appear_are_not_looked_for_for_ever(make, server) -> None:
+    """A server that says that there is more, and finds none of it, from any offset."""
+    server.put(7, b"a", b"b", b"c", b"d")
+    answer = FetchResponse(0, (FetchResult(0, 0, 0, NO_NEW_RECORD),), OK)
+    server.node.script(Opcode.FETCH, lambda each: each.answer(answer))
+    assert by_item(make(server.endpoint).fetch([item(7, 3)])) == [([], 3)]
+    assert server.fetches() == [[(7, each)] for each in (3, 2, 1, 0)]
 
 
 # APPEND
@@ -221,14 +301,14 @@ def test_answers_to_appends_belong_to_the_batches_in_their_order(make, server) -
     batches = [AppendItem(8, sequence_batch([b"a", b"b"])), AppendItem(7, sequence_batch([b"c"]))]
     batches.append(AppendItem(8, sequence_batch([b"d"])))
     driver = make(server.endpoint)
-    seconds = 1_682_000_000
+    time_ms = APPEND_SECONDS * 1000
     assert driver.do("append", batches) == [
-        AppendOutcome(8, 0, seconds),
-        AppendOutcome(7, 0, seconds),
-        AppendOutcome(8, 2, seconds),
+        AppendOutcome(8, 0, time_ms),
+        AppendOutcome(7, 0, time_ms),
+        AppendOutcome(8, 2, time_ms),
     ]
-    assert len(server.peer.seen(Opcode.APPEND)) == 1
-    (first, *_) = server.peer.seen(Opcode.APPEND)[0].header.append_requests
+    assert len(server.node.seen(Opcode.APPEND)) == 1
+    (first, *_) = server.node.seen(Opcode.APPEND)[0].header.append_requests
     target = first.stream_range
     assert (target.stream_id, target.range_index, target.start_offset) == (8, 0, 0)
     assert target.end_offset == -1
@@ -238,7 +318,7 @@ def test_a_batch_that_is_refused_is_told_by_its_place(make, server) -> None:
     refused = AppendResult(0, 0, 0, 0, Status(1400, "no"))
     applied = AppendResult(8, 0, 5, 0, OK)
     answer = AppendResponse(0, (applied, refused), OK)
-    server.peer.script(Opcode.APPEND, lambda each: each.answer(answer))
+    server.node.script(Opcode.APPEND, lambda each: each.answer(answer))
     batches = [AppendItem(8, sequence_batch([b"a"])), AppendItem(7, sequence_batch([b"b"]))]
     with pytest.raises(InvalidRequestError, match=r"item 1 of 2 \(stream 7\).*1 of 2") as caught:
         make(server.endpoint).do("append", batches)
@@ -255,7 +335,7 @@ def test_answers_without_indexes_must_be_as_many_as_the_requests(
 ) -> None:
     """Otherwise nobody can say which batch was appended; and only this dialect lacks indexes."""
     answer = AppendResponse(0, (AppendResult(8, 0, 5, 0, status),) * count, status)
-    server.peer.script(Opcode.APPEND, lambda each: each.answer(answer))
+    server.node.script(Opcode.APPEND, lambda each: each.answer(answer))
     with pytest.raises(ProtocolError, match=f"item {unknown} of 2") as caught:
         make(server.endpoint).do("append", [AppendItem(8, sequence_batch([b"a"]))] * 2)
     assert caught.value.outcome is Outcome.UNKNOWN
@@ -268,8 +348,8 @@ def test_bounds_are_asked_for_with_the_opcode_of_the_dialect(make, server) -> No
     server.put(7, b"a", b"b")
     driver = make(server.endpoint)
     assert driver.do("stream_bounds", [8, 7]) == [StreamBounds(8, 0, 0), StreamBounds(7, 0, 2)]
-    assert len(server.peer.seen(DESCRIBE_RANGES)) == 1
-    assert not server.peer.seen(Opcode.DESCRIBE_RANGE)
+    assert len(server.node.seen(DESCRIBE_RANGES)) == 1
+    assert not server.node.seen(Opcode.DESCRIBE_RANGE)
 
 
 def test_a_stream_without_ranges_is_unknown(make, server) -> None:
@@ -282,15 +362,71 @@ def test_a_stream_without_ranges_is_unknown(make, server) -> None:
         driver.do("stream_bounds", [3])
     (outcome,) = driver.fetch([item(3)], max_wait_ms=1000)
     assert isinstance(outcome.error, NotFoundError)
-    assert not server.peer.seen(Opcode.FETCH)
+    assert not server.node.seen(Opcode.FETCH)
 
 
 def test_streams_are_told_apart_by_id_where_unknown_ones_are_left_out(make, server) -> None:
     driver = make(server.endpoint)
     found = driver.do("describe_streams", [9, 7, 8])
     assert [each.stream_id for each in found] == [9, 7, 8]
-    with pytest.raises(NotFoundError, match="not found: stream 3;"):
-        driver.do("describe_streams", [9, 3, 7])
+    with pytest.raises(NotFoundError, match="not found: stream 3, stream 4;"):
+        driver.do("describe_streams", [9, 3, 7, 4])
+
+
+def test_one_unknown_stream_does_not_hide_the_others(make, server) -> None:
+    driver = make(server.endpoint)
+    found = driver.do("find_streams", [3, 7, 4, 8, *range(1000, 1500), 9])
+    assert sorted(each.stream_id for each in found) == [7, 8, 9]
+    assert driver.do("find_streams", [3]) == []
+    server.driver.script(
+        Opcode.DESCRIBE_STREAMS, lambda each: each.answer(DescribeStreamsResponse(status=BUSY))
+    )
+    with pytest.raises(StatusError, match="busy"):
+        driver.do("find_streams", [7, 8])
+
+
+def test_a_stream_with_ranges_is_not_taken_for_missing(make, server) -> None:
+    """It is deleted, which leaves its ranges, or the placement manager is in trouble."""
+    del server.rows[7]
+    with pytest.raises(StatusError, match=r"stream 7 is not described, but has ranges.*1500"):
+        make(server.endpoint).do("describe_streams", [8, 7])
+
+
+def test_data_nodes_are_not_told_of_what_they_never_answer(make, server) -> None:
+    driver = make(server.endpoint)
+    driver.do("delete_streams", [7])
+    assert sorted(server.rows) == [8, 9]
+    with pytest.raises(UnsupportedError, match="TRIM_STREAMS"):
+        driver.do("trim_streams", {8: 0})
+    trimmed = TrimStreamResult(Stream(8, 1), server.ranges_of(8)[0], OK)
+    answer = TrimStreamsResponse(0, (trimmed,), OK)
+    server.driver.script(Opcode.TRIM_STREAMS, lambda each: each.answer(answer))
+    assert driver.do("trim_streams", {8: 0})[8].start_offset == 0
+    assert not server.node.seen(Opcode.DELETE_STREAMS)
+    assert not server.node.seen(Opcode.TRIM_STREAMS)
+
+
+def test_what_does_not_change_is_kept_where_an_update_replaces_all(make, server) -> None:
+    server.rows[7] = Stream(7, 3, 1000)
+    (updated,) = make(server.endpoint).do(
+        "update_streams", [StreamUpdate(7, retention_period_ms=5)]
+    )
+    assert (updated.replica_count, updated.retention_period_ms) == (3, 5)
+    assert server.rows[7] == Stream(7, 3, 5)
+
+
+def test_new_ranges_are_told_apart_in_whatever_order_they_are_opened(make, server) -> None:
+    for stream_id, count in ((7, 1), (8, 2), (9, 3)):
+        server.put(stream_id, *[b"x"] * count)
+    opened = make(server.endpoint).do("seal_streams", [8, 7, 9])
+    assert {each: opened[each].start_offset for each in opened} == {8: 2, 7: 1, 9: 3}
+    assert {opened[each].stream_id for each in opened} == {7, 8, 9}
+
+
+def test_a_stream_whose_creation_is_not_known_says_so(make, server) -> None:
+    (found,) = make(server.endpoint).do("describe_streams", [7])
+    assert show_time(found.created_at_ms) == "unknown"
+    assert show_time(0) == "1970-01-01T00:00:00+00:00"
 
 
 def test_a_name_is_refused_clearly_by_whoever_knows_none(make, server) -> None:
@@ -309,7 +445,7 @@ def test_a_name_is_refused_clearly_by_whoever_knows_none(make, server) -> None:
         )
         exchange.answer(UpdateStreamsResponse(0, results, OK))
 
-    server.peer.script(Opcode.UPDATE_STREAMS, update)
+    server.driver.script(Opcode.UPDATE_STREAMS, update)
     with pytest.raises(UnsupportedError, match=r"stream 7 is there, but not as 'orders'"):
         driver.do("update_streams", [StreamUpdate(7, name="orders")])
     assert driver.do("update_streams", [StreamUpdate(7, retention_period_ms=5)])

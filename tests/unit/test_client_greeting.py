@@ -22,12 +22,20 @@ from sbp_core.errors import (
 from sbp_core.session.connection import Connection
 from sbp_core.session.events import RequestReceived
 from sbp_core.session.negotiation import NOTHING, FeatureName
+from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
+    DeleteStreamsRequest,
     DescribeRangesRequest,
     Feature,
+    HeartbeatRequest,
     HeartbeatResponse,
+    ListRangesRequest,
+    ListRangesResponse,
+    RangeCriteria,
     RangeId,
     Status,
+    SystemErrorResponse,
+    decode_header,
     encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -36,6 +44,10 @@ from sbp_core.wire.status import status_for
 HEADER = DescribeRangesRequest(0, (RangeId(1, 0),))
 DESCRIBE = Call("h:1", Opcode.DESCRIBE_RANGE, HEADER, 5)
 PING = Call("h:1", Opcode.PING, None, 5)
+LIST = Call("h:1", Opcode.LIST_RANGES, ListRangesRequest(0, (RangeCriteria(stream_id=7),)), 5)
+LISTED = ListRangesResponse(status=Status(1200))
+DELETE = Call("h:1", Opcode.DELETE_STREAMS, DeleteStreamsRequest(), 5, only_ours=True)
+NUMBERED = Call("h:1", Opcode.APPEND, None, 5, feature=FeatureName.IDEMPOTENT_APPEND)
 FOREIGN = HeartbeatResponse(status=Status(1200))
 
 
@@ -70,16 +82,113 @@ def duet() -> Duet:
     return Duet()
 
 
-def test_only_calls_that_depend_on_the_dialect_wait_for_the_greeting(duet) -> None:
+@pytest.mark.parametrize("call", [DESCRIBE, LIST, DELETE], ids=lambda each: each.opcode.name)
+def test_only_calls_that_depend_on_the_dialect_wait_for_the_greeting(duet, call) -> None:
     got: list = []
-    _, held = duet.client.start(DESCRIBE, got.append)
+    _, held = duet.client.start(call, got.append)
     assert held == []
     (ping,) = duet.served(duet.client.start(PING, got.append)[1])
     duet.told(duet.server.send_response(ping))
     assert len(got) == 1
-    (asked,) = duet.greet(FOREIGN)
+    (asked,) = duet.greet(HeartbeatResponse())
     duet.told(duet.server.send_response(asked))
     assert len(got) == 2
+
+
+PROBED = [LIST, Call("h:1", Opcode.HEARTBEAT, HeartbeatRequest("me"), 5)]
+"""What is for placement drivers: LIST_RANGES is what the probe itself asks for."""
+
+
+@pytest.mark.parametrize("call", PROBED, ids=lambda each: each.opcode.name)
+@pytest.mark.parametrize("is_early", [True, False], ids=["before", "after"])
+def test_a_placement_driver_is_probed_once_before_it_is_asked(duet, call, is_early) -> None:
+    got: list = []
+    if is_early:
+        duet.client.start(call, got.append)
+        (probe,) = duet.greet(FOREIGN)
+    else:
+        duet.greet(FOREIGN)
+        (probe,) = duet.served(duet.client.start(call, got.append)[1])
+    assert probe.opcode == Opcode.LIST_RANGES
+    assert decode_header(ListRangesRequest, probe.header).range_owners == ()
+    assert duet.client.start(call, got.append)[1] == []
+    asked = duet.told(duet.server.send_response(probe, encode_header(LISTED)))
+    asked += duet.served(duet.client.start(call, got.append)[1])
+    assert [each.header for each in asked] == [encode_header(call.header)] * 3
+    for each in asked:
+        duet.told(duet.server.send_response(each))
+    assert [type(each) for each in got] == [Frame] * 3
+
+
+@pytest.mark.parametrize("call", PROBED, ids=lambda each: each.opcode.name)
+def test_a_server_of_the_later_protocol_gets_nothing_but_the_probe(duet, call) -> None:
+    got: list = []
+    duet.client.start(call, got.append)
+    (probe,) = duet.greet(FOREIGN)
+    later = encode_header(SystemErrorResponse(Status(1200)))  # its status is in field 0, too
+    assert duet.told(duet.server.send_response(probe, later)) == []
+    assert [type(each) for each in got] == [UnsupportedError]
+    assert "May 2023 or later" in str(got[0])
+    for refused in (call, DESCRIBE, NUMBERED):
+        with pytest.raises(UnsupportedError, match="May 2023 or later"):
+            duet.client.start(refused, got.append)
+    assert len(duet.served(duet.client.start(PING, got.append)[1])) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [DESCRIBE, PING, Call("h:1", Opcode.APPEND, None, 5), Call("h:1", Opcode.FETCH, None, 5)],
+    ids=lambda each: each.opcode.name,
+)
+def test_a_range_server_is_not_probed(duet, call) -> None:
+    """ElasticStream's would not answer."""
+    duet.greet(FOREIGN)
+    assert len(duet.served(duet.client.start(call, lambda _: None)[1])) == 1
+
+
+def test_a_server_that_refuses_the_probe_answers_for_itself(duet) -> None:
+    got: list = []
+    duet.client.start(LIST, got.append)
+    (probe,) = duet.greet(FOREIGN)
+    error = UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "not here")
+    assert len(duet.told(duet.server.send_system_error(probe, error))) == 1
+    assert got == []
+
+
+def test_what_waits_for_the_probe_ends_with_the_connection(duet) -> None:
+    got: list = []
+    duet.client.start(LIST, got.append)
+    duet.greet(FOREIGN)
+    assert not duet.client.is_finished
+    duet.client.end(lost("h:1", "gone"))
+    assert [type(each) for each in got] == [ConnectError]
+    assert got[0].outcome is Outcome.NOT_APPLIED
+
+
+def test_what_waits_for_the_probe_is_refused_after_goaway(duet) -> None:
+    got: list = []
+    duet.client.start(LIST, got.append)
+    (probe,) = duet.greet(FOREIGN)
+    duet.told(duet.server.send_goaway())
+    assert duet.told(duet.server.send_response(probe, encode_header(LISTED))) == []
+    assert [type(each) for each in got] == [ShuttingDownError]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_sent"),
+    [
+        (FOREIGN, False),
+        (HeartbeatResponse(status=Status(1200), cluster_id=""), True),
+        (HeartbeatResponse(status=Status(1200), cluster_id="c"), True),
+        (HeartbeatResponse(), True),
+    ],
+    ids=["ElasticStream's", "ours", "ours of a cluster", "of the specification"],
+)
+def test_what_is_only_for_our_range_servers_is_not_sent_to_others(duet, answer, is_sent) -> None:
+    got: list = []
+    duet.client.start(DELETE, got.append)
+    assert len(duet.greet(answer)) == is_sent
+    assert [type(each) for each in got] == [UnsupportedError] * (not is_sent)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +257,6 @@ def test_held_calls_are_refused_after_goaway(duet) -> None:
     assert duet.client.is_finished
     with pytest.raises(ShuttingDownError):
         duet.client.start(DESCRIBE, got.append)
-
-
-NUMBERED = Call("h:1", Opcode.APPEND, None, 5, feature=FeatureName.IDEMPOTENT_APPEND)
 
 
 def test_a_connection_that_ends_before_it_is_greeted_has_declined_nothing(duet) -> None:
