@@ -37,8 +37,8 @@ def records_of(endpoint: str, stream_id: int) -> list[tuple[int, dict, bytes]]:
 EXPECTED = [(0, {"Keys": "k"}, b"v"), (1, {}, b"no key"), (2, {"Keys": ""}, b"")]
 
 
-def test_lines_go_to_a_stand_in_as_the_java_client_reads_them(produce, peer) -> None:
-    server = ElasticStreamPeer(peer, 7)
+def test_lines_go_to_a_stand_in_as_the_java_client_reads_them(produce, peers) -> None:
+    server = ElasticStreamPeer(peers(), peers(), 7)
     code, said = produce(server.endpoint, 7, b"k:v\nno key\n:\n", "--key-separator", ":")
     assert code == 0, said
     assert "3 records appended" in said
@@ -54,8 +54,8 @@ def test_lines_go_to_our_servers_in_that_dialect(produce, foreign_cluster) -> No
     assert records_of(*where) == EXPECTED
 
 
-def test_a_key_that_is_no_text_is_refused_by_name(produce, peer) -> None:
-    server = ElasticStreamPeer(peer, 7)
+def test_a_key_that_is_no_text_is_refused_by_name(produce, peers) -> None:
+    server = ElasticStreamPeer(peers(), peers(), 7)
     code, said = produce(server.endpoint, 7, b"a:b\n\xff:c\n", "--key-separator", ":")
     assert code != 0
     assert "row 1 of 2: a key that is not UTF-8" in said

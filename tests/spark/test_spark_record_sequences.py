@@ -22,8 +22,8 @@ ROWS = (
 
 
 @pytest.fixture
-def server(peer) -> ElasticStreamPeer:
-    return ElasticStreamPeer(peer, 7, 8)
+def server(peers) -> ElasticStreamPeer:
+    return ElasticStreamPeer(peers(), peers(), 7, 8)
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ pytest_plugins = ["client_fixtures"]
 
 
 @pytest.fixture
-def server(peer) -> ElasticStreamPeer:
-    return ElasticStreamPeer(peer, 7, 8)
+def server(peers) -> ElasticStreamPeer:
+    return ElasticStreamPeer(peers(), peers(), 7, 8)
 
 
 def sequences(*values: bytes, stream_id: int = 7) -> list[AppendItem]:
