@@ -203,7 +203,7 @@ def test_records_too_many_for_one_batch_are_in_two(monkeypatch):
 
 
 def test_records_too_large_together_are_in_several_batches():
-    values = [bytes([at]) * (3 * limits.MIB) for at in range(5)]
+    values = [bytes([at]) * (limits.BATCH_BYTES_MAX * 2 // 5) for at in range(5)]
     batches = encode(*({"value": value} for value in values))
     assert [len(records) for records in java(batches)] == [2, 2, 1]
     assert max(map(len, batches)) <= limits.BATCH_BYTES_MAX
