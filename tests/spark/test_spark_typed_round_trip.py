@@ -197,7 +197,7 @@ def test_a_typed_stream_is_copied_by_a_query_with_all_that_it_gains(
 
 
 KEPT = """
-    'A' collate UTF8_LCASE collated, cast('12:13:14.567891234' as time(9)) t9,
+    'A' collate UTF8_LCASE collated, 'b' bounded, cast('12:13:14.567891234' as time(9)) t9,
     cast('12:13:14' as time(0)) t0, interval '5' hour h, interval '3' day d,
     interval '2:30' hour to minute hm, array(interval '59' second) seconds,
     map('k' collate UNICODE, named_struct('x', cast('1:0:0' as time(3)))) nested
@@ -209,12 +209,12 @@ def test_what_arrow_does_not_tell_apart_comes_back_as_it_was(sbp, new_streams):
     (stream,) = new_streams(1)
     sbp.spark.conf.set("spark.sql.timeType.enabled", "true")
     frame = sbp.spark.sql(f"select {KEPT}").withColumn("vector", array_to_vector(array(lit(1.0))))
-    frame = frame.withMetadata("collated", {"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"})
+    frame = frame.withMetadata("bounded", {"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"})
     sbp.save(frame, stream=stream, encoding="columns")
     read = sbp.load(stream)
     assert read.schema.toNullable() == frame.schema.toNullable()
     assert read.collect() == frame.collect()
-    assert read.schema["collated"].metadata == frame.schema["collated"].metadata
+    assert read.schema["bounded"].metadata == frame.schema["bounded"].metadata
     texts = [f"cast({name} as string)" for name in frame.columns if name != "vector"]
     assert read.selectExpr(*texts).collect() == frame.selectExpr(*texts).collect()
     assert read.where("collated = 'a'").count() == 1
