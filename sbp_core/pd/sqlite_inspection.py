@@ -70,9 +70,9 @@ class Inspection:
 def remedy_of_lost_metadata(directory: Path) -> str:
     """Return what to do where nothing can be read of the metadata in a directory."""
     return (
-        f"They cannot be repaired. Bring the newest copy of {directory} back. Without one, what is"
-        " in the logs of the range servers cannot be served any more: begin a new cluster, in an"
-        " empty data_dir"
+        f"The metadata cannot be repaired. Bring the newest copy of {directory} back. Without one,"
+        " what is in the logs of the range servers cannot be served any more: begin a new cluster,"
+        " in an empty data_dir"
     )
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, cast
 
@@ -24,10 +24,11 @@ from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
 from sbp_core.server.echo import Echo
 from sbp_core.server.intake import Held, Intake, memory_bytes
+from sbp_core.server.outgoing import Outgoing
 from sbp_core.server.patience import FramePatience, Use, is_overdue
 from sbp_core.server.trust import Standing
 from sbp_core.server.turns import Turns
-from sbp_core.server.unread import Backlog, Unread
+from sbp_core.server.unread import Unread
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import (
     ConnectionBroken,
@@ -76,7 +77,7 @@ class Peer(asyncio.BufferedProtocol):
         self._deferred_count = 0
         self._intake = Intake(budget, self._go_on, address=owner)
         self._unread = unread
-        self._backlog = Backlog(self._unsent_bytes)
+        self._outgoing = Outgoing(unread)
         self._echo = Echo(unread, self._on_echo_room)
         self._turns = turns
         self._has_turn = False
@@ -89,12 +90,8 @@ class Peer(asyncio.BufferedProtocol):
         """Whether frames may be here that were not handled yet; then the socket is not read."""
         self._received_at = 0.0
         self._is_reading = True
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._reservations = asyncio.Semaphore(limits.RESPONSES_RESERVED_MAX)
         self._at_rest = asyncio.Event()
         self._at_rest.set()
-        self._closed = asyncio.Event()
         now = clock.monotonic()
         self._use = Use(now)
         self._patience = FramePatience(self._session, self._intake, now)
@@ -107,8 +104,7 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
-        self._socket = AsyncSocket(self._transport)
+        self._socket = self._outgoing.connect(self._transport)
         address, own_address = map(transport.get_extra_info, ("peername", "sockname"))
         if address:
             self._is_from_this_host = bool(own_address) and address[0] == own_address[0]
@@ -138,25 +134,22 @@ class Peer(asyncio.BufferedProtocol):
             self._waiting = None
         self._is_behind = False
         self._intake.close()
-        self._unread.forget(self._backlog)
         self._echo.end()
-        self._writable.set()
         for task in self._tasks:
             task.cancel()
         self._note_rest()
-        self._closed.set()
+        self._outgoing.lose()
         self._on_closed(self)
         _LOG.debug("%s: closed (%s)", self.name, exc or "by either side")
 
     def pause_writing(self) -> None:
         """The peer does not read fast enough: answers wait."""
-        self._writable.clear()
+        self._outgoing.pause()
         self._go_on()
 
     def resume_writing(self) -> None:
         """The peer reads again."""
-        self._writable.set()
-        self._unread.look()
+        self._outgoing.resume()
         self._go_on()
 
     # Responder
@@ -197,34 +190,31 @@ class Peer(asyncio.BufferedProtocol):
         if self.has_room_for(size):
             self.send_now(request, header, payload, is_end=is_end)
             return
-        async with self._room(size):
+        async with self._outgoing.room(size):
             self.send_now(request, header, payload, is_end=is_end)
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """End a call with a system error frame."""
-        async with self._room(0):
+        async with self._outgoing.room(0):
             self._refuse(request, error)
 
     @property
     def has_room(self) -> bool:
         """Whether the peer reads what it is sent."""
-        is_too_far = self._backlog.size and not self._unread.has_room(self._backlog, 0)
-        return self._writable.is_set() and not is_too_far
+        return self._outgoing.has_room
 
     def has_room_for(self, size: int) -> bool:
         """Whether a frame of `size` bytes need not wait."""
-        return self._writable.is_set() and self._unread.has_room(self._backlog, size)
+        return self._outgoing.has_room_for(size)
 
-    @asynccontextmanager
-    async def reserve(self, size: int) -> AsyncIterator[None]:
+    def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
         """Wait for room for one response frame of about `size` bytes, and keep it."""
-        async with self._reservations, self._room(size):
-            yield
+        return self._outgoing.reserve(size)
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame for which room is reserved."""
         failpoint("server.before_answer")
-        self._write(self._session.send_response(request, header, payload, is_end=is_end))
+        self._outgoing.send(self._session.send_response(request, header, payload, is_end=is_end))
 
     # The listener's view
 
@@ -241,12 +231,15 @@ class Peer(asyncio.BufferedProtocol):
     def close_if_overdue(self, idle_seconds_max: float) -> None:
         """Close the connection if the peer made the server wait for longer than it may."""
         now = self._clock.monotonic()
-        if self._backlog.is_overdue(now, is_contended=self._unread.is_contended):
+        if self._outgoing.is_overdue(now):
+            waiting_bytes = self._outgoing.waiting_bytes
             _LOG.warning(
-                "%s: cut off, it does not read: %d bytes wait for it", self.name, self._backlog.size
+                "%s: cut off, it does not read: %d bytes wait for it", self.name, waiting_bytes
             )
             self.abort()
-        elif self._is_closing or (not self._is_reading and self._abort_if_broken()):
+        elif self._outgoing.is_closing or (
+            not self._is_reading and self._outgoing.abort_if_broken()
+        ):
             return
         elif self._is_reading and (late_ms := self._patience.late_ms(now)):
             _LOG.warning("%s: closing, no whole frame within %d ms", self.name, late_ms)
@@ -278,7 +271,7 @@ class Peer(asyncio.BufferedProtocol):
         A request that is under way already is refused, so the peer knows that it had no effect. It
         has GOAWAY_GRACE_MS to close.
         """
-        self._write(self._session.send_goaway())
+        self._outgoing.send(self._session.send_goaway())
         if self._leave_at is None:
             self._leave_at = self._clock.monotonic() + limits.GOAWAY_GRACE_MS / 1000
 
@@ -291,43 +284,23 @@ class Peer(asyncio.BufferedProtocol):
         await self._at_rest.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.GOAWAY_GRACE_MS / 1000):
-                await self._closed.wait()
+                await self._outgoing.wait_closed()
         self.close()
-        await self._closed.wait()
+        await self._outgoing.wait_closed()
 
     def close(self) -> None:
         """Close after what was sent has left, for which the peer has to read it."""
-        if self._transport is not None:
-            self._transport.close()
+        self._outgoing.close()
 
     def abort(self) -> None:
         """Close at once, whatever the peer has not read yet."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    @property
-    def _is_closing(self) -> bool:
-        return self._transport is not None and self._transport.is_closing()
+        self._outgoing.abort()
 
     @property
     def _has_work(self) -> bool:
         """Whether requests are served, wait for room, or may be here unseen."""
         is_serving = bool(self._tasks) or self._deferred_count > 0
         return is_serving or self._waiting is not None or self._is_behind
-
-    @asynccontextmanager
-    async def _room(self, size: int) -> AsyncIterator[None]:
-        """Wait until the peer reads and there is room for `size` bytes; keep that meanwhile."""
-        has_waited = False
-        while True:
-            has_waited = has_waited or not self.has_room_for(size)
-            await self._writable.wait()
-            async with self._unread.room(self._backlog, size):
-                if self._writable.is_set():  # the first that is woken may fill the socket again
-                    if has_waited and self._abort_if_broken():
-                        await self._closed.wait()  # which cancels this task
-                    yield
-                    return
 
     def _on_event(self, event: Event) -> None:
         match event:
@@ -341,7 +314,7 @@ class Peer(asyncio.BufferedProtocol):
                 self._refuse(frame, error)
             case GoawayReceived(frame):
                 if self._speech.is_foreign:
-                    self._write(self._session.answer_goaway(frame))
+                    self._outgoing.send(self._session.answer_goaway(frame))
                 self._leave_at = self._clock.monotonic()
                 self._close_if_left()
             case ConnectionBroken(error):
@@ -355,7 +328,7 @@ class Peer(asyncio.BufferedProtocol):
         if refusal is not None:
             self._refuse(frame, refusal)
             return
-        self._write(self._session.send_response(frame, frame.header, [frame.payload]))
+        self._outgoing.send(self._session.send_response(frame, frame.header, [frame.payload]))
         self._echo.end()
 
     def _start(self, frame: Frame) -> None:
@@ -409,19 +382,7 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def _may_go_on(self) -> bool:
-        return self._intake.may_read and self.has_room and not self._echo.is_awaited
-
-    def _abort_if_broken(self) -> bool:
-        """Give up a connection that its peer closed while it was not read; whether it is over.
-
-        To do what waited for room would be in vain, and others wait for the same room.
-        """
-        if self._is_closing:
-            return True
-        is_broken = self._socket is not None and self._socket.is_broken
-        if is_broken:
-            self.abort()
-        return is_broken
+        return self._intake.may_read and self._outgoing.has_room and not self._echo.is_awaited
 
     @property
     def _is_granted(self) -> bool:
@@ -467,7 +428,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._waiting is None:
             return
         (frame, held), self._waiting = self._waiting, None
-        if self._abort_if_broken():
+        if self._outgoing.abort_if_broken():
             held.end()
         else:
             self._serve(frame, held)
@@ -501,8 +462,8 @@ class Peer(asyncio.BufferedProtocol):
             self._socket.expect(self._session.missing_bytes)
 
     def _update_reading(self) -> None:
-        has_room = self.has_room
-        if not has_room and self._writable.is_set() and self._lost_at is None:
+        outgoing = self._outgoing
+        if not outgoing.has_room and outgoing.is_writable and self._lost_at is None:
             self._unread.when_read(self._go_on)
         wanted = self._may_go_on and not self._is_behind
         if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
@@ -516,16 +477,9 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _refuse(self, request: Frame, error: SbpError) -> None:
-        self._write(self._session.send_system_error(request, self._speech.error(error)))
+        self._outgoing.send(self._session.send_system_error(request, self._speech.error(error)))
 
     def _part(self, reason: SbpError) -> None:
         """Say why, and close."""
-        self._write(self._session.send_farewell(self._speech.error(reason)))
+        self._outgoing.send(self._session.send_farewell(self._speech.error(reason)))
         self.close()
-
-    def _write(self, buffers: Sequence[Octets]) -> None:
-        if buffers and self._socket is not None and (unsent := self._socket.send(buffers)):
-            self._unread.add(self._backlog, unsent)
-
-    def _unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()

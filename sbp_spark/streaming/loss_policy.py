@@ -202,10 +202,9 @@ def _missing_error(
         )
     if left:
         faults.append(
-            f"{_described(left, names)}: it exists, but was left out of the selected streams, or"
-            " renamed so that streamsPattern does not match it; select it again, or set"
-            " failOnDataLoss to false, or report, to go on without it: its position is kept for the"
-            " time that it is selected again"
+            f"{_described(left, names)}: it exists, but is not selected: it was left out, or"
+            " renamed; select it by its present name, or set failOnDataLoss to false, or report, to"
+            " go on without it: its position is kept for the time that it is selected again"
         )
     return StreamChangedError(". ".join(faults))
 

@@ -127,7 +127,7 @@ def test_every_option_of_the_table_is_known():
         (None, {"onBadRecord": "deadletter"}, ["onBadRecord is 'deadletter'"]),
         (None, {"onBadRecord": "deadletter:"}, ["onBadRecord names no stream"]),
         (None, {"onBadRecord": "ignore"}, ["onBadRecord is 'ignore'"]),
-        (None, {"batchBytes": "8m", "batchRecords": "1000001"}, ["batchBytes is", "batchRecords"]),
+        (None, {"batchBytes": "10m", "batchRecords": "1000001"}, ["batchBytes is", "batchRecords"]),
         (None, {"batchBytes": "0", "lingerDuration": "0s"}, ["batchBytes is", "lingerDuration is"]),
         (None, {"batchCompression": "gzip"}, ["batchCompression is 'gzip'"]),
     ],
