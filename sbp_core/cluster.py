@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import Disk
-from sbp_core.log.recovery import RecoveryReport
+from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.data_dir import has_metadata
 from sbp_core.pd.sqlite_inspection import remedy_of_lost_metadata

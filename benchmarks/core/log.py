@@ -26,7 +26,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.log import Log
+from sbp_core.log.durable_log import Log
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 
 STREAMS: Final = 8

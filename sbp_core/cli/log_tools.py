@@ -14,14 +14,14 @@ from sbp_core.cli import output
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.disk import OsDisk, translate_os_error
 from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.files import maybe_segment_base, segment_path
 from sbp_core.log.high_water import read_high_water
-from sbp_core.log.inspection import Inspection, inspect_log, segment_bases
-from sbp_core.log.repair import repair_log
-from sbp_core.log.scan import Damage, SegmentScanner
-from sbp_core.log.staged_entries import decode_end, decode_prefix
-from sbp_core.log.start import START_NAME
-from sbp_core.log.writer_states import decode_mark
+from sbp_core.log.recovery.inspection import Inspection, inspect_log, segment_bases
+from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.recovery.start import START_NAME
+from sbp_core.log.segment_file import maybe_segment_base, segment_path
+from sbp_core.log.segment_scan import Damage, SegmentScanner
+from sbp_core.log.states.staged_entries import decode_end, decode_prefix
+from sbp_core.log.states.writer_states import decode_mark
 from sbp_core.pd.data_dir import has_metadata
 from sbp_core.pd.log_marks import maybe_other_log
 from sbp_core.pd.model import LogMark

@@ -26,7 +26,7 @@ from sbp_core.cli.standard_streams import OutputError, ReaderGoneError
 from sbp_core.cluster import Cluster, Endpoints
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.recovery import RecoveryReport
+from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.server import event_loop
 from sbp_core.server.accepting import raise_descriptor_limit
 

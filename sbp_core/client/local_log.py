@@ -29,7 +29,7 @@ import numpy as np
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError, RecordBatchError
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
-from sbp_core.log.files import (
+from sbp_core.log.segment_file import (
     INSTANCE_BYTES_MAX,
     INSTANCE_NAME,
     SEGMENT_HEADER_BYTES,

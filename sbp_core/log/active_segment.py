@@ -19,8 +19,8 @@ from sbp_core.log.entry import (
     Location,
     encode_entry,
 )
-from sbp_core.log.files import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.segment import Segment, SegmentView, create_segment
+from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.wire.checksum import Octets
 
 _OWN_KINDS: Final = (EntryKind.COMMIT, *SNAPSHOT_KINDS)

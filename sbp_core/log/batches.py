@@ -14,8 +14,8 @@ from typing import Final
 from sbp_core.errors import LogError
 from sbp_core.log.damage import corruption
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind, decode_entry, encode_entry
-from sbp_core.log.range_states import RangeKey
-from sbp_core.log.rows import Slot
+from sbp_core.log.segment_rows import Slot
+from sbp_core.log.states.range_states import RangeKey
 from sbp_core.wire.checksum import Octets
 
 _SPAN_WASTE_MAX: Final = 2

@@ -37,7 +37,7 @@ from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.disk import Disk, translate_os_error
-from sbp_core.log.range_states import (
+from sbp_core.log.states.range_states import (
     LoggedRange,
     RangeKey,
     decode_states,

@@ -54,10 +54,10 @@ import numpy.typing as npt
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
-from sbp_core.log.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
-from sbp_core.log.rows import DatedOffset, RangeRows, SegmentRows, Slot
 from sbp_core.log.segment import Segment, SegmentView
-from sbp_core.log.staged_entries import STAGED_BATCH_BYTES, StagedRows
+from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
+from sbp_core.log.states.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
+from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
 from sbp_core.wire.checksum import Octets, crc32c
 
 INDEX_MAGIC: Final = b"SBPIDX\r\n"

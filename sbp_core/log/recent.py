@@ -12,7 +12,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.rows import Slot
+from sbp_core.log.segment_rows import Slot
 from sbp_core.wire.checksum import crc32
 
 _BATCH_COST_BYTES: Final = 512

@@ -1,4 +1,4 @@
-"""Segments on the disk: made, read, and open to be read (their format: files.py)."""
+"""Segments on the disk: made, read, and open to be read (their format: segment_file.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sbp_core.failpoints import failpoint
 from sbp_core.limits import SEGMENT_FILES_OPEN_MAX
 from sbp_core.log.damage import corruption, naming_damage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.files import (
+from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     decode_segment_header,

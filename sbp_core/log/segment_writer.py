@@ -11,8 +11,8 @@ from sbp_core.errors import LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
 from sbp_core.log.entry import Commit, Entry, Location, encode_entry
-from sbp_core.log.files import SegmentHeader, encode_segment_header
-from sbp_core.log.rows import SegmentRows
+from sbp_core.log.segment_file import SegmentHeader, encode_segment_header
+from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.wire.checksum import Octets
 
 TimedEntry = tuple[Entry, int]

@@ -6,7 +6,7 @@ with them.
 
 from __future__ import annotations
 
-from sbp_core.log.writer_states import NO_WRITERS
+from sbp_core.log.states.writer_states import NO_WRITERS
 from sbp_core.pd.model import SealedRange
 from sbp_core.pd.sqlite_file import Query
 

@@ -20,7 +20,7 @@ from sbp_core.errors import (
     WritersNotThereError,
 )
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.writer_states import NumberedBatch, mark_of
+from sbp_core.log.states.writer_states import NumberedBatch, mark_of
 from sbp_core.rangeserver.append_items import (
     Item,
     Outcome,

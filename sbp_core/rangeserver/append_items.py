@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry
-from sbp_core.log.writer_states import NumberedBatch
+from sbp_core.log.states.writer_states import NumberedBatch
 from sbp_core.rangeserver.in_flight import PendingAppend
 from sbp_core.rangeserver.staged_repeats import StagedRepeat
 from sbp_core.wire.headers import AppendInfo, AppendResult, Status

@@ -22,7 +22,7 @@ from sbp_core.errors import (
 )
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
-from sbp_core.log.staged import Staging, commit_entry, drop_entry
+from sbp_core.log.states.staged_states import Staging, commit_entry, drop_entry
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.ranges import RangeInput, check_latest

@@ -30,7 +30,7 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_core.log.log import Log
+from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.fetch_items import (
     Answer,
     Found,

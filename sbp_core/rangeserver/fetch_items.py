@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sbp_core import limits
 from sbp_core.errors import LogError
-from sbp_core.log.rows import Slot
+from sbp_core.log.segment_rows import Slot
 from sbp_core.rangeserver.ranges import HostedRange
 from sbp_core.rangeserver.reading import Wanted
 from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Status

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
-from sbp_core.log.log import Log
-from sbp_core.log.rows import Slot
+from sbp_core.log.durable_log import Log
+from sbp_core.log.segment_rows import Slot
 from sbp_core.rangeserver.fetch_items import Answer, wanted_behind
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.reading import Wanted, find_slots, maybe_recent_slots

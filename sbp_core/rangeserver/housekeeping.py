@@ -20,8 +20,8 @@ from typing import Final, Protocol
 
 from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
-from sbp_core.log.cleaner import Cleaned
-from sbp_core.log.log import Log
+from sbp_core.log.cleaning.cleaner import Cleaned
+from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.disk_space import DiskSpace
 from sbp_core.rangeserver.freeing import SpaceFreer
 from sbp_core.rangeserver.hosting import PlacedRange, RangeHost

@@ -14,7 +14,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.disk import Disk, write_file
-from sbp_core.log.recovery import has_segments
+from sbp_core.log.recovery.opening import has_segments
 from sbp_core.regular_files import read_regular
 
 IDENTITY_NAME: Final = "identity.json"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from sbp_core.log.writer_states import NumberedBatch
+from sbp_core.log.states.writer_states import NumberedBatch
 
 Numberer = tuple[int, str] | tuple[int, int, str]
 """Who numbers batches: a writer of a stream, or a transaction in a range of one."""

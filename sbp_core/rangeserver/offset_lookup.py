@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sbp_core.errors import InvalidRequestError, LogError, SbpError, StatusCode
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import RangeKey
+from sbp_core.log.durable_log import Log
+from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.ranges import RangeInput, RangeTable
 from sbp_core.server.answers import cut, respond_in_parts

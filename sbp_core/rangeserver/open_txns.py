@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbp_core.log.staged import StagedStates, Staging
+from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import (

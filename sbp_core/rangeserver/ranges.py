@@ -22,7 +22,7 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
 )
-from sbp_core.log.range_states import NO_TIME, LoggedRange, RangeKey, RangeState
+from sbp_core.log.states.range_states import NO_TIME, LoggedRange, RangeKey, RangeState
 from sbp_core.session.machine import REFUSED, Machine
 
 _LOG: Final = logging.getLogger(__name__)

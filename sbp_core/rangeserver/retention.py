@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sbp_core.log.rows import Slot
+from sbp_core.log.segment_rows import Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
 from sbp_core.log.disk import Disk, OsDisk
-from sbp_core.log.log import Log
-from sbp_core.log.recovery import RecoveryReport
+from sbp_core.log.durable_log import Log
+from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.rangeserver.append import AppendHandler
 from sbp_core.rangeserver.commit import GroupCommitter
 from sbp_core.rangeserver.disk_space import DiskSpace

@@ -18,9 +18,9 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_core.log.log import Log
-from sbp_core.log.rows import Slot
-from sbp_core.log.staged import Staging
+from sbp_core.log.durable_log import Log
+from sbp_core.log.segment_rows import Slot
+from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.fetch_items import Item, item_of
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics

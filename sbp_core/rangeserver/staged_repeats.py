@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import InvalidRequestError, LogError, SbpError, StatusCode
-from sbp_core.log.log import Log
-from sbp_core.log.staged import Staging
-from sbp_core.log.writer_states import NumberedBatch
+from sbp_core.log.durable_log import Log
+from sbp_core.log.states.staged_states import Staging
+from sbp_core.log.states.writer_states import NumberedBatch
 from sbp_core.rangeserver.reading import read_slots
 from sbp_core.records import are_same
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from sbp_core import limits
 from sbp_core.client.placement import chunks
-from sbp_core.log.staged import StagedStates, Staging
+from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.wire.headers import TxnPart
 from sbp_core.wire.txn_id import maybe_batch_of
 

@@ -21,7 +21,7 @@ from sbp_core.errors import (
     WriterGapError,
 )
 from sbp_core.log.entry import Entry
-from sbp_core.log.staged import StagedStates, staged_entry
+from sbp_core.log.states.staged_states import StagedStates, staged_entry
 from sbp_core.rangeserver.append_items import Item
 from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput, check_latest

@@ -14,7 +14,7 @@ from sbp_core.errors import (
     WriterRepeatError,
     WriterUnknownError,
 )
-from sbp_core.log.writer_states import NumberedBatch, WriterStates
+from sbp_core.log.states.writer_states import NumberedBatch, WriterStates
 from sbp_core.rangeserver.in_flight import InFlight, PendingAppend
 from sbp_core.records import are_same, digest_batch
 from sbp_core.wire.status import shown

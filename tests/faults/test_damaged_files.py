@@ -31,12 +31,12 @@ from log_stagings import commit
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import LogError, SbpError
 from sbp_core.log.batches import read_bodies
-from sbp_core.log.cleaner import Cleaner
+from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.disk import OsDisk
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.inspection import inspect_log
-from sbp_core.log.log import Log
-from sbp_core.log.staged import staged_entry
+from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.states.staged_states import staged_entry
 
 LOG_ROUNDS = 300
 SERVER_ROUNDS = 6

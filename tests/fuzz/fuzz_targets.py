@@ -27,6 +27,7 @@ from log_files import open_log
 from sbp_core import limits
 from sbp_core.errors import FrameError, HeaderError, LogError, RecordBatchError, SbpError
 from sbp_core.log.batches import read_bodies
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import (
     ENTRY_HEADER_BYTES,
     ENTRY_PREFIX_BYTES,
@@ -36,16 +37,15 @@ from sbp_core.log.entry import (
     Location,
     encode_entry,
 )
-from sbp_core.log.files import (
+from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import LoggedRange, RangeStates
-from sbp_core.log.snapshot import encode_snapshot
-from sbp_core.log.staged import Staging, commit_entry, drop_entry, staged_entry
+from sbp_core.log.states.range_states import LoggedRange, RangeStates
+from sbp_core.log.states.staged_states import Staging, commit_entry, drop_entry, staged_entry
+from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.records import (
     ROWS_SCHEMA,
     Envelope,

@@ -22,8 +22,8 @@ from sbp_core.client import (
 )
 from sbp_core.errors import InvalidRequestError, NotFoundError, TxnAbortedError
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.inspection import inspect_log
-from sbp_core.log.repair import repair_log
+from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.recovery.repair import repair_log
 from sbp_core.pd.server import PlacementDriver
 from sbp_core.pd.settings import PlacementDriverSettings
 from sbp_core.rangeserver.server import RangeServer

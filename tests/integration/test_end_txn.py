@@ -34,7 +34,7 @@ from sbp_core.errors import (
     TxnEndedError,
     TxnIncompleteError,
 )
-from sbp_core.log.staged import StagedStates
+from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.end_txn import EndTxnHandler
 from sbp_core.rangeserver.in_flight import InFlight
 from sbp_core.rangeserver.staging import Stagings

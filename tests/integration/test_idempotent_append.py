@@ -25,7 +25,7 @@ from sbp_core.errors import (
     WriterUnknownError,
 )
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.writer_states import NumberedBatch, WriterState, encode_writers
+from sbp_core.log.states.writer_states import NumberedBatch, WriterState, encode_writers
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.server import PlacementDriver
 from sbp_core.pd.settings import PlacementDriverSettings

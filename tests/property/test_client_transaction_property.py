@@ -27,7 +27,7 @@ from sbp_core.errors import (
     ThrottledError,
 )
 from sbp_core.log.entry import Location
-from sbp_core.log.staged import StagedStates
+from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.append_items import Item
 from sbp_core.rangeserver.in_flight import InFlight
 from sbp_core.rangeserver.ranges import HostedRange, RangeInput

@@ -15,11 +15,11 @@ from log_model import Key, Model
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.batches import read_bodies
-from sbp_core.log.cleaner import Cleaner
+from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.durable_log import Log, LogState
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.log import Log, LogState
-from sbp_core.log.range_states import RangeState
-from sbp_core.log.rows import Slot
+from sbp_core.log.segment_rows import Slot
+from sbp_core.log.states.range_states import RangeState
 
 SEGMENT_BYTES = 700
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import Entry, EntryKind, decode_entry, encode_entry
-from sbp_core.log.files import SegmentHeader, decode_segment_header, encode_segment_header
+from sbp_core.log.segment_file import SegmentHeader, decode_segment_header, encode_segment_header
 
 positions = st.integers(0, 2**64 - 1)
 entries = st.builds(

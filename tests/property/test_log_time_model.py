@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from log_files import DIRECTORY, batch, created
 
-from sbp_core.log.cleaner import Cleaner
+from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.log import Log
-from sbp_core.log.rows import DatedOffset
+from sbp_core.log.segment_rows import DatedOffset
 
 KEYS = [(1, 0), (1, 1), (2, 0)]
 START_MS = 1_000

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.range_states import RangeStates
+from sbp_core.log.states.range_states import RangeStates
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.rangeserver.ranges import RangeTable

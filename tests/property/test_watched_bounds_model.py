@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec
-from sbp_core.log.range_states import LoggedRange, RangeState
+from sbp_core.log.states.range_states import LoggedRange, RangeState
 from sbp_core.rangeserver.ranges import RangeInput, RangeTable
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.rangeserver.settings import RangeServerSettings

@@ -70,7 +70,7 @@ def trusted_cache() -> None:
 
 def uncut_tail() -> None:
     """What a crash tore stays in the log."""
-    from sbp_core.log.replay import LastSegment
+    from sbp_core.log.recovery.replay import LastSegment
 
     LastSegment.repair = lambda _: None
 

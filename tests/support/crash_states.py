@@ -19,11 +19,11 @@ from log_model import Key, Model
 
 from sbp_core.errors import LogError
 from sbp_core.log.batches import read_bodies
-from sbp_core.log.cleaner import Cleaner
+from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind
-from sbp_core.log.inspection import inspect_log
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import RangeState
+from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.states.range_states import RangeState
 from sbp_core.rangeserver.retention import Held, Retention, expired_below
 
 SEGMENT_BYTES = 8_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sbp_core.log.batches import read_bodies
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
-from sbp_core.log.log import Log
-from sbp_core.log.staged import Staging, commit_entry, drop_entry, staged_entry
+from sbp_core.log.states.staged_states import Staging, commit_entry, drop_entry, staged_entry
 
 KEY = (1, 0)
 

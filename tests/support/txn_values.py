@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
 from sbp_core.log.entry import Location
-from sbp_core.log.staged import (
+from sbp_core.log.states.staged_states import (
     StagedStates,
     Staging,
     TxnEnd,

@@ -24,7 +24,7 @@ from sbp_core.client.local_log import (
 )
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.files import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
+from sbp_core.log.segment_file import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
 from sbp_core.records import write_base_offset
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import BatchPlace, FetchResponse, FetchResult, encode_header

@@ -22,13 +22,13 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.batches import read_bodies
-from sbp_core.log.cleaner import Cleaned, Cleaner
+from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
 from sbp_core.log.disk import Disk, OsDisk, OsFile
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
-from sbp_core.log.files import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.index_file import index_path
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import RangeState
+from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.states.range_states import RangeState
 
 BODY = b"x" * 200
 SEGMENT_BYTES = 1000

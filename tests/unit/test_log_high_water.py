@@ -19,15 +19,15 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.batches import read_bodies
-from sbp_core.log.cleaner import Cleaned, Cleaner
+from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.files import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.high_water import HighWater, HighWaterKeeper, read_high_water, slot_path
-from sbp_core.log.inspection import inspect_log
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import LoggedRange, RangeState, Records
-from sbp_core.log.repair import repair_log
-from sbp_core.log.writer_states import mark_of
+from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.states.range_states import LoggedRange, RangeState, Records
+from sbp_core.log.states.writer_states import mark_of
 
 OTHER, KEY = (1, 0), (2, 0)
 COUNT = 20

@@ -19,15 +19,15 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.batches import read_bodies
-from sbp_core.log.cleaner import Cleaner
+from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.entry import COMMIT_BYTES, Entry, EntryKind, Location
-from sbp_core.log.files import SEGMENT_HEADER_BYTES, SegmentHeader, segment_path
 from sbp_core.log.index_file import index_path
-from sbp_core.log.inspection import Inspection, inspect_log
-from sbp_core.log.range_states import RangeState
-from sbp_core.log.repair import repair_log
-from sbp_core.log.salvage import Records
-from sbp_core.log.start import START_NAME, write_start
+from sbp_core.log.recovery.inspection import Inspection, inspect_log
+from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.recovery.salvage import Records
+from sbp_core.log.recovery.start import START_NAME, write_start
+from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, SegmentHeader, segment_path
+from sbp_core.log.states.range_states import RangeState
 
 Files = dict[Path, bytes]
 Written = dict[tuple[int, int], bytes]

@@ -15,6 +15,7 @@ from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.batches import read_bodies
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import (
     COMMIT_BYTES,
     ENTRY_HEADER_BYTES,
@@ -22,9 +23,8 @@ from sbp_core.log.entry import (
     Entry,
     Location,
 )
-from sbp_core.log.files import segment_path
-from sbp_core.log.inspection import inspect_log
-from sbp_core.log.log import Log
+from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.segment_file import segment_path
 
 SECTOR_BYTES = 512
 CRC_BYTES = 4

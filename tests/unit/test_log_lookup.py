@@ -18,6 +18,7 @@ from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.batches import read_bodies
 from sbp_core.log.disk import OsDisk
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import (
     COMMIT_BYTES,
     ENTRY_HEADER_BYTES,
@@ -26,17 +27,16 @@ from sbp_core.log.entry import (
     Location,
     encode_entry,
 )
-from sbp_core.log.files import (
+from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
+from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
-from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
-from sbp_core.log.log import Log
-from sbp_core.log.range_states import RangeStates
-from sbp_core.log.rows import DatedOffset
-from sbp_core.log.snapshot import encode_snapshot
+from sbp_core.log.segment_rows import DatedOffset
+from sbp_core.log.states.range_states import RangeStates
+from sbp_core.log.states.state_snapshot import encode_snapshot
 
 KEYS = [(1, 0), (1, 1), (7, 0), (2**62, 3)]
 STARTS = dict(zip(KEYS, (0, 9, 100, 5), strict=True))
@@ -322,7 +322,7 @@ def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
 
 def test_what_is_held_is_bounded_however_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbp_core.log.segment.SEGMENT_FILES_OPEN_MAX", 4)
-    monkeypatch.setattr("sbp_core.log.lookup.INDEX_CACHE_BYTES_MAX", 4 * 4096 - 1)
+    monkeypatch.setattr("sbp_core.log.batch_lookup.INDEX_CACHE_BYTES_MAX", 4 * 4096 - 1)
     filled = Filled()
     assert len(segment_bases(filled.disk)) > 8
     filled.check()

@@ -10,7 +10,7 @@ from log_files import batch, created
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind
-from sbp_core.log.range_states import (
+from sbp_core.log.states.range_states import (
     NO_TIME,
     LoggedRange,
     RangeState,
@@ -19,7 +19,7 @@ from sbp_core.log.range_states import (
     encode_states,
     range_created,
 )
-from sbp_core.log.snapshot import SnapshotReader, encode_snapshot
+from sbp_core.log.states.state_snapshot import SnapshotReader, encode_snapshot
 
 SEAL = Entry(EntryKind.SEAL, 1, 0, 5, 0)
 DELETE = Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)
@@ -111,7 +111,7 @@ ranges_lists = st.lists(
 def test_a_snapshot_brings_all_states_back(ranges: list[LoggedRange], chunk: int) -> None:
     states = RangeStates(ranges)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp_core.log.snapshot.SNAPSHOT_RANGES_PER_ENTRY", chunk)
+        patch.setattr("sbp_core.log.states.state_snapshot.SNAPSHOT_RANGES_PER_ENTRY", chunk)
         entries = encode_snapshot(states)
     assert len(entries) == max(1, -(-len(ranges) // chunk))
     reader = SnapshotReader()

@@ -32,13 +32,13 @@ from sbp_core.log.entry import (
     Entry,
     encode_entry,
 )
-from sbp_core.log.files import (
+from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
-from sbp_core.log.scan import maybe_find_proof
+from sbp_core.log.segment_scan import maybe_find_proof
 
 FIRST = segment_path(DIRECTORY, 0)
 HEADER = encode_segment_header(SegmentHeader(0))

@@ -10,11 +10,11 @@ from log_files import DIRECTORY, batch, created, entries, open_log, segment_base
 from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log import liveness
-from sbp_core.log.cleaner import Cleaned, Cleaner
+from sbp_core.log.cleaning import liveness
+from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind
-from sbp_core.log.files import segment_path
-from sbp_core.log.log import Log
+from sbp_core.log.segment_file import segment_path
 
 SEGMENT_BYTES = 1_500
 FILLER = (2, 0)

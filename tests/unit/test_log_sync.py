@@ -11,9 +11,9 @@ from log_files import DIRECTORY, batch, created, open_log, segment_bases
 
 from sbp_core.errors import LogWriteError
 from sbp_core.log.batches import read_bodies
-from sbp_core.log.files import segment_path
-from sbp_core.log.log import LogState
-from sbp_core.log.scan import find_commits
+from sbp_core.log.durable_log import LogState
+from sbp_core.log.segment_file import segment_path
+from sbp_core.log.segment_scan import find_commits
 
 
 def test_a_group_that_need_not_be_durable_is_found_and_not_synced() -> None:

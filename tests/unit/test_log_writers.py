@@ -18,10 +18,10 @@ from log_files import (
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.batches import read_bodies
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
-from sbp_core.log.files import SEGMENT_HEADER_BYTES, segment_path
-from sbp_core.log.inspection import inspect_log
-from sbp_core.log.repair import repair_log
-from sbp_core.log.writer_states import (
+from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.states.writer_states import (
     NumberedBatch,
     WriterState,
     WriterStates,

@@ -3,7 +3,7 @@
 import pytest
 from old_metadata import make_older
 
-from sbp_core.log.writer_states import NO_WRITERS, encode_writers
+from sbp_core.log.states.writer_states import NO_WRITERS, encode_writers
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.sqlite_store import SqliteStore
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sbp_core.log.entry import Entry
-from sbp_core.log.range_states import LoggedRange, RangeState
-from sbp_core.log.writer_states import WriterStates
+from sbp_core.log.states.range_states import LoggedRange, RangeState
+from sbp_core.log.states.writer_states import WriterStates
 from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
 from sbp_core.rangeserver.ranges import RangeTable
 from sbp_core.rangeserver.waiters import StreamWaiters

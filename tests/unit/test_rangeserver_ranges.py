@@ -10,7 +10,7 @@ from sbp_core.errors import (
     RangeNotFoundError,
     RangeSealedError,
 )
-from sbp_core.log.range_states import LoggedRange, RangeState
+from sbp_core.log.states.range_states import LoggedRange, RangeState
 from sbp_core.rangeserver.ranges import (
     RANGE,
     HostedRange,

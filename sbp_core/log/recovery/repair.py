@@ -18,16 +18,16 @@ from pathlib import Path
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
-from sbp_core.log.files import SegmentHeader, segment_path
 from sbp_core.log.index_file import index_path
-from sbp_core.log.inspection import Inspection
-from sbp_core.log.range_states import RangeStates
-from sbp_core.log.scan import Damage, SegmentScanner
+from sbp_core.log.recovery.inspection import Inspection
+from sbp_core.log.recovery.start import START_NAME, write_start
 from sbp_core.log.segment import Segment
+from sbp_core.log.segment_file import SegmentHeader, segment_path
+from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, write_segment
-from sbp_core.log.snapshot import encode_snapshot
-from sbp_core.log.staged_entries import maybe_kept
-from sbp_core.log.start import START_NAME, write_start
+from sbp_core.log.states.range_states import RangeStates
+from sbp_core.log.states.staged_entries import maybe_kept
+from sbp_core.log.states.state_snapshot import encode_snapshot
 
 
 def repair_log(disk: Disk, directory: Path, found: Inspection, now_ms: int) -> tuple[Path, ...]:

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.range_states import RangeKey
-from sbp_core.log.staged import StagedStates
-from sbp_core.log.staged_entries import decode_end
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.log.states.staged_entries import decode_end
+from sbp_core.log.states.staged_states import StagedStates
 
 
 class Coverage:

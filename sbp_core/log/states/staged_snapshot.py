@@ -21,14 +21,14 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.staged import StagedStates, Staging, TxnEnd
-from sbp_core.log.staged_entries import (
+from sbp_core.log.states.staged_entries import (
     STAGED_BATCH_BYTES,
     decode_columns,
     decode_txn_id,
     encode_txn_id,
     unpack,
 )
+from sbp_core.log.states.staged_states import StagedStates, Staging, TxnEnd
 
 _RECORD: Final = struct.Struct(">BqiQI")
 _END: Final = struct.Struct(">qI")

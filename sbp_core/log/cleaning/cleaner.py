@@ -24,15 +24,15 @@ from typing import Final
 from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import CLEAN_LIVE_SHARE_MAX, LOG_LEFT_BYTES_MIN
+from sbp_core.log.batch_lookup import Extent
+from sbp_core.log.cleaning.liveness import Liveness, LivenessSeeker
+from sbp_core.log.cleaning.rewriting import rewrite_segment
 from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
-from sbp_core.log.files import segment_path
+from sbp_core.log.durable_log import Log
 from sbp_core.log.index_file import Held, index_path
-from sbp_core.log.liveness import Liveness, LivenessSeeker
-from sbp_core.log.log import Log
-from sbp_core.log.lookup import Extent
-from sbp_core.log.rewriting import rewrite_segment
+from sbp_core.log.recovery.start import write_start
 from sbp_core.log.segment import Segment
-from sbp_core.log.start import write_start
+from sbp_core.log.segment_file import segment_path
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from sbp_core.log.entry import (
     decode_entry,
     decode_entry_header,
 )
-from sbp_core.log.files import SEGMENT_HEADER_BYTES
-from sbp_core.log.range_states import LoggedRange
 from sbp_core.log.segment import SegmentView
-from sbp_core.log.snapshot import SnapshotReader
+from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
+from sbp_core.log.states.range_states import LoggedRange
+from sbp_core.log.states.state_snapshot import SnapshotReader
 
 
 @dataclass(frozen=True, slots=True)

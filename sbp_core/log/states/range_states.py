@@ -1,11 +1,11 @@
 """What the entries of a log say of its ranges: entries in, states out.
 
 A snapshot, the first group of a segment, carries the states of all ranges in chunks, behind what is
-known of writers and of what is staged (snapshot.py). Each chunk is a SNAPSHOT entry: `base_offset`
-is the number of ranges in all chunks, `count` that in this one. Its body is one column after the
-other, little-endian, of so many values each: stream_id i64, start_offset i64, next_offset i64,
-range_index i32, state_code u8, created_at_ms i64. The last one is left out where it is not known of
-any of them, as in logs of earlier versions.
+known of writers and of transactions (state_snapshot.py). Each chunk is a SNAPSHOT entry:
+`base_offset` is the number of ranges in all chunks, `count` that in this one. Its body is columns
+of `count` values each, little-endian, one after the other: stream_id i64, start_offset i64,
+next_offset i64, range_index i32, state_code u8, created_at_ms i64. The last column is left out
+where it is not known of any range, as in logs of earlier versions.
 
 The body of a RANGE_CREATED entry is a version, 1, and created_at_ms, a little-endian i64; or empty
 if that is not known, as in logs of earlier versions.
@@ -23,8 +23,8 @@ import numpy as np
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.staged import StagedStates
-from sbp_core.log.writer_states import WriterStates
+from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.log.states.writer_states import WriterStates
 
 STATE_COLUMNS: Final = (
     ("stream_id", np.dtype("<i8")),

@@ -14,12 +14,12 @@ from pathlib import Path
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
-from sbp_core.log.files import SegmentHeader
-from sbp_core.log.rows import SegmentRows
-from sbp_core.log.scan import Damage, SegmentScanner
 from sbp_core.log.segment import Segment, SegmentView
+from sbp_core.log.segment_file import SegmentHeader
+from sbp_core.log.segment_rows import SegmentRows
+from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, write_segment
-from sbp_core.log.staged_entries import maybe_kept
+from sbp_core.log.states.staged_entries import maybe_kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,9 @@ from sbp_core.log.disk import (
     describe_os_error,
     translate_os_error,
 )
-from sbp_core.log.files import SegmentHeader, maybe_segment_base, segment_path
 from sbp_core.log.high_water import HighWater, read_high_water
 from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
-from sbp_core.log.range_states import LoggedRange, RangeKey, RangeStates
-from sbp_core.log.replay import (
+from sbp_core.log.recovery.replay import (
     DamagedBatch,
     DamagedSnapshot,
     LastSegment,
@@ -56,11 +54,13 @@ from sbp_core.log.replay import (
     TornTail,
     replay_segment,
 )
-from sbp_core.log.rows import SegmentRows
+from sbp_core.log.recovery.start import START_NAME, read_start
 from sbp_core.log.segment import Segment, create_segment, read_segment, write_segment_header
+from sbp_core.log.segment_file import SegmentHeader, maybe_segment_base, segment_path
+from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_writer import write_segment
-from sbp_core.log.snapshot import encode_snapshot
-from sbp_core.log.start import START_NAME, read_start
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
+from sbp_core.log.states.state_snapshot import encode_snapshot
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.range_states import LoggedRange, RangeStates, decode_states, encode_states
-from sbp_core.log.staged import StagedStates
-from sbp_core.log.staged_snapshot import decode_staged_snapshot, encode_staged_snapshot
-from sbp_core.log.writer_states import (
+from sbp_core.log.states.range_states import LoggedRange, RangeStates, decode_states, encode_states
+from sbp_core.log.states.staged_snapshot import decode_staged_snapshot, encode_staged_snapshot
+from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.log.states.writer_states import (
     WriterStates,
     decode_writer_snapshot,
     encode_writer_snapshot,

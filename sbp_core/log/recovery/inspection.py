@@ -18,15 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.coverage import Coverage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.files import (
-    SEGMENT_HEADER_BYTES,
-    SegmentHeader,
-    decode_segment_header,
-    maybe_segment_base,
-    segment_path,
-)
 from sbp_core.log.high_water import HighWater, read_high_water
 from sbp_core.log.index_file import (
     SegmentIndex,
@@ -35,13 +27,21 @@ from sbp_core.log.index_file import (
     is_old_index,
     read_index,
 )
-from sbp_core.log.range_states import LoggedRange, RangeState, RangeStates, Records
-from sbp_core.log.replay import TornTail
-from sbp_core.log.salvage import Fault, SegmentReading
+from sbp_core.log.recovery.coverage import Coverage
+from sbp_core.log.recovery.replay import TornTail
+from sbp_core.log.recovery.salvage import Fault, SegmentReading
+from sbp_core.log.recovery.start import START_NAME, read_start
 from sbp_core.log.segment import Segment
-from sbp_core.log.staged import StagedStates
-from sbp_core.log.start import START_NAME, read_start
-from sbp_core.log.writer_states import WriterStates
+from sbp_core.log.segment_file import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    decode_segment_header,
+    maybe_segment_base,
+    segment_path,
+)
+from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, Records
+from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.log.states.writer_states import WriterStates
 
 
 @dataclass(frozen=True, slots=True)

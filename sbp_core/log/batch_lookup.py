@@ -39,11 +39,11 @@ from sbp_core.log.index_file import (
     open_index,
     read_index_header,
 )
-from sbp_core.log.range_states import LoggedRange, RangeKey
-from sbp_core.log.replay import replay_segment
-from sbp_core.log.rows import DatedOffset, SegmentRows, Slot
-from sbp_core.log.scan import Damage, SegmentScanner, read_snapshot
+from sbp_core.log.recovery.replay import replay_segment
 from sbp_core.log.segment import Segment, SegmentView, SegmentViews
+from sbp_core.log.segment_rows import DatedOffset, SegmentRows, Slot
+from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
+from sbp_core.log.states.range_states import LoggedRange, RangeKey
 
 _LOG: Final = logging.getLogger(__name__)
 

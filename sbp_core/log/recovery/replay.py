@@ -11,13 +11,13 @@ from sbp_core.failpoints import failpoint
 from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
-from sbp_core.log.files import SEGMENT_HEADER_BYTES
-from sbp_core.log.range_states import LoggedRange, RangeKey, RangeStates, Records
-from sbp_core.log.rows import SegmentRows
-from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.segment import Segment, read_segment, write_segment_header
-from sbp_core.log.snapshot import SnapshotReader
-from sbp_core.log.writer_states import MarkReader
+from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
+from sbp_core.log.segment_rows import SegmentRows
+from sbp_core.log.segment_scan import Damage, SegmentScanner, maybe_find_proof
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates, Records
+from sbp_core.log.states.state_snapshot import SnapshotReader
+from sbp_core.log.states.writer_states import MarkReader
 
 
 @dataclass(frozen=True, slots=True)

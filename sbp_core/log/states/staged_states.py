@@ -17,8 +17,8 @@ from threading import Lock
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.lost_batches import LostBatches, StagedBatch
-from sbp_core.log.staged_entries import (
+from sbp_core.log.states.lost_batches import LostBatches, StagedBatch
+from sbp_core.log.states.staged_entries import (
     BatchColumns,
     EndedBatches,
     StagedRows,

@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.coverage import Coverage
 from sbp_core.log.disk import DiskFile
 from sbp_core.log.entry import BATCH_KINDS, SNAPSHOT_KINDS, Entry, EntryKind, Location
-from sbp_core.log.range_states import (
+from sbp_core.log.recovery.coverage import Coverage
+from sbp_core.log.segment import Segment
+from sbp_core.log.segment_scan import Damage, SegmentScanner, maybe_find_proof
+from sbp_core.log.states.range_states import (
     LoggedRange,
     RangeKey,
     RangeState,
     RangeStates,
     Records,
 )
-from sbp_core.log.scan import Damage, SegmentScanner, maybe_find_proof
-from sbp_core.log.segment import Segment
-from sbp_core.log.snapshot import SnapshotReader
-from sbp_core.log.staged_entries import maybe_kept
-from sbp_core.log.writer_states import MarkReader
+from sbp_core.log.states.staged_entries import maybe_kept
+from sbp_core.log.states.state_snapshot import SnapshotReader
+from sbp_core.log.states.writer_states import MarkReader
 
 
 @dataclass(frozen=True, slots=True)

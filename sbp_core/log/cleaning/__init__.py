@@ -1,0 +1,1 @@
+"""Giving the space of dead batches back."""

@@ -1,0 +1,1 @@
+"""A log that a crash tore or damage hit: opened, inspected, repaired."""
