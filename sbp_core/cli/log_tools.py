@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from sbp_core.cli import output
 from sbp_core.errors import ConfigurationError, LogError
+from sbp_core.log.boundaries import START_NAME
 from sbp_core.log.disk import OsDisk, translate_os_error
 from sbp_core.log.entry import Entry, EntryKind, Location
 from sbp_core.log.high_water import read_high_water
 from sbp_core.log.recovery.inspection import Inspection, inspect_log, segment_bases
 from sbp_core.log.recovery.repair import repair_log
-from sbp_core.log.recovery.start import START_NAME
 from sbp_core.log.segment_file import maybe_segment_base, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.staged_entries import decode_end, decode_prefix

@@ -29,7 +29,6 @@ import numpy as np
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import INDEX_CACHE_BYTES_MAX
-from sbp_core.log.damage import corruption
 from sbp_core.log.disk import Disk, write_file
 from sbp_core.log.entry import EntryKind, Location
 from sbp_core.log.index_file import (
@@ -39,10 +38,9 @@ from sbp_core.log.index_file import (
     open_index,
     read_index_header,
 )
-from sbp_core.log.recovery.replay import replay_segment
-from sbp_core.log.segment import Segment, SegmentView, SegmentViews
+from sbp_core.log.segment import Segment, SegmentView, SegmentViews, corruption
 from sbp_core.log.segment_rows import DatedOffset, SegmentRows, Slot
-from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
+from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot, replay_segment
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
 
 _LOG: Final = logging.getLogger(__name__)

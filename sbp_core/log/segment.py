@@ -1,4 +1,7 @@
-"""Segments on the disk: made, read, and open to be read (their format: segment_file.py)."""
+"""Segments on the disk, made, read, and open to be read; damage to them, in words.
+
+Their format: segment_file.py.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import SEGMENT_FILES_OPEN_MAX
-from sbp_core.log.damage import corruption, naming_damage
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
 from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
@@ -155,3 +158,22 @@ class SegmentViews:
         """Let all views go."""
         with self._lock:
             self._views.clear()
+
+
+def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
+    """Return the error for damage that must not be cut."""
+    directory = quote(str(path.parent))
+    return LogCorruptionError(
+        f"{path} is damaged at log position {position}: {reason}. Nothing was changed. Restore the"
+        " file from a backup; or stop the server, look at what is lost with `sbp log check"
+        f" {directory}`, and go on without that: `sbp log repair {directory}`"
+    )
+
+
+@contextmanager
+def naming_damage(path: Path, position: int) -> Iterator[None]:
+    """Raise damage that the body finds in octets as damage of `path` at log position `position`."""
+    try:
+        yield
+    except LogCorruptionError as error:
+        raise corruption(path, position, str(error)) from error

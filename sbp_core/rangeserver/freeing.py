@@ -13,8 +13,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
-from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
-from sbp_core.log.cleaning.reserve import SpaceReserve
+from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner, SpaceReserve
 from sbp_core.log.disk import describe_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.disk_space import DiskSpace

@@ -1,4 +1,4 @@
-"""Noting beside the log, now and then, how far it is synced (see log/high_water.py)."""
+"""Noting beside the log, now and then, how far it is synced (see log/boundaries.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError
-from sbp_core.log.high_water import HighWaterKeeper
+from sbp_core.log.boundaries import HighWaterKeeper
 
 _LOG: Final = logging.getLogger(__name__)
 

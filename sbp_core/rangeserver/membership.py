@@ -26,8 +26,8 @@ from sbp_core.errors import (
     StatusCode,
     UnsupportedError,
 )
+from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import Disk
-from sbp_core.log.high_water import HighWaterKeeper
 from sbp_core.rangeserver.driver_commit import DriverCommit
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity

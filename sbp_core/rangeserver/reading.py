@@ -11,9 +11,8 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
-from sbp_core.log.batches import Bodies, maybe_cached_bodies, read_bodies
+from sbp_core.log.bodies import Bodies, RecentBody, maybe_cached_bodies, read_bodies
 from sbp_core.log.durable_log import Log
-from sbp_core.log.recent import RecentBody
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.records import with_base_offset

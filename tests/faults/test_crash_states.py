@@ -9,7 +9,7 @@ import pytest
 from crash_states import LifeOfALog, SteppedDisk
 
 from sbp_core.errors import LogError
-from sbp_core.log.recovery.start import START_NAME
+from sbp_core.log.boundaries import START_NAME
 
 STATES = 2_000
 LIVES_MAX = 60

@@ -15,8 +15,8 @@ from committers import Committers, wait_until_published
 from fault_cluster import FaultCluster, failpoint_names
 from workload import Workload, list_streams, new_short_stream, new_streams
 
+from sbp_core.log.boundaries import read_start
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.recovery.start import read_start
 
 LIFE_SECONDS_MAX = 0.3
 EXTRA_KILLS_TO_DOUBLE = 8

@@ -26,7 +26,7 @@ from log_files import open_log
 
 from sbp_core import limits
 from sbp_core.errors import FrameError, HeaderError, LogError, RecordBatchError, SbpError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import (
     ENTRY_HEADER_BYTES,

@@ -15,8 +15,8 @@ from fault_cluster import FaultCluster
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.errors import SbpError, StatusCode, StorageError
+from sbp_core.log.boundaries import read_high_water
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.high_water import read_high_water
 
 COUNT = 60
 HURT, OTHER = 1, 2

@@ -14,7 +14,7 @@ from log_files import batch, created, open_log
 from log_model import Key, Model
 
 from sbp_core.errors import LogError, LogWriteError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.durable_log import Log, LogState
 from sbp_core.log.entry import Entry, EntryKind

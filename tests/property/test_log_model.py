@@ -20,7 +20,7 @@ from log_files import counted, logged, open_log
 from log_model import Model
 
 from sbp_core.errors import LogWriteError, Outcome
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log, LogState
 from sbp_core.log.entry import Entry, EntryKind, Location
 

@@ -70,7 +70,7 @@ def trusted_cache() -> None:
 
 def uncut_tail() -> None:
     """What a crash tore stays in the log."""
-    from sbp_core.log.recovery.replay import LastSegment
+    from sbp_core.log.recovery.last_segment import LastSegment
 
     LastSegment.repair = lambda _: None
 
@@ -121,10 +121,10 @@ def no_dedupe() -> None:
 
 def unverified_reads() -> None:
     """What is read from the log is served as it is."""
-    from sbp_core.log import batches
+    from sbp_core.log import bodies
     from sbp_core.log.entry import ENTRY_HEADER_BYTES
 
-    batches._verified = lambda _key, _slot, data: data[ENTRY_HEADER_BYTES:]
+    bodies._verified = lambda _key, _slot, data: data[ENTRY_HEADER_BYTES:]
 
 
 def no_checksums() -> None:

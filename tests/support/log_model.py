@@ -9,7 +9,7 @@ from dataclasses import replace
 from log_files import batch, created
 
 from sbp_core import limits
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.states.range_states import LoggedRange, RangeState

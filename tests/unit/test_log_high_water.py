@@ -18,11 +18,11 @@ from log_files import (
 )
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
+from sbp_core.log.boundaries import HighWater, HighWaterKeeper, read_high_water, slot_path
 from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, EntryKind
-from sbp_core.log.high_water import HighWater, HighWaterKeeper, read_high_water, slot_path
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.recovery.repair import repair_log
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path

@@ -14,7 +14,7 @@ from faulty_disk import FaultyDisk
 from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import (
     COMMIT_BYTES,

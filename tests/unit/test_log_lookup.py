@@ -16,7 +16,7 @@ from log_files import DIRECTORY, batch, contents, created, open_log, segment_bas
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import (

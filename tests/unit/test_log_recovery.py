@@ -22,7 +22,7 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.entry import (
     COMMIT_BYTES,
     COMMIT_MARKER,

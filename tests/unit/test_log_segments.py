@@ -22,8 +22,8 @@ from log_files import (
 )
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.log.boundaries import write_start
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, ENTRY_PREFIX_BYTES, Location
-from sbp_core.log.recovery.start import write_start
 from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,

@@ -10,7 +10,7 @@ from faulty_disk import FaultyDisk
 from log_files import DIRECTORY, batch, created, open_log, segment_bases
 
 from sbp_core.errors import LogWriteError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import LogState
 from sbp_core.log.segment_file import segment_path
 from sbp_core.log.segment_scan import find_commits

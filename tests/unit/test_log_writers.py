@@ -16,7 +16,7 @@ from log_files import (
 )
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.batches import read_bodies
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.recovery.repair import repair_log

@@ -5,8 +5,8 @@ from faulty_disk import FaultyDisk
 from log_files import batch, created, open_log
 from log_stagings import KEY, commit, staged
 
-from sbp_core.log import recent
-from sbp_core.log.recent import RecentBodies
+from sbp_core.log import bodies as log_bodies
+from sbp_core.log.bodies import RecentBodies
 from sbp_core.rangeserver.reading import PayloadParts, maybe_cached_slots, read_slots
 from sbp_core.records import encode_envelope
 from sbp_core.wire.checksum import crc32
@@ -30,7 +30,7 @@ def summed(monkeypatch):
         found.extend(bytes(part) for part in parts)
         return crc32(parts)
 
-    monkeypatch.setattr(recent, "crc32", crc32_told)
+    monkeypatch.setattr(log_bodies, "crc32", crc32_told)
     return found
 
 

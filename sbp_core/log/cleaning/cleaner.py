@@ -1,14 +1,22 @@
 """Giving the space of dead batches back: those of deleted streams, and those that were trimmed.
 
 Full segments only, one at a time. The first ones of the log are removed once nothing in them is
-live; one further back of which little is live is rewritten without the rest.
+live; one further back of which little is live is rewritten without the rest: the same positions,
+fewer entries. The new file begins with the snapshot of the old one, then come the batches that live
+on, in their order, each at a new position, and the ends of transactions that published some. All
+that else was in the segment is history, which the snapshots of the later ones sum up.
 
-Nobody waits for the cleaner. It runs in a thread of its own, and what it has prepared becomes
-visible by one assignment between two groups. What was live once it looked may be dead by now,
-never the other way round. Who reads a segment that is removed or replaced goes on in the old file.
+No append or read waits for the cleaner. It runs in a thread of its own, and what it has prepared
+becomes visible by one assignment between two groups. What was live once it looked may be dead by
+now, never the other way round. A reader of a segment that is removed or replaced goes on in the old
+file.
 
 A crash at any moment leaves the log as it was or as it was to become: segments are removed only
 when a durable `start` lies behind them, and a rewritten one is durable before it takes the name.
+
+A log goes on in a new segment to free space, and that takes some itself. On a disk that is full to
+the last byte there would be no way out. So the file `reserve` keeps LOG_RESERVE_BYTES: it is
+removed then, and made again once there is room.
 """
 
 from __future__ import annotations
@@ -17,22 +25,29 @@ import logging
 import sys
 import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
-from sbp_core.limits import CLEAN_LIVE_SHARE_MAX, LOG_LEFT_BYTES_MIN
+from sbp_core.limits import CLEAN_LIVE_SHARE_MAX, LOG_LEFT_BYTES_MIN, LOG_RESERVE_BYTES
 from sbp_core.log.batch_lookup import Extent
+from sbp_core.log.boundaries import write_start
 from sbp_core.log.cleaning.liveness import Liveness, LivenessSeeker
-from sbp_core.log.cleaning.rewriting import rewrite_segment
-from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
+from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, describe_os_error, translate_os_error
 from sbp_core.log.durable_log import Log
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.index_file import Held, index_path
-from sbp_core.log.recovery.start import write_start
-from sbp_core.log.segment import Segment
-from sbp_core.log.segment_file import segment_path
+from sbp_core.log.segment import Segment, SegmentView, corruption
+from sbp_core.log.segment_file import SegmentHeader, segment_path
+from sbp_core.log.segment_scan import Damage, SegmentScanner
+from sbp_core.log.segment_writer import TimedEntry, write_segment
+from sbp_core.log.states.staged_entries import maybe_kept
+
+RESERVE_NAME: Final = "reserve"
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -162,7 +177,8 @@ class Cleaner:
         fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
         ranges = log.lookup.ranges_after(extent, at)
         with log.lookup.views.pinned(segment) as view:
-            rewritten = rewrite_segment(log.disk, view, fresh, found.is_live)
+            header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
+            rewritten = write_segment(log.disk, fresh, header, _kept(view, found.is_live))
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")
                 log.disk.replace(fresh, path)
@@ -182,3 +198,58 @@ class Cleaner:
         if segment not in self._reported:
             self._reported.add(segment)
             _LOG.error("a segment cannot be cleaned: %s", error)
+
+
+def _kept(view: SegmentView, is_live: Callable[[Entry, Location], bool]) -> Iterator[TimedEntry]:
+    """Yield the snapshot of a segment and what is live in it, each with its time.
+
+    Raises LogCorruptionError if a live batch, or how many there are, is lost.
+    """
+    scanner = SegmentScanner(view.file, view.segment.base, view.segment.size)
+    for item in scanner.entries():
+        found = item.maybe_batch() if isinstance(item, Damage) else item
+        kept = None if found is None else _maybe_kept(*found, is_live)
+        if isinstance(item, Damage):
+            if found is None or kept is not None:
+                raise corruption(view.file.path, item.position, item.reason)
+        elif kept is not None:
+            yield kept, scanner.time_ms
+
+
+def _maybe_kept(
+    entry: Entry, location: Location, is_live: Callable[[Entry, Location], bool]
+) -> Entry | None:
+    if entry.kind in SNAPSHOT_KINDS:
+        return entry
+    kept = maybe_kept(entry, location)
+    return kept if kept is not None and is_live(entry, location) else None
+
+
+class SpaceReserve:
+    """The reserve of the log in `directory`. It belongs to one thread at a time."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._path = directory / RESERVE_NAME
+        self._is_whole = False
+
+    def keep(self) -> None:
+        """Take the space. A failure is logged: the log does without the reserve then."""
+        if self._is_whole:
+            return
+        try:
+            with suppress(FileNotFoundError):
+                self._disk.remove(self._path)
+            with closing(self._disk.create(self._path)) as file:
+                file.pwritev([bytes(LOG_RESERVE_BYTES)], 0)
+        except OSError as error:
+            self.release()
+            _LOG.warning("%s cannot be kept: %s", self._path, describe_os_error(error))
+        else:
+            self._is_whole = True
+
+    def release(self) -> None:
+        """Give the space back. Idempotent."""
+        self._is_whole = False
+        with suppress(OSError):
+            self._disk.remove(self._path)

@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.boundaries import START_NAME, HighWater, read_high_water, read_start
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.high_water import HighWater, read_high_water
 from sbp_core.log.index_file import (
     SegmentIndex,
     has_old_index,
@@ -27,10 +27,8 @@ from sbp_core.log.index_file import (
     is_old_index,
     read_index,
 )
-from sbp_core.log.recovery.coverage import Coverage
-from sbp_core.log.recovery.replay import TornTail
-from sbp_core.log.recovery.salvage import Fault, SegmentReading
-from sbp_core.log.recovery.start import START_NAME, read_start
+from sbp_core.log.recovery.last_segment import TornTail
+from sbp_core.log.recovery.salvage import Coverage, Fault, SegmentReading
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,

@@ -15,7 +15,7 @@ entry may stand before intact ones after a mere crash. What tells rot from a tor
   whoever fetches that batch. All else is served.
 * Damage below it to the snapshot that the last segment begins with: the ranges are taken from the
   segment before. It is reported, and the log goes on in a new segment.
-* What is below the high-water mark (high_water.py) was synced, too. A last segment that ends before
+* What is below the high-water mark (boundaries.py) was synced, too. A last segment that ends before
   it lost its end: the log goes on behind that, in a new segment, with the offsets that the ranges
   had. What is lost is refused by name, and served again once the file is put back whole.
 * Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. That the
@@ -36,7 +36,7 @@ from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
-from sbp_core.log.damage import corruption
+from sbp_core.log.boundaries import START_NAME, HighWater, read_high_water, read_start
 from sbp_core.log.disk import (
     TEMPORARY_SUFFIX,
     Disk,
@@ -44,20 +44,24 @@ from sbp_core.log.disk import (
     describe_os_error,
     translate_os_error,
 )
-from sbp_core.log.high_water import HighWater, read_high_water
 from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
-from sbp_core.log.recovery.replay import (
+from sbp_core.log.recovery.last_segment import (
     DamagedBatch,
     DamagedSnapshot,
     LastSegment,
     LostTail,
     TornTail,
-    replay_segment,
 )
-from sbp_core.log.recovery.start import START_NAME, read_start
-from sbp_core.log.segment import Segment, create_segment, read_segment, write_segment_header
+from sbp_core.log.segment import (
+    Segment,
+    corruption,
+    create_segment,
+    read_segment,
+    write_segment_header,
+)
 from sbp_core.log.segment_file import SegmentHeader, maybe_segment_base, segment_path
 from sbp_core.log.segment_rows import SegmentRows
+from sbp_core.log.segment_scan import replay_segment
 from sbp_core.log.segment_writer import write_segment
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
 from sbp_core.log.states.state_snapshot import encode_snapshot

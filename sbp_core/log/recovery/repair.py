@@ -17,10 +17,10 @@ from itertools import chain, count
 from pathlib import Path
 
 from sbp_core.errors import LogError, LogWriteError
+from sbp_core.log.boundaries import START_NAME, write_start
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
 from sbp_core.log.index_file import index_path
 from sbp_core.log.recovery.inspection import Inspection
-from sbp_core.log.recovery.start import START_NAME, write_start
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner

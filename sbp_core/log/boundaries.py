@@ -1,9 +1,14 @@
-r"""How far the log was synced, as of lately: the files `high-water.0` and `high-water.1`.
+r"""Where the log starts, and how far it was synced: small files beside the segments.
 
-Entries say that what lies before them was synced, but nothing in a log says that of its last ones:
-a file that lost its end looks like one that was never longer. So its end is noted beside it, now
-and then while the log is open and when it is closed. A log that ends before it has lost records
-that were acknowledged.
+`start` holds the first position; the file is absent while that is 0. It is "SBPSTART", the position
+(u64), and CRC-32C of both, big-endian. It is written before segments are removed from the front, so
+files before it are leftovers of that, and a gap at or after it is damage.
+
+`high-water.0` and `high-water.1` hold how far the log was synced, as of lately. Entries say that
+what lies before them was synced, but nothing in a log says that of its last ones: a file that lost
+its end looks like one that was never longer. So its end is noted beside it, now and then while the
+log is open and when it is closed. A log that ends before it has lost records that were
+acknowledged.
 
 The two files are written in turn, in place, so one of them is whole whatever happens; the one with
 the higher sequence counts. They are synced when the log is closed. In between a power cut may leave
@@ -36,7 +41,9 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
-from sbp_core.log.disk import Disk, translate_os_error
+from sbp_core.failpoints import failpoint
+from sbp_core.log.disk import Disk, translate_os_error, write_file
+from sbp_core.log.segment import corruption
 from sbp_core.log.states.range_states import (
     LoggedRange,
     RangeKey,
@@ -46,6 +53,10 @@ from sbp_core.log.states.range_states import (
 )
 from sbp_core.wire.checksum import crc32c
 
+START_NAME: Final = "start"
+
+_START_MAGIC: Final = b"SBPSTART"
+_START_FIELDS: Final = struct.Struct(">8sQ")
 _MAGIC: Final = b"SBPHIGH\n"
 _VERSION: Final = 1
 _FIELDS: Final = struct.Struct(">8sIQ16sQQII")
@@ -56,6 +67,45 @@ _SLOTS: Final = 2
 _NOTHING: Final[Mapping[RangeKey, LoggedRange]] = {}
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+def read_start(disk: Disk, directory: Path) -> int:
+    """Return the position where the log in `directory` starts.
+
+    Raises LogCorruptionError if that cannot be told, LogError if the file cannot be read.
+    """
+    path = directory / START_NAME
+    with translate_os_error(LogError, "reading", path):
+        try:
+            file = disk.open(path, is_writable=False)
+        except FileNotFoundError:
+            return 0
+        data = file.pread(file.size(), 0)
+        file.close()
+    try:
+        return _decode_start(data)
+    except LogCorruptionError as error:
+        raise corruption(path, 0, str(error)) from error
+
+
+def write_start(disk: Disk, directory: Path, position: int) -> None:
+    """Let the log start at `position`, durably. Raises LogWriteError."""
+    path = directory / START_NAME
+    fields = _START_FIELDS.pack(_START_MAGIC, position)
+    with translate_os_error(LogWriteError, "writing", path):
+        failpoint("start.before_write")
+        write_file(disk, path, [fields, _CRC.pack(crc32c((fields,)))])
+        failpoint("start.after_write")
+
+
+def _decode_start(data: bytes) -> int:
+    if len(data) != _START_FIELDS.size + _CRC.size:
+        raise LogCorruptionError(f"it has {len(data)} octets, not {_START_FIELDS.size + _CRC.size}")
+    magic, position = _START_FIELDS.unpack_from(data)
+    (crc,) = _CRC.unpack_from(data, _START_FIELDS.size)
+    if magic != _START_MAGIC or crc != crc32c((data[: _START_FIELDS.size],)):
+        raise LogCorruptionError("its checksum is wrong")
+    return int(position)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,20 @@
-"""Reading a segment for what its entries add up to, and finding where the log ends."""
+"""The segment in which a log goes on: where it ends, what a crash tore, what is damaged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
-from sbp_core.log.damage import corruption
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
-from sbp_core.log.segment import Segment, read_segment, write_segment_header
+from sbp_core.log.segment import corruption, read_segment, write_segment_header
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
 from sbp_core.log.segment_rows import SegmentRows
-from sbp_core.log.segment_scan import Damage, SegmentScanner, maybe_find_proof
-from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates, Records
-from sbp_core.log.states.state_snapshot import SnapshotReader
-from sbp_core.log.states.writer_states import MarkReader
+from sbp_core.log.segment_scan import Damage, Replay, SegmentScanner, maybe_find_proof
+from sbp_core.log.states.range_states import RangeStates, Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,75 +70,6 @@ class DamagedSnapshot:
     path: Path
     position: int
     reason: str
-
-
-@dataclass(slots=True)
-class Replay:
-    """The ranges, writers and transactions at the end of a segment, and the `rows` of its batches.
-
-    With `is_restored` its snapshot does not count: it was damaged, and `states` known otherwise.
-    """
-
-    path: Path
-    rows: SegmentRows
-    snapshot: SnapshotReader = field(default_factory=SnapshotReader)
-    is_restored: bool = False
-    states: RangeStates = field(default_factory=RangeStates)
-    entry_count: int = 0
-    marks: MarkReader = field(default_factory=MarkReader)
-    changed: dict[RangeKey, LoggedRange] = field(default_factory=dict)
-    """The ranges that its entries changed, as they are now."""
-
-    @property
-    def has_snapshot(self) -> bool:
-        """Whether it is known what the ranges were when the segment began."""
-        return self.is_restored or self.snapshot.is_complete
-
-    def restore(self, states: RangeStates) -> None:
-        """Begin with `states` instead of the snapshot."""
-        self.states = states
-        self.is_restored = True
-
-    def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Take in the next entry. Raises LogCorruptionError if it contradicts those before it."""
-        if self.is_restored and entry.kind in SNAPSHOT_KINDS:
-            return
-        try:
-            if self.has_snapshot:
-                self.changed |= {logged.key: logged for logged in self.states.apply(entry)}
-                self.marks.take(entry, location, time_ms, self.states.writers)
-                self.states.staged.apply(entry, location, time_ms)
-                self.rows.take(entry, location, time_ms)
-                self.entry_count += 1
-            elif self.snapshot.add(entry):
-                self.states = self.snapshot.states()
-        except LogCorruptionError as error:
-            raise corruption(self.path, location.position, str(error)) from error
-
-
-def replay_segment(file: DiskFile, segment: Segment) -> Replay:
-    """Read a full segment. Raises LogCorruptionError for damage other than to a batch's body.
-
-    A compacted one does not say what became of its ranges: that is LogCorruptionError, too.
-    """
-    if segment.generation:
-        reason = "the segment behind it lost the snapshot of its ranges, and this one was compacted"
-        raise corruption(file.path, segment.base, reason)
-    if segment.is_cut:
-        reason = "the segment behind it lost the snapshot of its ranges, and this one lost its end"
-        raise corruption(file.path, segment.base, reason)
-    replay = Replay(file.path, SegmentRows(segment.base))
-    scanner = SegmentScanner(file, segment.base, segment.size)
-    for item in scanner.entries():
-        found = item.maybe_batch() if isinstance(item, Damage) else item
-        if found is None:
-            assert isinstance(item, Damage)
-            raise corruption(file.path, item.position, item.reason)
-        replay.apply(*found, scanner.time_ms)
-    if not replay.snapshot.is_complete:
-        reason = "the segment ends within the snapshot of its ranges"
-        raise corruption(file.path, scanner.position, reason)
-    return replay
 
 
 class LastSegment:

@@ -1,0 +1,204 @@
+"""Bodies of batches: read from the disk and verified, or kept in memory since they were written.
+
+What rotted on the disk is never served. Batches that lie close together are read in one go. What
+stands in front of a body follows from the body, its place and its range, so an index that is wrong
+is noticed as well. A batch that was staged has the body that was appended: it does not say its base
+offset.
+
+The bodies that were appended last are kept for readers that follow the tail. They are what was
+received and written, so they need neither the disk nor a check again; and the checksum that frames
+need of them is made once, however often they are sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import LogError
+from sbp_core.log.entry import (
+    ENTRY_HEADER_BYTES,
+    Entry,
+    EntryKind,
+    Location,
+    decode_entry,
+    encode_entry,
+)
+from sbp_core.log.segment import corruption
+from sbp_core.log.segment_rows import Slot
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.wire.checksum import Octets, crc32
+
+_SPAN_WASTE_MAX: Final = 2
+"""Read batches in one go while at most half of the octets belong to other ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """The bodies of the first of the batches that were asked for.
+
+    `error` says why the next one could not be read: LogCorruptionError if it is damaged.
+    """
+
+    octets: tuple[memoryview, ...]
+    error: LogError | None = None
+
+
+def read_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies:
+    """Read the bodies of `slots`, which are batches of one range, up to the first that fails."""
+    octets: list[memoryview] = []
+    try:
+        for span in _spans(slots):
+            octets += _cut(key, span, span[0].view.read(*_extent(span)))
+    except LogError as error:
+        return Bodies(tuple(octets), error)
+    return Bodies(tuple(octets))
+
+
+def maybe_cached_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies | None:
+    """Return what `read_bodies` would, if that needs no wait for the disk and nothing fails."""
+    octets: list[memoryview] = []
+    for span in _spans(slots):
+        data = span[0].view.maybe_read_cached(*_extent(span))
+        if data is None:
+            return None
+        try:
+            octets += _cut(key, span, data)
+        except LogError:
+            return None
+    return Bodies(tuple(octets))
+
+
+def _extent(span: Sequence[Slot]) -> tuple[int, int]:
+    """Return where a run of batches begins, and its octets."""
+    first = span[0].location.position
+    return first, span[-1].location.end - first
+
+
+def _cut(key: RangeKey, span: Sequence[Slot], octets: Octets) -> Iterator[memoryview]:
+    """Yield the verified bodies of a run of batches. Raises LogCorruptionError."""
+    data = memoryview(octets)
+    first, _ = _extent(span)
+    for slot in span:
+        start = slot.location.position - first
+        yield _verified(key, slot, data[start : start + slot.location.length])
+
+
+def _spans(slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
+    """Cut `slots` into runs that are worth one read each."""
+    start = wanted = 0
+    for at, slot in enumerate(slots):
+        length = slot.location.end - slots[start].location.position
+        wanted += slot.location.length
+        if (
+            slot.view is not slots[start].view
+            or length > _SPAN_WASTE_MAX * wanted
+            or (at > start and slot.location.position < slots[at - 1].location.end)
+        ):
+            yield slots[start:at]
+            start, wanted = at, slot.location.length
+    if slots:
+        yield slots[start:]
+
+
+def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
+    """Return the body of the batch in `data`. Raises LogCorruptionError."""
+    position = slot.location.position
+    body = data[ENTRY_HEADER_BYTES:]
+    if slot.prefix_bytes:
+        expected = Entry(EntryKind.STAGED, *key, slot.birth_position, slot.count, body)
+    else:
+        expected = Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
+    if data[:ENTRY_HEADER_BYTES] == encode_entry(expected, position)[0]:
+        return body[slot.prefix_bytes :]
+    try:
+        found = decode_entry(data, position)
+        reason = f"another entry, {found.kind.name}, is in its place"
+    except LogError as error:
+        reason = str(error)
+    raise corruption(
+        slot.view.file.path,
+        position,
+        f"the batch of offsets [{slot.base_offset}, {slot.end_offset}) of range {key[1]} of stream"
+        f" {key[0]} cannot be served: {reason}",
+    )
+
+
+_BATCH_COST_BYTES: Final = 512
+"""What a batch takes besides its body, roughly."""
+
+
+class RecentBody:
+    """One body, which nobody changes."""
+
+    __slots__ = ("_crc32", "octets")
+
+    def __init__(self, octets: memoryview) -> None:
+        self.octets = octets
+        self._crc32: int | None = None
+
+    @property
+    def crc32(self) -> int:
+        """Its CRC-32."""
+        if self._crc32 is None:
+            self._crc32 = crc32((self.octets,))
+        return self._crc32
+
+
+class RecentBodies:
+    """At most RECENT_BODIES_BYTES_MAX octets of bodies; the oldest go first.
+
+    With the buffers around them they take twice that at most, and a frame more. They are found by
+    the positions at which they were written, those that were staged too. One thread may keep while
+    others look.
+    """
+
+    def __init__(self) -> None:
+        self._bytes_max = limits.RECENT_BODIES_BYTES_MAX
+        self._bytes = 0
+        self._bodies: dict[int, RecentBody] = {}
+        self._order: deque[int] = deque()
+
+    def keep(self, entries: Sequence[Entry], locations: Sequence[Location]) -> None:
+        """Keep the batches among entries that were written as a group; nobody changes them now.
+
+        Of staged ones those that have their prefix beside the body. A buffer that several came in
+        is kept for as long as any of them is.
+        """
+        kept = {
+            location.position: memoryview(entry.body)
+            for entry, location in zip(entries, locations, strict=True)
+            if entry.kind is EntryKind.BATCH or entry.prefix
+        }
+        used_bytes: Counter[int] = Counter()
+        for body in kept.values():
+            used_bytes[id(body.obj)] += len(body)
+        for position, body in kept.items():
+            is_worth_its_buffer = memoryview(body.obj).nbytes <= 2 * used_bytes[id(body.obj)]
+            self._keep(position, body if is_worth_its_buffer else memoryview(bytes(body)))
+
+    def _keep(self, position: int, body: memoryview) -> None:
+        self._bodies[position] = RecentBody(body)
+        self._order.append(position)
+        self._bytes += len(body) + _BATCH_COST_BYTES
+        while self._bytes > self._bytes_max:
+            oldest = self._bodies.pop(self._order.popleft())
+            self._bytes -= len(oldest.octets) + _BATCH_COST_BYTES
+
+    def maybe_bodies(self, slots: Sequence[Slot]) -> tuple[RecentBody, ...] | None:
+        """Return the bodies of `slots`; None unless all are here.
+
+        None as well if one stands in a segment that was rewritten: elsewhere than it did.
+        """
+        bodies = []
+        for slot in slots:
+            if slot.view.segment.generation:
+                return None
+            body = self._bodies.get(slot.location.position)
+            if body is None:
+                return None
+            bodies.append(body)
+        return tuple(bodies)
