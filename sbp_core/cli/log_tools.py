@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from sbp_core.cli import output
 from sbp_core.errors import ConfigurationError, LogError
-from sbp_core.log.boundaries import START_NAME
+from sbp_core.log.boundaries import START_NAME, read_high_water
 from sbp_core.log.disk import OsDisk, translate_os_error
 from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.high_water import read_high_water
-from sbp_core.log.recovery.inspection import Inspection, inspect_log, segment_bases
+from sbp_core.log.recovery.inspection import LogInspection, inspect_log, segment_bases
 from sbp_core.log.recovery.repair import repair_log
 from sbp_core.log.segment_file import maybe_segment_base, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
@@ -156,7 +155,7 @@ def _locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _show(directory: Path, found: Inspection) -> None:
+def _show(directory: Path, found: LogInspection) -> None:
     verdict = "intact" if found.is_intact else "damaged" if found.faults else "incomplete"
     output.write_line(
         f"{directory}: {verdict}; {found.segment_count} segments, {len(found.ranges)} ranges,"

@@ -241,7 +241,7 @@ def read_index(file: DiskFile, segment: Segment) -> SegmentIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SegmentUse:
     """What a segment holds: octets and streams of all batches, and of those that are live.
 
     Of those that were staged the octets count where they stand, the streams where they were
@@ -356,7 +356,7 @@ class SegmentIndex:
         wanted = (self._columns["prefix_bytes"] > 0) & self._is_live(live_from)
         return StagedRows(self._columns["position"][wanted], self._columns["length"][wanted])
 
-    def held(self, live_from: Callable[[RangeKey], int], staged_live_bytes: int) -> Held:
+    def held(self, live_from: Callable[[RangeKey], int], staged_live_bytes: int) -> SegmentUse:
         """Weigh the batches; those are live that reach beyond what `live_from` says of a range.
 
         Of those that were staged in the segment `staged_live_bytes` are. Of those that it published
@@ -367,7 +367,7 @@ class SegmentIndex:
         length = np.where(is_published, STAGED_BATCH_BYTES, self._columns["length"])
         row_counts = np.diff(self._columns["row_end"], prepend=0)
         stream_ids = self._columns["stream_id"].repeat(row_counts)
-        return Held(
+        return SegmentUse(
             int(length.sum(dtype=_I8)) + self.staged_bytes,
             int(length[is_live | self._is_named_with_live(is_live)].sum(dtype=_I8))
             + staged_live_bytes,

@@ -36,7 +36,7 @@ class Model:
         self.staged: dict[tuple[Key, str], list[Entry]] = {}
         """By range and transaction: its batches, as they would stand there if published."""
         self.ends: dict[int, list[tuple[tuple[str, ...], bool, int, int, int]]] = {}
-        """By stream: the ends of transactions, as a TxnEnd has them, without their times."""
+        """By stream: the ends of transactions, as a LoggedTxnEnd has them, without their times."""
         self.maybe_mark: Entry | None = None
         """What was applied last, if that is a mark."""
         for entry in entries:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
 from sbp_core.log.entry import Location
 from sbp_core.log.states.staged_states import (
+    LoggedTxnEnd,
     StagedStates,
     Staging,
-    TxnEnd,
     commit_entry,
     drop_entry,
     staged_entry,
@@ -68,7 +68,7 @@ class Server(NamedTuple):
     """What one server's log makes of a stream, as a value."""
 
     stagings: frozenset[tuple[int, str]] = frozenset()
-    ends: tuple[TxnEnd, ...] = ()
+    ends: tuple[LoggedTxnEnd, ...] = ()
 
 
 class Driver(NamedTuple):

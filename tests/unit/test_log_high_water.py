@@ -26,7 +26,7 @@ from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.recovery.repair import repair_log
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
-from sbp_core.log.states.range_states import LoggedRange, RangeState, Records
+from sbp_core.log.states.range_states import LoggedRange, RangeState, RecordSpan
 from sbp_core.log.states.writer_states import mark_of
 
 OTHER, KEY = (1, 0), (2, 0)
@@ -272,7 +272,7 @@ def test_writers_of_what_is_lost_are_not_known_any_more() -> None:
     at = files[SEGMENT].index(b"lost")
     log = open_log(cut_at(files, at), segment_bytes=SEGMENT_BYTES)
     assert log.recovery.maybe_lost_tail is not None
-    assert log.recovery.maybe_lost_tail.records == (Records(*KEY, 1, 2),)
+    assert log.recovery.maybe_lost_tail.records == (RecordSpan(*KEY, 1, 2),)
     assert log.writers.maybe_writer(OTHER[0], "writer") is not None
     assert log.writers.maybe_writer(KEY[0], "writer") is None
 

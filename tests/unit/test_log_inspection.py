@@ -23,9 +23,9 @@ from sbp_core.log.boundaries import START_NAME, write_start
 from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.entry import COMMIT_BYTES, Entry, EntryKind, Location
 from sbp_core.log.index_file import index_path
-from sbp_core.log.recovery.inspection import Inspection, inspect_log
+from sbp_core.log.recovery.inspection import LogInspection, inspect_log
 from sbp_core.log.recovery.repair import repair_log
-from sbp_core.log.recovery.salvage import Records
+from sbp_core.log.recovery.salvage import RecordSpan
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, SegmentHeader, segment_path
 from sbp_core.log.states.range_states import RangeState
 
@@ -76,14 +76,14 @@ def flipped(path: Path, offset: int, mask: int = 0x10) -> Files:
     return {**FILES, path: bytes(data)}
 
 
-def inspected(files: Files) -> Inspection:
+def inspected(files: Files) -> LogInspection:
     disk = disk_with(files)
     found = inspect_log(disk, DIRECTORY)
     assert contents(disk) == files
     return found
 
 
-def offsets(lost: tuple[Records, ...]) -> set[tuple[int, int]]:
+def offsets(lost: tuple[RecordSpan, ...]) -> set[tuple[int, int]]:
     return {
         (each.stream_id, offset)
         for each in lost
@@ -110,7 +110,7 @@ def served(disk: FaultyDisk) -> Written:
     return found
 
 
-def check_repair(files: Files) -> Inspection:
+def check_repair(files: Files) -> LogInspection:
     """Repair `files`; all that is not reported as lost must be served, and nothing else."""
     disk = disk_with(files)
     found = inspect_log(disk, DIRECTORY)
@@ -166,7 +166,7 @@ def test_a_flipped_octet_of_a_full_segment_is_found_and_costs_what_is_reported(
             number = LOCATIONS.index(here[0])
             stream_id, first = (1, number // 2) if number % 2 == 0 else (2, number // 2 * 3)
             end = first + (1 if stream_id == 1 else 3)
-            assert Records(stream_id, 0, first, end) in found.lost
+            assert RecordSpan(stream_id, 0, first, end) in found.lost
 
 
 def test_flips_in_the_last_segment_are_found_and_cost_what_is_reported() -> None:
@@ -190,8 +190,8 @@ def test_a_damaged_body_names_exactly_its_batch() -> None:
     offset = FILES[path].index(b"one-3")
     found = check_repair(flipped(path, offset))
     (fault,) = found.faults
-    assert fault.records == Records(1, 0, 3, 4)
-    assert found.lost == (Records(1, 0, 3, 4),)
+    assert fault.records == RecordSpan(1, 0, 3, 4)
+    assert found.lost == (RecordSpan(1, 0, 3, 4),)
     assert str(path) in str(fault)
     assert "offsets [3, 4) of range 0 of stream 1" in str(fault)
     assert fault.position in {at.position for at in LOCATIONS}
@@ -228,7 +228,7 @@ def test_a_missing_last_file_is_found_and_what_was_not_in_it_survives() -> None:
     assert ends == {1: GROUPS, 2: 3 * GROUPS, 3: 7, 4: 1}, "no offset is given away again"
     gone = [at for at in LOCATIONS if at.position >= int(LAST.stem)]
     lost = GROUPS - len(gone) // 2
-    assert found.lost == (Records(1, 0, lost, GROUPS), Records(2, 0, 3 * lost, 3 * GROUPS))
+    assert found.lost == (RecordSpan(1, 0, lost, GROUPS), RecordSpan(2, 0, 3 * lost, 3 * GROUPS))
 
 
 def test_a_file_that_has_grown_is_found() -> None:

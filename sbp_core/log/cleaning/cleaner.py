@@ -40,7 +40,7 @@ from sbp_core.log.cleaning.liveness import Liveness, LivenessSeeker
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, describe_os_error, translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
-from sbp_core.log.index_file import Held, index_path
+from sbp_core.log.index_file import SegmentUse, index_path
 from sbp_core.log.segment import Segment, SegmentView, corruption
 from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
@@ -82,7 +82,7 @@ class Cleaner:
         """Let `clean` end before the next segment, now and later."""
         self._is_stopping.set()
 
-    def weigh_active(self) -> Held:
+    def weigh_active(self) -> SegmentUse:
         """Return what the segment holds that groups are appended to. Raises LogError."""
         return self._liveness.find().weigh_active()
 
@@ -124,7 +124,7 @@ class Cleaner:
             self._log.note_streams(first, held)
         return cleaned
 
-    def _maybe_weigh(self, found: Liveness, extent: Extent, at: int) -> Held | None:
+    def _maybe_weigh(self, found: Liveness, extent: Extent, at: int) -> SegmentUse | None:
         """Return what a segment holds, None if that cannot be told."""
         try:
             return found.weigh(extent, at)

@@ -14,7 +14,7 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.batch_lookup import Extent
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.index_file import Held
+from sbp_core.log.index_file import SegmentUse
 from sbp_core.log.segment import Segment, corruption
 from sbp_core.log.segment_file import segment_path
 from sbp_core.log.states.range_states import RangeKey, RangeState
@@ -53,7 +53,7 @@ class Liveness:
         birth_position = location.position if entry.base_offset < 0 else entry.base_offset
         return not self.is_known or self.staged.holds(birth_position)
 
-    def weigh(self, extent: Extent, at: int) -> Held:
+    def weigh(self, extent: Extent, at: int) -> SegmentUse:
         """Return what a full segment holds. Raises LogCorruptionError if that cannot be told."""
         segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
         if index.may_hide(lambda key: live_from(self.log, key)):
@@ -64,7 +64,7 @@ class Liveness:
             live_bytes = self.staged.bytes_between(segment.base, segment.end)
         return index.held(lambda key: live_from(self.log, key), live_bytes)
 
-    def weigh_active(self) -> Held:
+    def weigh_active(self) -> SegmentUse:
         """Return what the segment holds that groups are appended to."""
         segment, index = self.log.active_index()
         live_bytes = index.staged_bytes

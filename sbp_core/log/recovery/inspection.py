@@ -28,7 +28,7 @@ from sbp_core.log.index_file import (
     read_index,
 )
 from sbp_core.log.recovery.last_segment import TornTail
-from sbp_core.log.recovery.salvage import Coverage, Fault, SegmentReading
+from sbp_core.log.recovery.salvage import Coverage, LogFault, SegmentReading
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
@@ -37,7 +37,7 @@ from sbp_core.log.segment_file import (
     maybe_segment_base,
     segment_path,
 )
-from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, Records
+from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, RecordSpan
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.writer_states import WriterStates
 
@@ -68,7 +68,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class LogInspection:
     """What was found in a log.
 
     `faults` is what is wrong with its files. `lost` is what is not there, by these faults or since
@@ -77,8 +77,8 @@ class Inspection:
     `staged` those transactions that are undecided, as far as can be told, and wholly there.
     """
 
-    faults: tuple[Fault, ...]
-    lost: tuple[Records, ...]
+    faults: tuple[LogFault, ...]
+    lost: tuple[RecordSpan, ...]
     torn_tail: TornTail | None
     segment_count: int
     batch_count: int
@@ -93,7 +93,7 @@ class Inspection:
         return not self.faults and not self.lost
 
 
-def inspect_log(disk: Disk, directory: Path, *, promised: int = 0) -> Inspection:
+def inspect_log(disk: Disk, directory: Path, *, promised: int = 0) -> LogInspection:
     """Read the log in `directory`, which nobody may have open.
 
     `promised` is a position up to which it was synced, by the word of others than its own. Raises
@@ -117,7 +117,7 @@ class _Inspector:
         self._disk = disk
         self._directory = directory
         self._promised = promised
-        self._faults: list[Fault] = []
+        self._faults: list[LogFault] = []
         self._coverage = Coverage()
         self._states = RangeStates()
         self._torn_tail: TornTail | None = None
@@ -140,8 +140,8 @@ class _Inspector:
         if bases:
             self._inspect_last(bases[-1])
 
-    def result(self) -> Inspection:
-        return Inspection(
+    def result(self) -> LogInspection:
+        return LogInspection(
             faults=tuple(self._faults),
             lost=tuple(self._lost()),
             torn_tail=self._torn_tail,
@@ -158,12 +158,12 @@ class _Inspector:
             ),
         )
 
-    def _lost(self) -> Iterator[Records]:
+    def _lost(self) -> Iterator[RecordSpan]:
         for logged in self._states:
             if logged.state is not RangeState.DELETED:
                 bounds = (logged.start_offset, logged.next_offset)
                 for gap in self._coverage.missing(logged.key, *bounds):
-                    yield Records(*logged.key, gap.start, gap.stop)
+                    yield RecordSpan(*logged.key, gap.start, gap.stop)
 
     def _bases(self) -> list[int]:
         try:
@@ -330,7 +330,7 @@ class _Inspector:
         self._states.forget_writers()
 
     def _fault(self, path: Path, position: int, reason: str) -> None:
-        self._faults.append(Fault(path, position, reason))
+        self._faults.append(LogFault(path, position, reason))
 
     def _open(self, base: int) -> closing[DiskFile]:
         path = segment_path(self._directory, base)

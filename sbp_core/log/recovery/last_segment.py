@@ -14,7 +14,7 @@ from sbp_core.log.segment import corruption, read_segment, write_segment_header
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import Damage, Replay, SegmentScanner, maybe_find_proof
-from sbp_core.log.states.range_states import RangeStates, Records
+from sbp_core.log.states.range_states import RangeStates, RecordSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class LostTail:
     path: Path
     position: int
     end: int
-    records: tuple[Records, ...]
+    records: tuple[RecordSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)

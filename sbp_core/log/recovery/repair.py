@@ -20,7 +20,7 @@ from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.boundaries import START_NAME, write_start
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
 from sbp_core.log.index_file import index_path
-from sbp_core.log.recovery.inspection import Inspection
+from sbp_core.log.recovery.inspection import LogInspection
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
@@ -30,7 +30,7 @@ from sbp_core.log.states.staged_entries import maybe_kept
 from sbp_core.log.states.state_snapshot import encode_snapshot
 
 
-def repair_log(disk: Disk, directory: Path, found: Inspection, now_ms: int) -> tuple[Path, ...]:
+def repair_log(disk: Disk, directory: Path, found: LogInspection, now_ms: int) -> tuple[Path, ...]:
     """Repair what `found` says; return the files that were kept as they were.
 
     Nobody may have the log open. `now_ms` is the wall clock. A log without faults is not touched.
@@ -52,7 +52,7 @@ class _Repair:
         self._directory = directory
         self._now_ms = now_ms
 
-    def run(self, found: Inspection) -> None:
+    def run(self, found: LogInspection) -> None:
         remedy = found.remedy
         if remedy.start is not None:
             self._keep(self._directory / START_NAME)

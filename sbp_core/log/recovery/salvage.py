@@ -18,7 +18,7 @@ from sbp_core.log.states.range_states import (
     RangeKey,
     RangeState,
     RangeStates,
-    Records,
+    RecordSpan,
 )
 from sbp_core.log.states.staged_entries import decode_end, maybe_kept
 from sbp_core.log.states.staged_states import StagedStates
@@ -84,13 +84,13 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LogFault:
     """Damage to a file at a log position; `records` are those that stood there, if known."""
 
     path: Path
     position: int
     reason: str
-    records: Records | None = None
+    records: RecordSpan | None = None
 
     def __str__(self) -> str:
         what = f" ({self.records})" if self.records else ""
@@ -113,7 +113,7 @@ class SegmentReading:
     def __init__(
         self, file: DiskFile, segment: Segment, expected: RangeStates, coverage: Coverage
     ) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[LogFault] = []
         self.torn: Damage | None = None
         self.batch_count = 0
         self.has_records = False
@@ -225,10 +225,10 @@ class SegmentReading:
         next_offset = max(known.next_offset, records.end_offset)
         return {key: replace(known, next_offset=next_offset, state=state)}
 
-    def _fault(self, position: int, reason: str, records: Records | None = None) -> None:
-        self.faults.append(Fault(self._file.path, position, reason, records))
+    def _fault(self, position: int, reason: str, records: RecordSpan | None = None) -> None:
+        self.faults.append(LogFault(self._file.path, position, reason, records))
 
 
-def _records(entry: Entry) -> Records:
+def _records(entry: Entry) -> RecordSpan:
     end_offset = entry.base_offset + entry.count
-    return Records(entry.stream_id, entry.range_index, entry.base_offset, end_offset)
+    return RecordSpan(entry.stream_id, entry.range_index, entry.base_offset, end_offset)

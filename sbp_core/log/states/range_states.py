@@ -89,7 +89,7 @@ class LoggedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class RecordSpan:
     """Records [base_offset, end_offset) of a range."""
 
     stream_id: int
@@ -158,7 +158,7 @@ class RangeStates:
                 del self._streams[stream_id]
                 self.staged.forget(stream_id)
 
-    def restore_tails(self, tails: Iterable[LoggedRange]) -> tuple[Records, ...]:
+    def restore_tails(self, tails: Iterable[LoggedRange]) -> tuple[RecordSpan, ...]:
         """Let ranges be as they were before entries of theirs were lost; return what is lost.
 
         Their writers are forgotten: what these appended last is not known.
@@ -170,7 +170,7 @@ class RangeStates:
                 continue
             start = max(tail.start_offset, 0 if found is None else found.next_offset)
             if start < tail.next_offset:
-                lost.append(Records(*tail.key, start, tail.next_offset))
+                lost.append(RecordSpan(*tail.key, start, tail.next_offset))
             self._put(tail)
             self.writers.forget_before(tail.stream_id, max(self._streams[tail.stream_id]))
         return tuple(lost)

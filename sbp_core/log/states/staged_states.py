@@ -110,7 +110,7 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
-class TxnEnd:
+class LoggedTxnEnd:
     """What became of transactions in a range: published from `base_offset` on, or dropped.
 
     For dropped ones that is -1; so is `range_index` if they were in all ranges of the stream.
@@ -130,7 +130,7 @@ class _StreamTxns:
     """The transactions of a stream; `ended` are the ids in `ends`, `lost` are batches of any."""
 
     stagings: dict[tuple[int, str], Staging] = field(default_factory=dict)
-    ends: list[TxnEnd] = field(default_factory=list)
+    ends: list[LoggedTxnEnd] = field(default_factory=list)
     ended: frozenset[str] = frozenset()
     lost: LostBatches = field(default_factory=LostBatches)
 
@@ -150,7 +150,7 @@ class _StreamTxns:
         for each in batches:
             staging.batches.append(each.born_at.position, each.born_at.length, each.record_count)
 
-    def add_end(self, end: TxnEnd) -> None:
+    def add_end(self, end: LoggedTxnEnd) -> None:
         self.ends.append(end)
         same_kind = [each for each in self.ends if each.is_commit == end.is_commit]
         id_count = sum(len(each.txn_ids) for each in same_kind)
@@ -193,7 +193,7 @@ class StagedStates:
                 staging for txns in self._streams.values() for staging in txns.stagings.values()
             ]
 
-    def ends(self, stream_id: int) -> tuple[TxnEnd, ...]:
+    def ends(self, stream_id: int) -> tuple[LoggedTxnEnd, ...]:
         """Return the last ends in a stream, the oldest first."""
         with self._lock:
             txns = self._streams.get(stream_id)
@@ -250,7 +250,7 @@ class StagedStates:
             txns = self._streams.setdefault(staging.stream_id, _StreamTxns())
             txns.stagings[staging.range_index, staging.txn_id] = staging
 
-    def restore_end(self, stream_id: int, end: TxnEnd) -> None:
+    def restore_end(self, stream_id: int, end: LoggedTxnEnd) -> None:
         """Take in an end, from a snapshot."""
         with self._lock:
             self._streams.setdefault(stream_id, _StreamTxns()).add_end(end)
@@ -264,7 +264,7 @@ class StagedStates:
             txns.stagings.pop(place, None)
         txns.lost.forget(ended.batches.positions)
         txns.add_end(
-            TxnEnd(
+            LoggedTxnEnd(
                 ended.txn_ids,
                 ended.is_commit,
                 entry.range_index,

@@ -32,7 +32,7 @@ from sbp_core.log.states.staged_entries import (
     encode_txn_id,
     unpack,
 )
-from sbp_core.log.states.staged_states import StagedStates, Staging, TxnEnd
+from sbp_core.log.states.staged_states import LoggedTxnEnd, StagedStates, Staging
 from sbp_core.log.states.writer_states import (
     WriterStates,
     decode_writer_snapshot,
@@ -187,7 +187,7 @@ def decode_staged_snapshot(octets: bytes) -> StagedStates:
                 txn_id, position = decode_txn_id(data, position)
                 txn_ids.append(txn_id)
             ended = (tuple(txn_ids), kind == _COMMIT, range_index)
-            states.restore_end(stream_id, TxnEnd(*ended, base_offset, record_count, time_ms))
+            states.restore_end(stream_id, LoggedTxnEnd(*ended, base_offset, record_count, time_ms))
         else:
             raise LogCorruptionError(f"a snapshot has a record of kind {kind} of transactions")
     return states
@@ -199,7 +199,7 @@ def _encode_staging(staging: Staging) -> bytes:
     return head + encode_txn_id(staging.txn_id) + staging.batches.encode()
 
 
-def _encode_end(stream_id: int, end: TxnEnd) -> bytes:
+def _encode_end(stream_id: int, end: LoggedTxnEnd) -> bytes:
     kind = _COMMIT if end.is_commit else _DROP
     head = _RECORD.pack(kind, stream_id, end.range_index, end.time_ms, len(end.txn_ids))
     place = _TXN_END.pack(end.base_offset, end.record_count)
