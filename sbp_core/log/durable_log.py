@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import SEGMENT_BYTES
@@ -36,6 +36,8 @@ from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.log.states.writer_states import WriterStates
+
+_T = TypeVar("_T")
 
 
 class LogState(enum.Enum):
@@ -100,21 +102,18 @@ class Log:
             disk, directory, recovered.maybe_high_water, recovered.next_sequence
         )
         report = recovered.report
-        base = report.segment_bases[-1]
+        base, end = report.segment_bases[-1], report.end_position
         with translate_os_error(LogError, "opening", segment_path(directory, base)):
+            proven_upto = report.durable_upto
             self._active = ActiveSegment.open(
-                disk,
-                directory,
-                base,
-                end=report.end_position,
-                proven_upto=report.durable_upto,
+                disk, directory, base, end=end, proven_upto=proven_upto
             )
             view = self._active.view(disk)
-        self.high_water.on_segment(base, report.end_position, recovered.changed)
+        self.high_water.on_segment(base, end, recovered.changed)
         self._extent = Extent(recovered.sealed, view, recovered.rows)
         self.recent = RecentBodies()
         self._maybe_streams_held: set[int] | None = None
-        self._is_active_empty = recovered.report.entry_count == 0
+        self._is_active_empty = report.entry_count == 0
 
     @classmethod
     def open(
@@ -256,15 +255,9 @@ class Log:
         batches = staging.batches
         for at in range(sequence, len(batches)):
             location = Location(batches.positions[at], batches.lengths[at])
-            slot = Slot(
-                -1,
-                batches.record_counts[at],
-                location,
-                self._extent.active,
-                staging.staged_at_ms,
-                staging.prefix_bytes,
-            )
-            yield self._placed(slot)
+            count, view = batches.record_counts[at], self._extent.active
+            slot = Slot(-1, count, location, view, staging.staged_at_ms, staging.prefix_bytes)
+            yield self._looked_up(partial(self.lookup.placed, slot=slot))
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
         """Return the octets that a range's batches from `offset` on take. Raises LogError."""
@@ -277,14 +270,7 @@ class Log:
         found, also where the clock was set back. Damaged batches count too, unless nothing is left
         of them. Raises LogError when the log is closed or cannot be read.
         """
-        while True:
-            self._check_readable()
-            extent = self._extent
-            try:
-                return self.lookup.maybe_since(extent, key, offset, time_ms)
-            except LogError:
-                if self._state is LogState.CLOSED or extent is self._extent:
-                    raise  # else what failed may be a segment that is no more
+        return self._looked_up(lambda extent: self.lookup.maybe_since(extent, key, offset, time_ms))
 
     def is_recent(self, key: RangeKey, offset: int) -> bool:
         """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
@@ -364,12 +350,7 @@ class Log:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -433,15 +414,19 @@ class Log:
                 if self._state is LogState.CLOSED or extent is self._extent:
                     raise  # else what failed may be a segment that is no more
 
-    def _placed(self, slot: Slot) -> Slot:
+    def _looked_up(self, look: Callable[[Extent], _T]) -> _T:
+        """Return what `look` finds; it looks again if a segment was removed or replaced meanwhile.
+
+        Raises LogError when the log is closed or cannot be read.
+        """
         while True:
             self._check_readable()
             extent = self._extent
             try:
-                return self.lookup.placed(extent, slot)
+                return look(extent)
             except LogError:
                 if self._state is LogState.CLOSED or extent is self._extent:
-                    raise  # else what failed may be a segment that is no more
+                    raise
 
     def _write_snapshot(self) -> None:
         """Begin the active segment, which is empty, with the states of all ranges."""

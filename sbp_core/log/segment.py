@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -22,6 +22,7 @@ from sbp_core.log.segment_file import (
     SegmentHeader,
     decode_segment_header,
     encode_segment_header,
+    maybe_segment_base,
     segment_path,
 )
 from sbp_core.wire.checksum import Octets
@@ -40,6 +41,29 @@ class Segment:
     def is_cut(self) -> bool:
         """Whether the end of the file is lost, and known to be."""
         return self.generation == 0 and 0 < self.size < self.end - self.base
+
+
+def segment_bases(disk: Disk, directory: Path, start: int = 0) -> list[int]:
+    """Return the bases of the segments from position `start` on, in order. Raises LogError."""
+    with translate_os_error(LogError, "listing", directory):
+        names = disk.list_names(directory)
+    bases = (maybe_segment_base(name) for name in names)
+    return sorted(base for base in bases if base is not None and base >= start)
+
+
+def open_segment(
+    disk: Disk, directory: Path, base: int, *, is_writable: bool = False
+) -> closing[DiskFile]:
+    """Open the file of the segment at `base` for a `with` block. Raises LogError."""
+    path = segment_path(directory, base)
+    with translate_os_error(LogError, "opening", path):
+        return closing(disk.open(path, is_writable=is_writable))
+
+
+def file_size(file: DiskFile) -> int:
+    """Return the file's length. Raises LogError."""
+    with translate_os_error(LogError, "reading the size of", file.path):
+        return file.size()
 
 
 def read_segment(file: DiskFile, base: int) -> Segment:

@@ -28,7 +28,7 @@ from sbp_core.log.entry import (
     decode_entry,
     decode_entry_header,
 )
-from sbp_core.log.segment import Segment, SegmentView, corruption, naming_damage
+from sbp_core.log.segment import Segment, SegmentView, corruption, file_size, naming_damage
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
@@ -138,10 +138,8 @@ class SegmentScanner:
 
 def read_snapshot(view: SegmentView) -> list[LoggedRange]:
     """Return the ranges as they were at the base of a segment. Raises LogError."""
-    segment, path = view.segment, view.file.path
-    with translate_os_error(LogError, "reading the size of", path):
-        size = view.file.size()
-    scanner = SegmentScanner(view.file, segment.base, size)
+    path = view.file.path
+    scanner = SegmentScanner(view.file, view.segment.base, file_size(view.file))
     snapshot = SnapshotReader()
     for item in scanner.entries():
         if isinstance(item, Damage):

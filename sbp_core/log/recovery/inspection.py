@@ -29,12 +29,11 @@ from sbp_core.log.index_file import (
 )
 from sbp_core.log.recovery.last_segment import TornTail
 from sbp_core.log.recovery.salvage import Coverage, LogFault, SegmentReading
-from sbp_core.log.segment import Segment
+from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases
 from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     decode_segment_header,
-    maybe_segment_base,
     segment_path,
 )
 from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, RecordSpan
@@ -102,14 +101,6 @@ def inspect_log(disk: Disk, directory: Path, *, promised: int = 0) -> LogInspect
     inspector = _Inspector(disk, directory, promised)
     inspector.run()
     return inspector.result()
-
-
-def segment_bases(disk: Disk, directory: Path, start: int) -> list[int]:
-    """Return the bases of the segments from position `start` on, in order. Raises LogError."""
-    with translate_os_error(LogError, "listing", directory):
-        names = disk.list_names(directory)
-    bases = (maybe_segment_base(name) for name in names)
-    return sorted(base for base in bases if base is not None and base >= start)
 
 
 class _Inspector:
@@ -182,8 +173,8 @@ class _Inspector:
     def _inspect_sealed(self, base: int, following: int) -> None:
         """Inspect a segment that ends where the next file starts, or should."""
         faults_before = len(self._faults)
-        with self._open(base) as file:
-            size = self._size(file)
+        with open_segment(self._disk, self._directory, base) as file:
+            size = file_size(file)
             header = self._maybe_header(file, base)
             end = following if header is None else header.end or base + size
             segment = Segment(base, end, size, header.generation if header else 0)
@@ -209,8 +200,8 @@ class _Inspector:
 
     def _inspect_last(self, base: int) -> None:
         faults_before = len(self._faults)
-        with self._open(base) as file:
-            size = self._size(file)
+        with open_segment(self._disk, self._directory, base) as file:
+            size = file_size(file)
             promised = 0 if self._mark is None else self._mark.position
             if size <= SEGMENT_HEADER_BYTES and promised <= base + SEGMENT_HEADER_BYTES:
                 self._tear(file, base, size, base, "it is not longer than a segment's header")
@@ -331,12 +322,3 @@ class _Inspector:
 
     def _fault(self, path: Path, position: int, reason: str) -> None:
         self._faults.append(LogFault(path, position, reason))
-
-    def _open(self, base: int) -> closing[DiskFile]:
-        path = segment_path(self._directory, base)
-        with translate_os_error(LogError, "opening", path):
-            return closing(self._disk.open(path, is_writable=False))
-
-    def _size(self, file: DiskFile) -> int:
-        with translate_os_error(LogError, "reading the size of", file.path):
-            return file.size()

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import DiskFile, translate_os_error
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
-from sbp_core.log.segment import corruption, read_segment, write_segment_header
+from sbp_core.log.segment import corruption, file_size, read_segment, write_segment_header
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import Damage, Replay, SegmentScanner, maybe_find_proof
@@ -99,8 +99,7 @@ class LastSegment:
         self.end = base + SEGMENT_HEADER_BYTES
         self._file = file
         self._base = base
-        with translate_os_error(LogError, "reading the size of", file.path):
-            self._size = file.size()
+        self._size = file_size(file)
 
     @property
     def has_snapshot(self) -> bool:

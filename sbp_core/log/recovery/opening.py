@@ -28,7 +28,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,6 @@ from sbp_core.log.disk import (
     TEMPORARY_SUFFIX,
     Disk,
     DiskFile,
-    describe_os_error,
     translate_os_error,
 )
 from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
@@ -56,10 +54,13 @@ from sbp_core.log.segment import (
     Segment,
     corruption,
     create_segment,
+    file_size,
+    open_segment,
     read_segment,
+    segment_bases,
     write_segment_header,
 )
-from sbp_core.log.segment_file import SegmentHeader, maybe_segment_base, segment_path
+from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import replay_segment
 from sbp_core.log.segment_writer import write_segment
@@ -118,38 +119,31 @@ def recover(disk: Disk, directory: Path) -> Recovered:
     """
     maybe_mark, next_sequence = read_high_water(disk, directory)
     start = read_start(disk, directory)
-    names = _list(disk, directory)
-    bases = sorted(base for name in names if (base := maybe_segment_base(name)) is not None)
-    bases = [base for base in bases if base >= start]
+    bases = segment_bases(disk, directory, start)
     if not bases and not start:
         if maybe_mark is not None:
             reason = f"all segments are missing, and it was synced up to {maybe_mark.position}"
             raise corruption(segment_path(directory, 0), 0, reason)
-        _create(disk, directory)
+        with translate_os_error(LogWriteError, "creating", segment_path(directory, 0)):
+            create_segment(disk, directory, 0).close()
         bases = [0]
     sealed = tuple(_sealed_segments(disk, directory, bases, start))
     recovered = _recover_last_segment(disk, directory, bases[-1], sealed, maybe_mark)
     if isinstance(recovered, LostTail):
         return _recover_with_loss(disk, directory, recovered)
     recovered = replace(recovered, maybe_high_water=maybe_mark, next_sequence=next_sequence)
-    _remove_leftovers(disk, directory, names, bases)
+    _remove_leftovers(disk, directory, bases)
     return recovered
 
 
 def has_segments(disk: Disk, directory: Path) -> bool:
     """Whether there is anything of a log in `directory`. Raises LogError."""
     try:
-        names = disk.list_names(directory)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise LogError(f"listing {directory} failed: {describe_os_error(error)}") from error
-    return any(maybe_segment_base(name) is not None for name in names)
-
-
-def _list(disk: Disk, directory: Path) -> list[str]:
-    with translate_os_error(LogError, "listing", directory):
-        return disk.list_names(directory)
+        return bool(segment_bases(disk, directory))
+    except LogError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
 
 
 def _sealed_segments(
@@ -167,7 +161,7 @@ def _sealed_segments(
                 f"a file is missing, was cut short or has grown",
             )
         if base != bases[-1]:
-            with _open(disk, path, is_writable=False) as file:
+            with open_segment(disk, directory, base) as file:
                 segment = read_segment(file, base)
             yield segment
             expected = segment.end
@@ -185,7 +179,7 @@ def _recover_last_segment(
 ) -> Recovered | LostTail:
     """Return what is there; what is lost at the end if the log can go on behind that."""
     promised = 0 if maybe_mark is None else maybe_mark.position
-    with _open(disk, segment_path(directory, base), is_writable=True) as file:
+    with open_segment(disk, directory, base, is_writable=True) as file:
         _check_is_last(disk, directory, file, base)
         _settle(disk, directory, file)
         states_at_base = partial(_states_at, disk, directory, base, sealed)
@@ -266,8 +260,7 @@ def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered
 
 def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> None:
     """Raise LogCorruptionError if there was a segment behind this one."""
-    with translate_os_error(LogError, "reading the size of", file.path):
-        size = file.size()
+    size = file_size(file)
     segment = Segment(base, base + size, size)
     has_index = _maybe_index(disk, directory, segment) is not None
     if not has_index and not has_old_index(disk, directory, segment):
@@ -303,8 +296,7 @@ def _states_at(
         index = _maybe_index(disk, directory, sealed[-1])
         if index is not None and maybe_known is not None:
             return RangeStates(index.ranges(), maybe_known.writers, maybe_known.staged)
-        path = segment_path(directory, sealed[-1].base)
-        with _open(disk, path, is_writable=False) as file:
+        with open_segment(disk, directory, sealed[-1].base) as file:
             return replay_segment(file, sealed[-1]).states
     if base:
         path = segment_path(directory, base)
@@ -320,8 +312,10 @@ def _maybe_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex 
         return None
 
 
-def _remove_leftovers(disk: Disk, directory: Path, names: list[str], bases: list[int]) -> None:
+def _remove_leftovers(disk: Disk, directory: Path, bases: list[int]) -> None:
     """Remove files of segments that are gone, and what was not finished."""
+    with translate_os_error(LogError, "listing", directory):
+        names = disk.list_names(directory)
     kept = {f"{base:020d}" for base in bases}
     for name in names:
         match = _OWN_NAME.fullmatch(name)
@@ -333,13 +327,3 @@ def _remove_leftovers(disk: Disk, directory: Path, names: list[str], bases: list
             with translate_os_error(LogWriteError, "removing", directory / name):
                 failpoint("log.recovery.before_remove")
                 disk.remove(directory / name)
-
-
-def _create(disk: Disk, directory: Path) -> None:
-    with translate_os_error(LogWriteError, "creating", segment_path(directory, 0)):
-        create_segment(disk, directory, 0).close()
-
-
-def _open(disk: Disk, path: Path, *, is_writable: bool) -> closing[DiskFile]:
-    with translate_os_error(LogError, "opening", path):
-        return closing(disk.open(path, is_writable=is_writable))

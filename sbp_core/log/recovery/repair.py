@@ -12,7 +12,6 @@ Each step leaves a log that can be inspected and repaired again, so a crash in b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import chain, count
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from sbp_core.log.boundaries import START_NAME, write_start
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
 from sbp_core.log.index_file import index_path
 from sbp_core.log.recovery.inspection import LogInspection
-from sbp_core.log.segment import Segment
+from sbp_core.log.segment import Segment, open_segment
 from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, write_segment
@@ -90,10 +89,7 @@ class _Repair:
         """Yield what is intact of a segment: batches, and ends of transactions."""
         if not segment.size:
             return
-        path = segment_path(self._directory, segment.base)
-        with translate_os_error(LogError, "opening", path):
-            file = self._disk.open(path, is_writable=False)
-        with closing(file):
+        with open_segment(self._disk, self._directory, segment.base) as file:
             scanner = SegmentScanner(file, segment.base, segment.size)
             for item in scanner.entries():
                 kept = None if isinstance(item, Damage) else maybe_kept(*item)
