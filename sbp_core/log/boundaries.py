@@ -43,7 +43,7 @@ from typing import Final
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import Disk, translate_os_error, write_file
-from sbp_core.log.segment import corruption
+from sbp_core.log.segment import naming_damage
 from sbp_core.log.states.range_states import (
     LoggedRange,
     RangeKey,
@@ -75,17 +75,11 @@ def read_start(disk: Disk, directory: Path) -> int:
     Raises LogCorruptionError if that cannot be told, LogError if the file cannot be read.
     """
     path = directory / START_NAME
-    with translate_os_error(LogError, "reading", path):
-        try:
-            file = disk.open(path, is_writable=False)
-        except FileNotFoundError:
-            return 0
-        data = file.pread(file.size(), 0)
-        file.close()
-    try:
+    data = _maybe_read(disk, path)
+    if data is None:
+        return 0
+    with naming_damage(path, 0):
         return _decode_start(data)
-    except LogCorruptionError as error:
-        raise corruption(path, 0, str(error)) from error
 
 
 def write_start(disk: Disk, directory: Path, position: int) -> None:
@@ -96,6 +90,17 @@ def write_start(disk: Disk, directory: Path, position: int) -> None:
         failpoint("start.before_write")
         write_file(disk, path, [fields, _CRC.pack(crc32c((fields,)))])
         failpoint("start.after_write")
+
+
+def _maybe_read(disk: Disk, path: Path) -> bytes | None:
+    """Return what is in a file, None if there is none. Raises LogError."""
+    with translate_os_error(LogError, "reading", path):
+        try:
+            file = disk.open(path, is_writable=False)
+        except FileNotFoundError:
+            return None
+        with closing(file):
+            return file.pread(file.size(), 0)
 
 
 def _decode_start(data: bytes) -> int:
@@ -137,15 +142,11 @@ def read_high_water(disk: Disk, directory: Path) -> tuple[HighWater | None, int]
     next_sequence = 0
     for slot in range(_SLOTS):
         path = slot_path(directory, slot)
-        with translate_os_error(LogError, "reading", path):
-            try:
-                file = disk.open(path, is_writable=False)
-            except FileNotFoundError:
-                continue
-            with closing(file):
-                data = file.pread(file.size(), 0)
+        data = _maybe_read(disk, path)
+        if data is None:
+            continue
         try:
-            sequence, found = _decode(data)
+            sequence, found = _decode_mark(data)
         except LogCorruptionError as error:
             _LOG.warning("%s is damaged (%s): it is written again", path, error)
             continue
@@ -240,7 +241,7 @@ class HighWaterKeeper:
         except FileNotFoundError:
             file = self._disk.create(path)
         with closing(file):
-            file.pwritev([_encode(mark, self._next_sequence)], 0)
+            file.pwritev([_encode_mark(mark, self._next_sequence)], 0)
             if is_durable:
                 file.fsync()
         if is_durable:
@@ -248,7 +249,7 @@ class HighWaterKeeper:
         self._next_sequence += 1
 
 
-def _encode(mark: HighWater, sequence: int) -> bytes:
+def _encode_mark(mark: HighWater, sequence: int) -> bytes:
     tails = b"" if mark.tails is None else encode_states(mark.tails)
     count = _NO_TAILS if mark.tails is None else len(mark.tails)
     log_id = bytes.fromhex(mark.log_id).ljust(16, b"\0")
@@ -257,7 +258,7 @@ def _encode(mark: HighWater, sequence: int) -> bytes:
     return fields + _CRC.pack(crc32c((fields,))) + tails
 
 
-def _decode(data: bytes) -> tuple[int, HighWater]:
+def _decode_mark(data: bytes) -> tuple[int, HighWater]:
     """Return the number of a write and what it noted. Raises LogCorruptionError.
 
     Tails that are damaged are not known, which takes nothing from the rest: it is in one sector.

@@ -8,13 +8,14 @@ batches do. So all of them are asked before anything of any of them is removed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.batch_lookup import Extent
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, EntryKind, Location
-from sbp_core.log.index_file import SegmentUse
+from sbp_core.log.index_file import SegmentIndex, SegmentUse
 from sbp_core.log.segment import Segment, corruption
 from sbp_core.log.segment_file import segment_path
 from sbp_core.log.states.range_states import RangeKey, RangeState
@@ -56,21 +57,20 @@ class Liveness:
     def weigh(self, extent: Extent, at: int) -> SegmentUse:
         """Return what a full segment holds. Raises LogCorruptionError if that cannot be told."""
         segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
-        if index.may_hide(lambda key: live_from(self.log, key)):
+        if index.may_hide(partial(live_from, self.log)):
             path = segment_path(self.log.directory, segment.base)
             raise corruption(path, segment.base, "it is not known which batches it published")
-        live_bytes = index.staged_bytes
-        if self.is_known:
-            live_bytes = self.staged.bytes_between(segment.base, segment.end)
-        return index.held(lambda key: live_from(self.log, key), live_bytes)
+        return self._weigh(segment, index)
 
     def weigh_active(self) -> SegmentUse:
         """Return what the segment holds that groups are appended to."""
-        segment, index = self.log.active_index()
+        return self._weigh(*self.log.active_index())
+
+    def _weigh(self, segment: Segment, index: SegmentIndex) -> SegmentUse:
         live_bytes = index.staged_bytes
         if self.is_known:
             live_bytes = self.staged.bytes_between(segment.base, segment.end)
-        return index.held(lambda key: live_from(self.log, key), live_bytes)
+        return index.held(partial(live_from, self.log), live_bytes)
 
 
 class LivenessSeeker:
@@ -89,6 +89,7 @@ class LivenessSeeker:
         not stand in the full segments of the extent that was taken before.
         """
         log, extent = self._log, self._log.extent
+        starts = partial(live_from, log)
         found = [log.staged.rows()]
         is_known = True
         later = log.extent
@@ -99,17 +100,14 @@ class LivenessSeeker:
                 except LogCorruptionError:
                     is_known = False
                     continue
-                is_known = is_known and not index.may_hide(self._live_from)
+                is_known = is_known and not index.may_hide(starts)
                 self._has_published[segment] = index.has_published or not index.is_whole
                 if index.has_published:
-                    found.append(index.published_rows(self._live_from))
-        found.append(later.rows.published_rows(self._live_from))
+                    found.append(index.published_rows(starts))
+        found.append(later.rows.published_rows(starts))
         self._has_published = {
             segment: known
             for segment in later.sealed
             if (known := self._has_published.get(segment)) is not None
         }
         return Liveness(log, extent, StagedRows.together(found), is_known)
-
-    def _live_from(self, key: RangeKey) -> int:
-        return live_from(self._log, key)
