@@ -27,7 +27,7 @@ from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
 from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, EntryKind, Location
 from sbp_core.log.index_file import SegmentIndex, encode_index
-from sbp_core.log.recovery.opening import Recovered, RecoveryReport, recover
+from sbp_core.log.recovery.opening import Recovered, RecoveryReport, lock_log, recover
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.segment_rows import DatedOffset, SegmentRows, Slot
@@ -134,18 +134,7 @@ class Log:
         """
         if segment_bytes <= 0:
             raise ConfigurationError(f"segment_bytes is {segment_bytes}, expected a positive size")
-        with translate_os_error(LogError, "creating", directory):
-            disk.make_directory(directory)
-        try:
-            with translate_os_error(LogError, "locking", directory):
-                lock = disk.lock_directory(directory)
-        except LogError as error:
-            if not isinstance(error.__cause__, BlockingIOError):
-                raise
-            raise LogError(
-                f"the log in {directory} is in use: stop the process that has it open, or choose "
-                f"another directory"
-            ) from error
+        lock = lock_log(disk, directory)
         try:
             recovered = recover(disk, directory)
             log = cls(

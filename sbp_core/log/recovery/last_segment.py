@@ -111,11 +111,6 @@ class LastSegment:
         """Whether it lost bytes that were synced."""
         return self.end < self.promised
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file before anything was changed."""
-        return self._size
-
     def read(self) -> None:
         """Read all that is there; change nothing. Raises LogError."""
         try:

@@ -38,6 +38,7 @@ from sbp_core.failpoints import failpoint
 from sbp_core.log.boundaries import START_NAME, HighWater, read_high_water, read_start
 from sbp_core.log.disk import (
     TEMPORARY_SUFFIX,
+    DirectoryLock,
     Disk,
     DiskFile,
     translate_os_error,
@@ -111,13 +112,29 @@ class Recovered:
     next_sequence: int
 
 
+def lock_log(disk: Disk, directory: Path) -> DirectoryLock:
+    """Create `directory` where missing, and lock it. Raises LogError, also if it is in use."""
+    with translate_os_error(LogError, "creating", directory):
+        disk.make_directory(directory)
+    try:
+        with translate_os_error(LogError, "locking", directory):
+            return disk.lock_directory(directory)
+    except LogError as error:
+        if not isinstance(error.__cause__, BlockingIOError):
+            raise
+        raise LogError(
+            f"the log in {directory} is in use: stop the process that has it open, or choose"
+            " another directory"
+        ) from error
+
+
 def recover(disk: Disk, directory: Path) -> Recovered:
     """Read what has to be read of the log in `directory`, and leave it ready to append.
 
     Raises LogCorruptionError for damage that no crash explains, LogError for what cannot be read,
     and LogWriteError if the repair fails.
     """
-    maybe_mark, next_sequence = read_high_water(disk, directory)
+    noted = maybe_mark, _ = read_high_water(disk, directory)
     start = read_start(disk, directory)
     bases = segment_bases(disk, directory, start)
     if not bases and not start:
@@ -128,10 +145,9 @@ def recover(disk: Disk, directory: Path) -> Recovered:
             create_segment(disk, directory, 0).close()
         bases = [0]
     sealed = tuple(_sealed_segments(disk, directory, bases, start))
-    recovered = _recover_last_segment(disk, directory, bases[-1], sealed, maybe_mark)
+    recovered = _recover_last_segment(disk, directory, bases[-1], sealed, noted)
     if isinstance(recovered, LostTail):
         return _recover_with_loss(disk, directory, recovered)
-    recovered = replace(recovered, maybe_high_water=maybe_mark, next_sequence=next_sequence)
     _remove_leftovers(disk, directory, bases)
     return recovered
 
@@ -175,9 +191,10 @@ def _recover_last_segment(
     directory: Path,
     base: int,
     sealed: tuple[Segment, ...],
-    maybe_mark: HighWater | None,
+    noted: tuple[HighWater | None, int],
 ) -> Recovered | LostTail:
     """Return what is there; what is lost at the end if the log can go on behind that."""
+    maybe_mark, next_sequence = noted
     promised = 0 if maybe_mark is None else maybe_mark.position
     with open_segment(disk, directory, base, is_writable=True) as file:
         _check_is_last(disk, directory, file, base)
@@ -206,8 +223,8 @@ def _recover_last_segment(
         last.replay.rows,
         last.has_snapshot,
         changed=last.replay.changed,
-        maybe_high_water=None,
-        next_sequence=0,
+        maybe_high_water=maybe_mark,
+        next_sequence=next_sequence,
     )
 
 
