@@ -1,13 +1,13 @@
 """From a range and an offset to the batches that hold it, over all segments.
 
 The batches of the active segment are found in memory, those of the full ones by their index files.
-A batch that was staged is told of by the segment that published it, and stands where it was
-written first, or where a rewriting of that segment put it.
+A batch that was staged is listed by the segment that published it, and stands where it was written
+first, or where a rewrite of that segment put it.
 
-For a time, those full segments come into question whose latest batch is not before it, which their
-index files say in front: those headers are read once, and kept. A missing or stale index file is
-made again from its segment by whoever needs it first. One of which damage may hide rows is not
-written: it would be taken for whole.
+A lookup by time considers the full segments whose latest batch is not earlier. The headers of index
+files have that time; they are read once, and kept. A missing or stale index file is made again from
+its segment by the first lookup that needs it. It is not written if damage may hide rows of the
+segment: it would be taken for whole.
 
 Every lookup may run in any thread. What it shares with the writer is one immutable `Extent`, which
 the writer replaces whole, and rows that only grow.
@@ -172,7 +172,7 @@ class BatchLookup:
             return list(replay_segment(self.views.view(segment).file, segment).states)
 
     def bytes_from(self, extent: Extent, key: RangeKey, offset: int) -> int:
-        """Return the octets of a range's batches that reach beyond `offset`. Raises LogError."""
+        """Return the bytes of a range's batches that reach beyond `offset`. Raises LogError."""
         rows = extent.rows.maybe_rows(key)
         total = 0 if rows is None else rows.bytes_from(offset)
         for at in reversed(range(len(extent.sealed))):

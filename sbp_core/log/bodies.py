@@ -33,7 +33,7 @@ from sbp_core.log.states.range_states import RangeKey
 from sbp_core.wire.checksum import Octets, crc32
 
 _SPAN_WASTE_MAX: Final = 2
-"""Read batches in one go while at most half of the octets belong to other ranges."""
+"""Read batches in one go while at most half of the bytes belong to other ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def maybe_cached_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies | None:
 
 
 def _extent(span: Sequence[Slot]) -> tuple[int, int]:
-    """Return where a run of batches begins, and its octets."""
+    """Return where a run of batches begins, and its bytes."""
     first = span[0].location.position
     return first, span[-1].location.end - first
 
@@ -132,7 +132,7 @@ _BATCH_COST_BYTES: Final = 512
 
 
 class RecentBody:
-    """One body, which nobody changes."""
+    """One body, which does not change."""
 
     __slots__ = ("_crc32", "octets")
 
@@ -149,7 +149,7 @@ class RecentBody:
 
 
 class RecentBodies:
-    """At most RECENT_BODIES_BYTES_MAX octets of bodies; the oldest go first.
+    """At most RECENT_BODIES_BYTES_MAX bytes of bodies; the oldest go first.
 
     With the buffers around them they take twice that at most, and a frame more. They are found by
     the positions at which they were written, those that were staged too. One thread may keep while
@@ -163,7 +163,7 @@ class RecentBodies:
         self._order: deque[int] = deque()
 
     def keep(self, entries: Sequence[Entry], locations: Sequence[Location]) -> None:
-        """Keep the batches among entries that were written as a group; nobody changes them now.
+        """Keep the batches among entries that were written as a group; they do not change any more.
 
         Of staged ones those that have their prefix beside the body. A buffer that several came in
         is kept for as long as any of them is.

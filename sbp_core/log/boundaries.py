@@ -105,7 +105,7 @@ def _maybe_read(disk: Disk, path: Path) -> bytes | None:
 
 def _decode_start(data: bytes) -> int:
     if len(data) != _START_FIELDS.size + _CRC.size:
-        raise LogCorruptionError(f"it has {len(data)} octets, not {_START_FIELDS.size + _CRC.size}")
+        raise LogCorruptionError(f"it has {len(data)} bytes, not {_START_FIELDS.size + _CRC.size}")
     magic, position = _START_FIELDS.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _START_FIELDS.size)
     if magic != _START_MAGIC or crc != crc32c((data[: _START_FIELDS.size],)):

@@ -35,11 +35,11 @@ _BUFFERS_PER_CALL_MAX: Final = 1024
 _BYTES_PER_CALL_MAX: Final = 2 * MIB - 1
 """Linux looks for stretches of free memory as long as what is written. Those of 2 MiB and more are
 what the host of a virtual machine takes back when they are free; to get them again costs it several
-times what it costs to copy the octets. Shorter ones are mostly at hand."""
+times what it costs to copy the bytes. Shorter ones are mostly at hand."""
 
 
 class DiskFile(Protocol):
-    """An open file. Everything raises OSError; positions and lengths are octets in this file."""
+    """An open file. Everything raises OSError; positions and lengths are bytes in this file."""
 
     @property
     def path(self) -> Path:
@@ -49,7 +49,7 @@ class DiskFile(Protocol):
         """Return the file's length."""
 
     def pread(self, length: int, position: int) -> bytes:
-        """Return `length` octets from `position`; fewer only at the end of the file.
+        """Return `length` bytes from `position`; fewer only at the end of the file.
 
         Safe in several threads at once, and while another one writes elsewhere in the file.
         """
@@ -61,13 +61,13 @@ class DiskFile(Protocol):
         """Write all of `buffers`, one after the other, from `position`, or raise."""
 
     def fdatasync(self) -> None:
-        """Make the octets written durable. After an error nothing is known about any of them."""
+        """Make the bytes written durable. After an error nothing is known about any of them."""
 
     def fsync(self) -> None:
-        """Make the octets and all metadata (a new or cut length) durable."""
+        """Make the bytes and all metadata (a new or cut length) durable."""
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` octets."""
+        """Cut the file to `size` bytes."""
 
     def drop_cache(self) -> None:
         """Forget clean cached pages: the next read shows what is on the disk.
@@ -96,7 +96,7 @@ class Disk(Protocol):
         """Create `directory` and its parents where missing, durably and for the owner only."""
 
     def lock_directory(self, directory: Path) -> DirectoryLock:
-        """Take the exclusive lock of `directory`; BlockingIOError if somebody else holds it."""
+        """Take the exclusive lock of `directory`; BlockingIOError if another process holds it."""
 
     def list_names(self, directory: Path) -> list[str]:
         """Return the names of the files in `directory`, in any order."""
@@ -111,13 +111,13 @@ class Disk(Protocol):
         """Open an existing file."""
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file another name in its directory, at once, in place of whoever has it."""
+        """Give a file another name in its directory, at once, in place of a file that has it."""
 
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name in its directory, which must be free."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file's name; who has it open goes on reading it."""
+        """Remove a file's name; a process that has it open goes on reading it."""
 
 
 class OsFile:
@@ -138,7 +138,7 @@ class OsFile:
         return os.fstat(self._descriptor).st_size
 
     def pread(self, length: int, position: int) -> bytes:
-        """Return `length` octets from `position`; fewer only at the end of the file."""
+        """Return `length` bytes from `position`; fewer only at the end of the file."""
         data = os.pread(self._descriptor, length, position)
         if len(data) in (0, length):
             return data
@@ -150,7 +150,7 @@ class OsFile:
         return b"".join(parts)
 
     def maybe_pread_cached(self, length: int, position: int) -> Octets | None:
-        """Return octets that are in the page cache, None where that cannot be told."""
+        """Return bytes that are in the page cache, None where that cannot be told."""
         buffer = np.empty(length, np.uint8).data
         try:
             got = os.preadv(self._descriptor, [buffer], position, os.RWF_NOWAIT)
@@ -177,15 +177,15 @@ class OsFile:
             position += written
 
     def fdatasync(self) -> None:
-        """Make the octets written durable."""
+        """Make the bytes written durable."""
         os.fdatasync(self._descriptor)
 
     def fsync(self) -> None:
-        """Make the octets and all metadata durable."""
+        """Make the bytes and all metadata durable."""
         os.fsync(self._descriptor)
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` octets."""
+        """Cut the file to `size` bytes."""
         os.ftruncate(self._descriptor, size)
 
     def drop_cache(self) -> None:
@@ -234,7 +234,7 @@ class OsDirectoryLock:
 def _check_owner(descriptor: int) -> None:
     """Raise PermissionError for another user's directory: a lock on it would keep its server out.
 
-    Anybody who may list a directory could take its lock. The superuser may do that.
+    Every user that may list a directory could take its lock. The superuser may do that.
     """
     owner = os.fstat(descriptor).st_uid
     if os.geteuid() not in {0, owner}:
@@ -258,7 +258,7 @@ class OsDisk:
         self.fsync_dir(directory.parent)
 
     def lock_directory(self, directory: Path) -> OsDirectoryLock:
-        """Take the exclusive lock of `directory`; BlockingIOError if somebody else holds it."""
+        """Take the exclusive lock of `directory`; BlockingIOError if another process holds it."""
         return OsDirectoryLock(directory)
 
     def list_names(self, directory: Path) -> list[str]:
@@ -287,7 +287,7 @@ class OsDisk:
         return OsFile(path, open_regular(path, access | os.O_NOFOLLOW))
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file another name, in place of whoever has it."""
+        """Give a file another name, in place of a file that has it."""
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
@@ -316,7 +316,7 @@ def translate_os_error(error_type: type[LogError], action: str, path: Path) -> I
 def write_file(
     disk: Disk, path: Path, buffers: Sequence[Octets], *, is_durable: bool = True
 ) -> None:
-    """Write a file in place of the one that may be there: who opens it finds either, whole.
+    """Write a file in place of the one that may be there: a reader finds either, whole.
 
     With `is_durable` that holds after a power cut too, and the directory is synced. Without it,
     a power cut may leave anything: for files that are checked when they are read, and not missed.

@@ -2,9 +2,9 @@
 
 Threads: two may append at a time. Groups are written one after the other and synced one after the
 other, in the same order, but one group may be written while that before it is synced. `open`,
-`close` and `ranges` belong to who appends; all else may run in any number of other threads: what
-they share with the writers is one immutable value, the extent of what can be read, which is
-replaced with every new segment, and rows and ranges that are added when their group is synced, or
+`close` and `ranges` belong to the threads that append. All else may run in any number of other
+threads. They share two things with the writers: the extent of what can be read, an immutable value
+that every new segment replaces; and rows and ranges, which are added when their group is synced, or
 written if it is not to be synced at once. So nothing is ever found that is not acknowledged soon.
 """
 
@@ -97,7 +97,7 @@ class Log:
         self._failure = ""
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
-        """Whoever takes both takes `_writing` first."""
+        """A thread that takes both takes `_writing` first."""
         self.high_water = HighWaterKeeper(
             disk, directory, recovered.maybe_high_water, recovered.next_sequence
         )
@@ -174,7 +174,7 @@ class Log:
 
     @property
     def end_position(self) -> int:
-        """Position after the last octet."""
+        """Position after the last byte."""
         return self._active.end
 
     def ranges(self) -> list[LoggedRange]:
@@ -200,7 +200,7 @@ class Log:
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
-        at most GROUP_COMMIT_BYTES_MAX octets, each at most ENTRY_BYTES_MAX, and they must follow
+        at most GROUP_COMMIT_BYTES_MAX bytes, each at most ENTRY_BYTES_MAX, and they must follow
         from those before them, or LogError is raised and nothing is written.
 
         After any failure of a write or a sync the log is dead: this call and all later ones raise
@@ -209,7 +209,7 @@ class Log:
         has_decisions = any(entry.kind not in APPENDED_KINDS for entry in entries)
         with self._writing:
             group = self._write(entries, is_durable=is_durable)
-            if has_decisions:  # nobody may act on them, nor write what follows from them, before
+            if has_decisions:  # nothing may act on them, nor follow from them, before
                 with self._syncing:
                     appended = self._finish(group)
                     self._note(group)
@@ -249,7 +249,7 @@ class Log:
             yield self._looked_up(partial(self.lookup.placed, slot=slot))
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
-        """Return the octets that a range's batches from `offset` on take. Raises LogError."""
+        """Return the bytes that a range's batches from `offset` on take. Raises LogError."""
         return self.lookup.bytes_from(self._extent, key, offset)
 
     def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
@@ -385,7 +385,7 @@ class Log:
             return self._active.write(entries, time_ms), time_ms
 
     def _sync(self, outcome: Outcome) -> None:
-        """Make durable what is written; `outcome` is that of who asks."""
+        """Make durable what is written; `outcome` is that of the caller."""
         self._check_open(outcome)
         with self._dies_of_failure(f"syncing {self._active.path}", outcome):
             self._active.sync()

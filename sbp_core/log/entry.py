@@ -1,10 +1,10 @@
-"""One entry of the log: its octets, and how damage to them is told from the real thing.
+"""One entry of the log: its bytes, and how damage to them is told from the real thing.
 
 Layout (big-endian):
 
-    octets  field        type  meaning
-    0-3     length       u32   octets after the checksums: 25 + body
-    4-7     header_crc   u32   CRC-32C of position (u64), length, and octets 12-36
+    bytes   field        type  meaning
+    0-3     length       u32   bytes after the checksums: 25 + body
+    4-7     header_crc   u32   CRC-32C of position (u64), length, and bytes 12-36
     8-11    crc          u32   CRC-32C of the same, and the body behind it
     12      kind         u8    EntryKind
     13-20   stream_id    i64
@@ -14,13 +14,13 @@ Layout (big-endian):
     37-     body               opaque
 
 `position` is where the entry starts in the log. It is not stored but mixed into the checksums, so
-stale octets of another place never parse as an entry here. The header has a checksum of its own,
+stale bytes of another place never parse as an entry here. The header has a checksum of its own,
 so that damage to a body does not hide whose it is, nor where the next entry starts.
 
 A COMMIT entry starts every group commit. Its body:
 
-    0-15    marker             fixed octets, to find it behind a damaged entry
-    16-23   durable_upto u64   every octet of the log below it was durable before this group
+    0-15    marker             fixed bytes, to find it behind a damaged entry
+    16-23   durable_upto u64   every byte of the log below it was durable before this group
     24-31   time_ms      u64   when the group was written, ms since the epoch, UTC
 
 A WRITER_MARK says which writer numbered the BATCH right behind it, and how (see writer_states.py);
@@ -83,7 +83,7 @@ _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry. `base_offset` and `count` are in records, `body` is opaque octets.
+    """One entry. `base_offset` and `count` are in records, `body` is opaque bytes.
 
     `prefix` is written in front of the body, as a part of it: of an entry that was read, the body
     begins with it.
@@ -99,19 +99,19 @@ class Entry:
 
     @property
     def length(self) -> int:
-        """Octets that the entry takes in the log."""
+        """Bytes that the entry takes in the log."""
         return ENTRY_HEADER_BYTES + len(self.prefix) + len(self.body)
 
     @property
     def front(self) -> Octets:
-        """The first octets of the body in the log: all of the prefix at least, if there is one."""
+        """The first bytes of the body in the log: all of the prefix at least, if there is one."""
         return self.prefix or self.body
 
 
 class EntryHeader(NamedTuple):
     """The header of an entry, its checksum verified: all but the body, which `crc` covers too.
 
-    `length` counts the octets of the whole entry.
+    `length` counts the bytes of the whole entry.
     """
 
     length: int
@@ -128,7 +128,7 @@ class EntryHeader(NamedTuple):
         crc = crc32c(body, self.header_crc)
         if crc != self.crc:
             raise LogCorruptionError(
-                f"an entry of {self.length} octets has the checksum {crc:08x}, expected"
+                f"an entry of {self.length} bytes has the checksum {crc:08x}, expected"
                 f" {self.crc:08x}"
             )
 
@@ -141,7 +141,7 @@ class EntryHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an entry is: octets counted from the start of the log, over all segments."""
+    """Where an entry is: bytes counted from the start of the log, over all segments."""
 
     position: int
     length: int
@@ -153,7 +153,7 @@ class Location:
 
     @property
     def body_length(self) -> int:
-        """Octets of the body."""
+        """Bytes of the body."""
         return self.length - ENTRY_HEADER_BYTES
 
 
@@ -172,12 +172,12 @@ def encode_entry(entry: Entry, position: int) -> list[Octets]:
 def decode_entry_header(data: Octets, position: int) -> EntryHeader:
     """Return the header at the start of `data`, which was read at `position`.
 
-    Raises LogCorruptionError for damaged octets, and LogError for an intact header of a kind that
+    Raises LogCorruptionError for damaged bytes, and LogError for an intact header of a kind that
     this version does not know.
     """
     if len(data) < ENTRY_HEADER_BYTES:
         raise LogCorruptionError(
-            f"{len(data)} octets are left, an entry takes at least {ENTRY_HEADER_BYTES}"
+            f"{len(data)} bytes are left, an entry takes at least {ENTRY_HEADER_BYTES}"
         )
     length, header_crc, crc, kind, stream_id, range_index, base_offset, count = _HEADER.unpack_from(
         data
@@ -185,7 +185,7 @@ def decode_entry_header(data: Octets, position: int) -> EntryHeader:
     entry_length = length + ENTRY_PREFIX_BYTES
     if not ENTRY_HEADER_BYTES <= entry_length <= ENTRY_BYTES_MAX:
         raise LogCorruptionError(
-            f"an entry of {entry_length} octets is announced, expected {ENTRY_HEADER_BYTES} to"
+            f"an entry of {entry_length} bytes is announced, expected {ENTRY_HEADER_BYTES} to"
             f" {ENTRY_BYTES_MAX}"
         )
     seed = _CRC_SEED.pack(position, length)
@@ -208,12 +208,12 @@ def decode_entry_header(data: Octets, position: int) -> EntryHeader:
 def decode_entry(data: memoryview, position: int) -> Entry:
     """Return the entry at the start of `data`, which was read at `position`.
 
-    The body is a view into `data`. Raises LogCorruptionError for damaged octets, and LogError for
+    The body is a view into `data`. Raises LogCorruptionError for damaged bytes, and LogError for
     an intact header of a kind that this version does not know.
     """
     header = decode_entry_header(data, position)
     if header.length > len(data):
-        raise LogCorruptionError(f"an entry of {header.length} octets is cut off after {len(data)}")
+        raise LogCorruptionError(f"an entry of {header.length} bytes is cut off after {len(data)}")
     body = data[ENTRY_HEADER_BYTES : header.length]
     header.check_body(body)
     return header.with_body(body)
@@ -236,7 +236,7 @@ def decode_commit(entry: Entry, position: int) -> Commit:
     """Return what the COMMIT `entry` at `position` says. Raises LogCorruptionError."""
     if len(entry.body) != _COMMIT_BODY.size:
         raise LogCorruptionError(
-            f"a COMMIT entry has a body of {len(entry.body)} octets, expected {_COMMIT_BODY.size}"
+            f"a COMMIT entry has a body of {len(entry.body)} bytes, expected {_COMMIT_BODY.size}"
         )
     marker, durable_upto, time_ms = _COMMIT_BODY.unpack(entry.body)
     if marker != COMMIT_MARKER or durable_upto > position:

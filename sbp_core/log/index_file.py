@@ -2,7 +2,7 @@ r"""The index of a full segment: `<base of the segment, 20 digits>.idx`.
 
 Header (big-endian):
 
-    octets  field          type  meaning
+    bytes   field          type  meaning
     0-7     magic                "SBPIDX\r\n"
     8-11    version        u32   3
     12-15   generation     u32   of the segment
@@ -12,9 +12,9 @@ Header (big-endian):
     40-47   row_count      u64
     48-55   moved_count    u64
     56-63   latest_ms      u64   the latest time of a batch
-    64-71   staged_bytes   u64   octets of the STAGED entries in the segment
+    64-71   staged_bytes   u64   bytes of the STAGED entries in the segment
     72-75   body_crc       u32   CRC-32C of all behind the header
-    76-79   crc            u32   CRC-32C of the 76 octets before
+    76-79   crc            u32   CRC-32C of the 76 bytes before
 
 Body: columns, little-endian, one after the other. The ranges are all those known at the end of the
 segment, by stream and index, as they were there; `row_end` is where the rows of each end. The rows
@@ -104,7 +104,7 @@ def index_path(directory: Path, base: int) -> Path:
 def encode_index(
     segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
 ) -> list[Octets]:
-    """Return the octets of a segment's index; `ranges` are in order, as they are at its end."""
+    """Return the bytes of a segment's index; `ranges` are in order, as they are at its end."""
     empty = RangeRows()
     found = [rows.maybe_rows(logged.key) or empty for logged in ranges]
     row_ends = np.cumsum([len(each.base_offset) for each in found], dtype=_I8)
@@ -140,7 +140,7 @@ def encode_index(
 
 
 def _joined(columns: Sequence[Any], dtype: np.dtype[Any]) -> bytes:
-    """Return arrays of machine integers, one after the other, in the file's order of octets."""
+    """Return arrays of machine integers, one after the other, in the file's order of bytes."""
     octets = b"".join(columns)
     return np.frombuffer(octets, dtype.newbyteorder("=")).astype(dtype, copy=False).tobytes()
 
@@ -187,7 +187,7 @@ def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
 
 
 def is_old_index(path: Path, disk: Disk) -> bool:
-    """Whether a file says that an older version wrote it. Then it is made again, by who needs it.
+    """Whether a file says that an older version wrote it. Then it is made again when it is needed.
 
     Raises OSError.
     """
@@ -204,7 +204,7 @@ def has_old_index(disk: Disk, directory: Path, segment: Segment) -> bool:
     try:
         file = disk.open(index_path(directory, segment.base), is_writable=False)
         head = file.pread(_IDENTITY.size, 0)
-    except OSError:  # it is missed by nobody
+    except OSError:  # it is not needed
         return False
     if len(head) < _IDENTITY.size or _maybe_older_version(head) is None:
         return False
@@ -242,9 +242,9 @@ def read_index(file: DiskFile, segment: Segment) -> SegmentIndex:
 
 @dataclass(frozen=True, slots=True)
 class SegmentUse:
-    """What a segment holds: octets and streams of all batches, and of those that are live.
+    """What a segment holds: bytes and streams of all batches, and of those that are live.
 
-    Of those that were staged the octets count where they stand, the streams where they were
+    Of those that were staged the bytes count where they stand, the streams where they were
     published.
     """
 
@@ -255,7 +255,7 @@ class SegmentUse:
 
 
 class SegmentIndex:
-    """The index of one segment, over octets that were checked.
+    """The index of one segment, over bytes that were checked.
 
     Unless it `is_whole`, damage to the segment hides what else should be in it.
     """
@@ -308,7 +308,7 @@ class SegmentIndex:
         return int(self._columns["moved_position"][at])
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
-        """Return the octets of the range's batches that reach beyond `offset`."""
+        """Return the bytes of the range's batches that reach beyond `offset`."""
         rows = self._rows(key)
         end_offset = self._columns["base_offset"][rows] + self._columns["count"][rows]
         return int(self._columns["length"][rows][end_offset > offset].sum(dtype=_I8))
@@ -378,7 +378,7 @@ class SegmentIndex:
     def _is_named_with_live(self, is_live: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return which batches were published together with one that is live: in a range at a time.
 
-        One entry names them, which stays as it is when the segment is written anew.
+        One entry names them, which stays as it is when the segment is rewritten.
         """
         times, is_published = self._columns["time_ms"], self._columns["prefix_bytes"] > 0
         is_first = np.ones(len(times), np.bool_)

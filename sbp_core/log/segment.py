@@ -30,7 +30,7 @@ from sbp_core.wire.checksum import Octets
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of the log: it stands for the positions [base, end), in `size` octets."""
+    """One file of the log: it stands for the positions [base, end), in `size` bytes."""
 
     base: int
     end: int
@@ -104,13 +104,13 @@ def write_segment_header(file: DiskFile, base: int, end: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """An open segment. It goes on showing the same octets when its file is replaced or removed."""
+    """An open segment. It goes on showing the same bytes when its file is replaced or removed."""
 
     segment: Segment
     file: DiskFile
 
     def read(self, position: int, length: int) -> bytes:
-        """Return `length` octets from log position `position`; not verified.
+        """Return `length` bytes from log position `position`; not verified.
 
         Raises LogError when the disk fails, LogCorruptionError when the file ends before.
         """
@@ -130,7 +130,7 @@ class SegmentView:
 class SegmentViews:
     """Open segments: at most SEGMENT_FILES_OPEN_MAX, the least recently used go first.
 
-    Safe in several threads. A view that is let go while somebody still reads it is closed when
+    Safe in several threads. A view that is let go while a thread still reads it is closed when
     that is done.
     """
 
@@ -196,7 +196,7 @@ def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
 
 @contextmanager
 def naming_damage(path: Path, position: int) -> Iterator[None]:
-    """Raise damage that the body finds in octets as damage of `path` at log position `position`."""
+    """Raise damage that the body finds in bytes as damage of `path` at log position `position`."""
     try:
         yield
     except LogCorruptionError as error:

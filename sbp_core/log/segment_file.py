@@ -1,21 +1,21 @@
-r"""One file of the log: `<position of its first octet, 20 digits>.log`, a header, then entries.
+r"""One file of the log: `<position of its first byte, 20 digits>.log`, a header, then entries.
 
-Positions run on over all segments: the octet at `offset` of a file has position base + offset,
+Positions run on over all segments: the byte at `offset` of a file has position base + offset,
 headers included, so each file starts where the one before it ends. A compacted segment is a
 rewrite of the same positions [base, end) with fewer entries, each at a new position; its file is
 shorter than what it stands for. So is one of generation 0 that says its end: it lost what was
 behind its last entry, and the log goes on in the next one.
 
-Header (big-endian; the first 24 octets are those of every version):
+Header (big-endian; the first 24 bytes are those of every version):
 
-    octets  field       type  meaning
+    bytes   field       type  meaning
     0-7     magic             "SBPLOG\r\n"
     8-11    version     u32   2
     12-19   base        u64   position of this header, equal to the file's name
-    20-23   crc         u32   CRC-32C of the 20 octets before
+    20-23   crc         u32   CRC-32C of the 20 bytes before
     24-27   generation  u32   how often the segment was rewritten
     28-35   end         u64   position after the segment, 0 while the file's length tells it
-    36-39   crc         u32   CRC-32C of the 36 octets before
+    36-39   crc         u32   CRC-32C of the 36 bytes before
 
 The first group of every segment is a SNAPSHOT of all ranges as they were at its base, so that no
 other segment is needed to make sense of it.
@@ -83,7 +83,7 @@ def maybe_segment_base(name: str) -> int | None:
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """Return the first octets of a segment."""
+    """Return the first bytes of a segment."""
     data = _COMMON.pack(SEGMENT_MAGIC, SEGMENT_VERSION, header.base)
     data += _CRC.pack(crc32c((data,)))
     data += _OWN.pack(header.generation, header.end)
@@ -121,7 +121,7 @@ def decode_segment_header(data: Octets, base: int) -> SegmentHeader:
 
 def _cut_off(data: Octets) -> LogCorruptionError:
     return LogCorruptionError(
-        f"the segment header is cut off after {len(data)} of {SEGMENT_HEADER_BYTES} octets"
+        f"the segment header is cut off after {len(data)} of {SEGMENT_HEADER_BYTES} bytes"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which batches one segment tells of, where they are, and of when, in memory: 33 octets for each.
+"""Which batches one segment tells of, where they are, and of when, in memory: 33 bytes for each.
 
 Those that were appended with their offsets stand in the segment itself. Those that were staged have
 their offsets from a TXN_END entry of the segment; they were written first at the position that is
@@ -40,7 +40,7 @@ class Slot:
 
     @property
     def body_length(self) -> int:
-        """Octets of the batch."""
+        """Bytes of the batch."""
         return self.location.body_length - self.prefix_bytes
 
     @property
@@ -156,7 +156,7 @@ class RangeRows:
             row += 1
 
     def bytes_from(self, offset: int) -> int:
-        """Return the octets of the batches that reach beyond `offset`."""
+        """Return the bytes of the batches that reach beyond `offset`."""
         return sum(self.length[self._row_beyond(offset) : len(self.base_offset)])
 
     def maybe_since(self, offset: int, time_ms: int) -> DatedOffset | None:
@@ -205,7 +205,7 @@ class SegmentRows:
         if entry.kind is EntryKind.BATCH:
             rows = self._ranges.get(key) or RangeRows()
             rows.append(entry.base_offset, entry.count, location, time_ms)
-            self._ranges[key] = rows  # with its first row, for who reads meanwhile
+            self._ranges[key] = rows  # with its first row, for threads that read at the same time
         elif entry.kind is EntryKind.TXN_END and entry.count:
             rows = self._ranges.get(key) or RangeRows()
             rows.publish(entry.base_offset, decode_end(entry), self.base, time_ms)

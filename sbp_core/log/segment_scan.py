@@ -38,7 +38,7 @@ from sbp_core.log.states.writer_states import MarkReader
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Octets from `position` on that are no entry, and why.
+    """Bytes from `position` on that are no entry, and why.
 
     With `header` it is known which entry was there and where the next one starts; without it,
     that, and how many entries are lost, is not.
@@ -74,7 +74,7 @@ class SegmentScanner:
     def entries(self) -> Iterator[tuple[Entry, Location] | Damage]:
         """Yield each entry but COMMIT, and each damage.
 
-        Who asks for more after a damage gets what comes behind it: the entry that stands where this
+        Behind a damage the iteration goes on where it can: the entry that stands where this
         one should end, or the next group commit that can be found.
         """
         while self.position < self._end:
@@ -98,8 +98,8 @@ class SegmentScanner:
         if self.position > self._end:
             self.position = self._end
             raise LogCorruptionError(
-                f"an entry of {header.length} octets runs beyond the end of the file,"
-                f" {self._end - position} octets are left"
+                f"an entry of {header.length} bytes runs beyond the end of the file,"
+                f" {self._end - position} bytes are left"
             )
         body = self._view_at(position, header.length)[ENTRY_HEADER_BYTES:]
         header.check_body(body)
@@ -127,7 +127,7 @@ class SegmentScanner:
         return self._view_at(self.position, length)
 
     def _view_at(self, position: int, length: int) -> memoryview:
-        """Return `length` octets, fewer at the end of the file."""
+        """Return `length` bytes, fewer at the end of the file."""
         start = position - self._window_position
         if not 0 <= start <= len(self._window) - length:
             offset = position - self._base

@@ -37,8 +37,8 @@ _OWN_KINDS: Final = (EntryKind.COMMIT, *SNAPSHOT_KINDS)
 class ActiveSegment:
     """Positions [base, end) of the log, synced up to `synced_upto`.
 
-    `proven_upto` is up to where that can be told from what is on the disk. After an OSError nobody
-    knows what is there: nothing more may be written.
+    `proven_upto` is up to where that can be told from what is on the disk. After an OSError what is
+    there is not known: nothing more may be written.
     """
 
     def __init__(self, file: DiskFile, base: int, *, end: int, proven_upto: int) -> None:
@@ -67,7 +67,7 @@ class ActiveSegment:
 
     @property
     def size(self) -> int:
-        """Octets that are in it."""
+        """Bytes that are in it."""
         return self.end - self.base
 
     @property
@@ -119,18 +119,18 @@ class ActiveSegment:
 
 
 def check_group(entries: Sequence[Entry]) -> int:
-    """Return the octets that a group takes. Raises LogError if it is over a limit."""
+    """Return the bytes that a group takes. Raises LogError if it is over a limit."""
     total = 0
     for entry in entries:
         assert entry.kind not in _OWN_KINDS, "the log writes its own"
         if entry.length > ENTRY_BYTES_MAX:
             raise LogError(
-                f"an entry of {entry.length} octets is over the limit of {ENTRY_BYTES_MAX}"
+                f"an entry of {entry.length} bytes is over the limit of {ENTRY_BYTES_MAX}"
             )
         total += entry.length
     if total > GROUP_COMMIT_BYTES_MAX:
         raise LogError(
-            f"a group of {total} octets is over the limit of {GROUP_COMMIT_BYTES_MAX}: split it"
+            f"a group of {total} bytes is over the limit of {GROUP_COMMIT_BYTES_MAX}: split it"
         )
     return COMMIT_BYTES + total
 
@@ -150,7 +150,7 @@ class WrittenSegment:
 def write_segment(
     disk: Disk, path: Path, header: SegmentHeader, entries: Iterable[TimedEntry]
 ) -> WrittenSegment:
-    """Write a segment to `path`, whose octets are durable then; its name is not yet.
+    """Write a segment to `path`, whose bytes are durable then; its name is not yet.
 
     Raises LogError if the entries take more room than there is before `header.end`, LogWriteError
     when the disk fails, and what `entries` raises. Then there is no file at `path`.

@@ -126,7 +126,7 @@ def test_limits_are_checked_before_anything_is_written() -> None:
     with open_log(disk) as log:
         writes, end = disk.calls["pwritev"], log.end_position
         body = bytes(ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES + 1)
-        with pytest.raises(LogError, match="entry of 16777217 octets is over the limit"):
+        with pytest.raises(LogError, match="entry of 16777217 bytes is over the limit"):
             log.append([Entry(EntryKind.BATCH, 1, 0, 0, 1, body)])
         largest = Entry(EntryKind.RANGE_CREATED, 1, 0, 0, 1, body[:-1])
         with pytest.raises(LogError, match="split it"):

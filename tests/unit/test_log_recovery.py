@@ -62,7 +62,7 @@ def test_every_cut_of_the_last_group_keeps_the_longest_valid_prefix() -> None:
         else:
             assert torn is not None
             assert (torn.path, torn.position, torn.cut_bytes) == (FIRST, whole, size - whole)
-            assert "octets" in torn.reason
+            assert "bytes are left" in torn.reason
             assert disk.names[FIRST].durable == data[:whole]
             assert log.recovery.segment_bases == (0,)
             assert segment_bases(disk) == [0, whole]

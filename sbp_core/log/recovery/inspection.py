@@ -43,7 +43,7 @@ from sbp_core.log.states.writer_states import WriterStates
 
 @dataclass(frozen=True, slots=True)
 class DamagedSegment:
-    """A segment to be written anew: its place, and the ranges that its snapshot should hold.
+    """A segment to be rewritten: its place, and the ranges that its snapshot should hold.
 
     `segment.size` is how much of its file may be read, 0 where that is missing.
     """
@@ -56,7 +56,7 @@ class DamagedSegment:
 class Remedy:
     """What makes a log usable that has faults.
 
-    `damaged` segments are written anew, `useless_indexes` are removed. The log goes on in a new
+    `damaged` segments are rewritten, `useless_indexes` are removed. The log goes on in a new
     segment at `end`, and starts at `start`, where these are positions.
     """
 
@@ -93,7 +93,7 @@ class LogInspection:
 
 
 def inspect_log(disk: Disk, directory: Path, *, promised: int = 0) -> LogInspection:
-    """Read the log in `directory`, which nobody may have open.
+    """Read the log in `directory`, which no process may have open.
 
     `promised` is a position up to which it was synced, by the word of others than its own. Raises
     LogError for what cannot be read, and for files of another version or another place.

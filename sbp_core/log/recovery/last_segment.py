@@ -19,7 +19,7 @@ from sbp_core.log.states.range_states import RangeStates, RecordSpan
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """What was cut: `cut_bytes` octets of `path`, from log position `position` on, and why."""
+    """What was cut: `cut_bytes` bytes of `path`, from log position `position` on, and why."""
 
     path: Path
     position: int

@@ -4,7 +4,7 @@ Only the last segment is read: its snapshot says what the ranges were when it be
 what came after. Of the others the headers are read, so that a missing file is noticed; their
 entries are verified when they are served.
 
-Octets that were written but not yet synced reach the disk in any order, or not at all, so a damaged
+Bytes that were written but not yet synced reach the disk in any order, or not at all, so a damaged
 entry may stand before intact ones after a mere crash. What tells rot from a torn tail is
 `durable_upto`, which every group commit carries: what lies below the highest one found was synced.
 
@@ -325,7 +325,7 @@ def _states_at(
 def _maybe_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex | None:
     try:
         return open_index(disk, directory, segment)
-    except (LogCorruptionError, OSError):  # it is missed by nobody
+    except (LogCorruptionError, OSError):  # it is not needed
         return None
 
 

@@ -1,9 +1,9 @@
 """Making a damaged log usable: all that is intact stays, what is lost stays lost, and known.
 
-A damaged segment is written anew with its intact batches. Writers of whom damage may hide a batch
+A damaged segment is rewritten with its intact batches. Writers of whom damage may hide a batch
 are forgotten: what they append next is refused, unless it is their first batch. The file that it
-was keeps its octets under another name, `<segment>.log.damaged-N`. Offsets that are lost are not
-given away again where anything behind them is known: who reads them is told that they are lost, and
+was keeps its bytes under another name, `<segment>.log.damaged-N`. Offsets that are lost are not
+given away again where anything behind them is known: a reader is told that they are lost, and
 the rest is served.
 
 Each step leaves a log that can be inspected and repaired again, so a crash in between does no harm.
@@ -32,8 +32,8 @@ from sbp_core.log.states.state_snapshot import encode_snapshot
 def repair_log(disk: Disk, directory: Path, found: LogInspection, now_ms: int) -> tuple[Path, ...]:
     """Repair what `found` says; return the files that were kept as they were.
 
-    Nobody may have the log open. `now_ms` is the wall clock. A log without faults is not touched.
-    Raises LogError when nothing is left to go on with, or the disk fails.
+    No process may have the log open. `now_ms` is the wall clock. A log without faults is not
+    touched. Raises LogError when nothing is left to go on with, or the disk fails.
     """
     if not found.faults:
         return ()

@@ -98,7 +98,7 @@ class LogFault:
 
 
 class SegmentReading:
-    """What the first `segment.size` octets of a file say.
+    """What the first `segment.size` bytes of a file say.
 
     `expected` are the ranges at its base, in case its own snapshot is not whole; `coverage` takes
     in its intact batches. Afterwards `ranges_at_base` is what the snapshot holds, or should, and

@@ -1,4 +1,4 @@
-"""The octets of what is staged and of how that ends: the bodies of STAGED and TXN_END entries.
+"""The bytes of what is staged and of how that ends: the bodies of STAGED and TXN_END entries.
 
 A STAGED entry holds a batch without offsets. Its header says -1 for the base offset; in a segment
 that was rewritten, where its entries stand elsewhere, the position at which it was written first.
@@ -55,7 +55,7 @@ STAGED_BATCH_BYTES: Final = sum(dtype.itemsize for _, dtype in _COLUMNS)
 
 
 class BatchColumns:
-    """Staged batches: where each was written first, octets of its entry, records.
+    """Staged batches: where each was written first, bytes of its entry, records.
 
     One thread may add while others read: the number of positions is that of the batches.
     """
@@ -90,7 +90,7 @@ class BatchColumns:
         return StagedRows(positions, lengths)
 
     def encode(self) -> bytes:
-        """Return the octets of all."""
+        """Return the bytes of all."""
         count = len(self)
         columns = (self.positions, self.lengths, self.record_counts)
         return b"".join(
@@ -101,7 +101,7 @@ class BatchColumns:
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """Where staged batches were written first, in order, and octets of their entries."""
+    """Where staged batches were written first, in order, and bytes of their entries."""
 
     positions: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.uint32]
@@ -120,16 +120,16 @@ class StagedRows:
         return at < len(self.positions) and bool(self.positions[at] == position)
 
     def bytes_between(self, base: int, end: int) -> int:
-        """Return the octets of those that were written first at positions [base, end)."""
+        """Return the bytes of those that were written first at positions [base, end)."""
         first, last = self.positions.searchsorted((base, end))
         return int(self.lengths[first:last].sum(dtype=np.int64))
 
 
 def decode_columns(data: memoryview, count: int) -> BatchColumns:
-    """Return the batches whose octets `data` holds. Raises LogCorruptionError."""
+    """Return the batches whose bytes `data` holds. Raises LogCorruptionError."""
     if len(data) != count * STAGED_BATCH_BYTES:
         raise LogCorruptionError(
-            f"{count} staged batches take {count * STAGED_BATCH_BYTES} octets, not {len(data)}"
+            f"{count} staged batches take {count * STAGED_BATCH_BYTES} bytes, not {len(data)}"
         )
     columns: list[array[Any]] = []
     start = 0
@@ -143,12 +143,12 @@ def decode_columns(data: memoryview, count: int) -> BatchColumns:
 
 
 def prefix_length(txn_id: str) -> int:
-    """Return the octets in front of a batch that is staged under this id."""
+    """Return the bytes in front of a batch that is staged under this id."""
     return _LENGTH.size + len(txn_id) + _COUNT.size
 
 
 def encode_prefix(txn_id: str, sequence: int) -> bytes:
-    """Return the octets in front of a staged batch."""
+    """Return the bytes in front of a staged batch."""
     return encode_txn_id(txn_id) + _COUNT.pack(sequence)
 
 
@@ -179,7 +179,7 @@ def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
 
 
 def maybe_kept(entry: Entry, location: Location) -> Entry | None:
-    """Return what is written of an entry when its segment is written anew, None for nothing.
+    """Return what is written of an entry when its segment is rewritten, None for nothing.
 
     All batches are, and the ends that publish some. What was staged says from then on where it was
     written first.
@@ -207,7 +207,7 @@ class EndedBatches:
     batches: BatchColumns
 
     def prefix_lengths(self) -> array[int]:
-        """Return the octets in front of each batch, in its entry."""
+        """Return the bytes in front of each batch, in its entry."""
         lengths = np.array(list(map(prefix_length, self.txn_ids)), np.uint8)
         return array("B", lengths.repeat(self.batch_counts).tobytes())
 

@@ -1,9 +1,10 @@
 """What the entries of a log say of transactions: what is staged, and what became of others.
 
 A *staging* is what is staged under one id in one range: batches without offsets, numbered 0, 1, 2,
-... They become readable, or are dropped, by one TXN_END entry. Of every stream the last ends are
-remembered, so that who asks again is answered again: of either kind at most TXN_ENDS_KEPT that have
-TXN_ENDED_IDS_MAX ids together, and the last published one however many it has. What is known
+... They become readable, or are dropped, by one TXN_END entry. The last ends of
+every stream are remembered, so that a repeated request is answered again: of either kind at most
+TXN_ENDS_KEPT that have TXN_ENDED_IDS_MAX ids together, and the last published one however many it
+has. What is known
 follows from the entries alone; so it goes on from the snapshot that a segment begins with.
 
 A staged batch whose entry is damaged: where it was is known, but not in whose transaction. The next
@@ -105,7 +106,7 @@ class Staging:
 
     @property
     def prefix_bytes(self) -> int:
-        """Octets in front of each batch, in its entry."""
+        """Bytes in front of each batch, in its entry."""
         return prefix_length(self.txn_id)
 
 
@@ -321,7 +322,7 @@ def _checked(end: Entry) -> Entry:
     if end.length > limits.ENTRY_BYTES_MAX:
         raise InvalidRequestError(
             StatusCode.INVALID_REQUEST,
-            f"the end of transactions in stream {end.stream_id} takes {end.length} octets, over"
+            f"the end of transactions in stream {end.stream_id} takes {end.length} bytes, over"
             f" the limit of {limits.ENTRY_BYTES_MAX}: name fewer of them",
         )
     return end

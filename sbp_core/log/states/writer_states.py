@@ -5,7 +5,7 @@ where the last WRITER_BATCHES_KEPT batches are, or were: what is trimmed meanwhi
 stream those WRITERS_PER_STREAM_MAX writers are remembered that appended last, of all streams
 WRITERS_MAX; of others nothing is known. What is remembered follows from the entries alone.
 
-Octets, big-endian. A WRITER_MARK has the body
+Bytes, big-endian. A WRITER_MARK has the body
 
     0-7   sequence   i64
     8     form       u8     0x82; without a digest this byte and the digest are missing
@@ -185,7 +185,7 @@ class WriterStates:
             self._known_from[stream_id] = writer.last_sequence
 
     def _put(self, stream_id: int, writer: WriterState) -> None:
-        """Remember a writer as the one that appended last; forget who is too many."""
+        """Remember a writer as the one that appended last; forget those over a limit."""
         with self._lock:
             writers = self._streams.setdefault(stream_id, OrderedDict())
             writers[writer.writer_id] = writer
