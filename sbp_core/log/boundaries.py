@@ -44,6 +44,7 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import Disk, translate_os_error, write_file
 from sbp_core.log.segment import naming_damage
+from sbp_core.log.segment_file import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.log.states.range_states import (
     LoggedRange,
     RangeKey,
@@ -60,8 +61,7 @@ _START_FIELDS: Final = struct.Struct(">8sQ")
 _MAGIC: Final = b"SBPHIGH\n"
 _VERSION: Final = 1
 _FIELDS: Final = struct.Struct(">8sIQ16sQQII")
-_CRC: Final = struct.Struct(">I")
-_HEADER_BYTES: Final = _FIELDS.size + _CRC.size
+_HEADER_BYTES: Final = _FIELDS.size + CHECKSUM_BYTES
 _NO_TAILS: Final = 2**32 - 1
 _SLOTS: Final = 2
 _NOTHING: Final[Mapping[RangeKey, LoggedRange]] = {}
@@ -88,7 +88,7 @@ def write_start(disk: Disk, directory: Path, position: int) -> None:
     fields = _START_FIELDS.pack(_START_MAGIC, position)
     with translate_os_error(LogWriteError, "writing", path):
         failpoint("start.before_write")
-        write_file(disk, path, [fields, _CRC.pack(crc32c((fields,)))])
+        write_file(disk, path, [with_checksum(fields)])
         failpoint("start.after_write")
 
 
@@ -104,11 +104,11 @@ def _maybe_read(disk: Disk, path: Path) -> bytes | None:
 
 
 def _decode_start(data: bytes) -> int:
-    if len(data) != _START_FIELDS.size + _CRC.size:
-        raise LogCorruptionError(f"it has {len(data)} bytes, not {_START_FIELDS.size + _CRC.size}")
+    length = _START_FIELDS.size + CHECKSUM_BYTES
+    if len(data) != length:
+        raise LogCorruptionError(f"it has {len(data)} bytes, not {length}")
     magic, position = _START_FIELDS.unpack_from(data)
-    (crc,) = _CRC.unpack_from(data, _START_FIELDS.size)
-    if magic != _START_MAGIC or crc != crc32c((data[: _START_FIELDS.size],)):
+    if magic != _START_MAGIC or not is_intact(data, _START_FIELDS.size):
         raise LogCorruptionError("its checksum is wrong")
     return int(position)
 
@@ -255,7 +255,7 @@ def _encode_mark(mark: HighWater, sequence: int) -> bytes:
     log_id = bytes.fromhex(mark.log_id).ljust(16, b"\0")
     where = (mark.position, mark.tails_from)
     fields = _FIELDS.pack(_MAGIC, _VERSION, sequence, log_id, *where, count, crc32c((tails,)))
-    return fields + _CRC.pack(crc32c((fields,))) + tails
+    return with_checksum(fields) + tails
 
 
 def _decode_mark(data: bytes) -> tuple[int, HighWater]:
@@ -268,8 +268,7 @@ def _decode_mark(data: bytes) -> tuple[int, HighWater]:
     magic, version, sequence, log_id, position, tails_from, count, tails_crc = _FIELDS.unpack_from(
         data
     )
-    (crc,) = _CRC.unpack_from(data, _FIELDS.size)
-    if (magic, version) != (_MAGIC, _VERSION) or crc != crc32c((data[: _FIELDS.size],)):
+    if (magic, version) != (_MAGIC, _VERSION) or not is_intact(data, _FIELDS.size):
         raise LogCorruptionError("its checksum is wrong")
     tails = None
     if count != _NO_TAILS:

@@ -55,6 +55,7 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
 from sbp_core.log.segment import Segment, SegmentView
+from sbp_core.log.segment_file import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
 from sbp_core.log.states.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
@@ -66,7 +67,6 @@ INDEX_VERSION: Final = 3
 _FIELDS: Final = struct.Struct(">8sIIQQQQQQQI")
 _VERSION: Final = struct.Struct(">8sI")
 _IDENTITY: Final = struct.Struct(">8sIIQQ")
-_CRC: Final = struct.Struct(">I")
 _I8: Final = np.dtype("<i8")
 _U8: Final = np.dtype("<u8")
 _I4: Final = np.dtype("<i4")
@@ -93,7 +93,7 @@ _IDENTITY_FIELDS: Final = 5
 _SLOT_COLUMNS: Final = ("base_offset", "count", "position", "length", "time_ms", "prefix_bytes")
 _SLOTS_PER_STEP: Final = 256
 
-INDEX_HEADER_BYTES: Final = _FIELDS.size + _CRC.size
+INDEX_HEADER_BYTES: Final = _FIELDS.size + CHECKSUM_BYTES
 
 
 def index_path(directory: Path, base: int) -> Path:
@@ -136,7 +136,7 @@ def encode_index(
         rows.staged_bytes,
         crc32c(body),
     )
-    return [fields + _CRC.pack(crc32c((fields,))), *body]
+    return [with_checksum(fields), *body]
 
 
 def _joined(columns: Sequence[Any], dtype: np.dtype[Any]) -> bytes:
@@ -174,9 +174,7 @@ def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
     maybe_old = _maybe_older_version(head)
     if maybe_old is not None:
         raise LogCorruptionError(f"it has format version {maybe_old}, not {INDEX_VERSION}")
-    if len(head) < INDEX_HEADER_BYTES or _CRC.unpack_from(head, _FIELDS.size)[0] != crc32c(
-        (head[: _FIELDS.size],)
-    ):
+    if len(head) < INDEX_HEADER_BYTES or not is_intact(head, _FIELDS.size):
         raise LogCorruptionError("its header is damaged")
     magic, version, generation, base, size, *rest = _FIELDS.unpack_from(head)
     if (magic, version) != (INDEX_MAGIC, INDEX_VERSION):

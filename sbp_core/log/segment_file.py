@@ -38,12 +38,13 @@ SEGMENT_VERSION: Final = 2
 _COMMON: Final = struct.Struct(">8sIQ")
 _OWN: Final = struct.Struct(">IQ")
 _CRC: Final = struct.Struct(">I")
-_COMMON_END: Final = _COMMON.size + _CRC.size
+CHECKSUM_BYTES: Final = _CRC.size
+_COMMON_END: Final = _COMMON.size + CHECKSUM_BYTES
 _OWN_END: Final = _COMMON_END + _OWN.size
 _POSITION_MAX: Final = 2**64 - 1
 _NAME: Final = re.compile(r"([0-9]{20})\.log", re.ASCII)
 
-SEGMENT_HEADER_BYTES: Final = _OWN_END + _CRC.size
+SEGMENT_HEADER_BYTES: Final = _OWN_END + CHECKSUM_BYTES
 INSTANCE_NAME: Final = "instance"
 """The file that says which start of which server a log is open in, and of which cluster."""
 INSTANCE_BYTES_MAX: Final = 512
@@ -84,10 +85,8 @@ def maybe_segment_base(name: str) -> int | None:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     """Return the first bytes of a segment."""
-    data = _COMMON.pack(SEGMENT_MAGIC, SEGMENT_VERSION, header.base)
-    data += _CRC.pack(crc32c((data,)))
-    data += _OWN.pack(header.generation, header.end)
-    return data + _CRC.pack(crc32c((data,)))
+    common = with_checksum(_COMMON.pack(SEGMENT_MAGIC, SEGMENT_VERSION, header.base))
+    return with_checksum(common + _OWN.pack(header.generation, header.end))
 
 
 def decode_segment_header(data: Octets, base: int) -> SegmentHeader:
@@ -99,7 +98,7 @@ def decode_segment_header(data: Octets, base: int) -> SegmentHeader:
     if len(data) < _COMMON_END:
         raise _cut_off(data)
     magic, version, stored_base = _COMMON.unpack_from(data)
-    if magic != SEGMENT_MAGIC or not _is_intact(data, _COMMON.size):
+    if magic != SEGMENT_MAGIC or not is_intact(data, _COMMON.size):
         raise LogCorruptionError("the segment header is damaged, or the file is no segment")
     if version != SEGMENT_VERSION:
         raise LogError(
@@ -113,7 +112,7 @@ def decode_segment_header(data: Octets, base: int) -> SegmentHeader:
         )
     if len(data) < SEGMENT_HEADER_BYTES:
         raise _cut_off(data)
-    if not _is_intact(data, _OWN_END):
+    if not is_intact(data, _OWN_END):
         raise LogCorruptionError("the segment header is damaged")
     generation, end = _OWN.unpack_from(data, _COMMON_END)
     return SegmentHeader(base, generation, end)
@@ -125,6 +124,12 @@ def _cut_off(data: Octets) -> LogCorruptionError:
     )
 
 
-def _is_intact(data: Octets, length: int) -> bool:
+def with_checksum(fields: bytes) -> bytes:
+    """Return the header of a file: its fields, and their CRC-32C behind them."""
+    return fields + _CRC.pack(crc32c((fields,)))
+
+
+def is_intact(data: Octets, length: int) -> bool:
+    """Whether the first `length` bytes of a file have the checksum that is behind them."""
     (crc,) = _CRC.unpack_from(data, length)
     return bool(crc == crc32c((data[:length],)))
