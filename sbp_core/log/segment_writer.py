@@ -11,7 +11,7 @@ from typing import Final, Self
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX, LOG_SCAN_BYTES
-from sbp_core.log.disk import Disk, DiskFile, translate_os_error
+from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
 from sbp_core.log.entry import (
     COMMIT_BYTES,
     SNAPSHOT_KINDS,
@@ -171,6 +171,21 @@ def write_segment(
         with suppress(OSError):
             disk.remove(path)
         raise
+
+
+def replace_segment(
+    disk: Disk, directory: Path, header: SegmentHeader, entries: Iterable[TimedEntry]
+) -> None:
+    """Write a segment in place of the file that may have its name, durably. Raises LogError.
+
+    After a crash in here either of the two is there, whole.
+    """
+    path = segment_path(directory, header.base)
+    fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
+    write_segment(disk, fresh, header, entries)
+    with translate_os_error(LogWriteError, "replacing", path):
+        disk.replace(fresh, path)
+        disk.fsync_dir(directory)
 
 
 class _WholeSegmentWriter:

@@ -64,7 +64,7 @@ from sbp_core.log.segment import (
 from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import replay_segment
-from sbp_core.log.segment_writer import write_segment
+from sbp_core.log.segment_writer import replace_segment
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
 from sbp_core.log.states.state_snapshot import encode_snapshot
 
@@ -252,13 +252,8 @@ def _go_on_behind(
     records = states.restore_tails(maybe_mark.tails)
     with translate_os_error(LogWriteError, "closing", file.path):
         write_segment_header(file, base, end)
-    path = segment_path(file.path.parent, end)
-    fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
     begin = [(entry, last.newest_ms) for entry in encode_snapshot(states)]
-    write_segment(disk, fresh, SegmentHeader(end), begin)
-    with translate_os_error(LogWriteError, "creating", path):
-        disk.replace(fresh, path)
-        disk.fsync_dir(path.parent)
+    replace_segment(disk, file.path.parent, SegmentHeader(end), begin)
     return LostTail(file.path, last.end, end, records)
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.boundaries import START_NAME, write_start
-from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, translate_os_error
+from sbp_core.log.disk import Disk, translate_os_error
 from sbp_core.log.index_file import index_path
 from sbp_core.log.recovery.inspection import LogInspection
 from sbp_core.log.segment import Segment, open_segment
 from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
-from sbp_core.log.segment_writer import TimedEntry, write_segment
+from sbp_core.log.segment_writer import TimedEntry, replace_segment
 from sbp_core.log.states.range_states import RangeStates
 from sbp_core.log.states.staged_entries import maybe_kept
 from sbp_core.log.states.state_snapshot import encode_snapshot
@@ -71,19 +71,10 @@ class _Repair:
             self._remove(path)
 
     def _rewrite(self, header: SegmentHeader, damaged: Segment, states: RangeStates) -> None:
-        """Put a segment of what is intact in place of a damaged one, durably.
-
-        It begins with a snapshot of `states`.
-
-        After a crash in here either of the two is there, whole.
-        """
-        path = segment_path(self._directory, header.base)
-        fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
+        """Put a snapshot of `states` and what is intact in place of a damaged segment, durably."""
         begin = [(entry, self._now_ms) for entry in encode_snapshot(states)]
-        write_segment(self._disk, fresh, header, chain(begin, self._intact(damaged)))
-        with translate_os_error(LogWriteError, "replacing", path):
-            self._disk.replace(fresh, path)
-            self._disk.fsync_dir(self._directory)
+        entries = chain(begin, self._intact(damaged))
+        replace_segment(self._disk, self._directory, header, entries)
 
     def _intact(self, segment: Segment) -> Iterator[TimedEntry]:
         """Yield what is intact of a segment: batches, and ends of transactions."""
