@@ -208,7 +208,7 @@ def _kept(view: SegmentView, is_live: Callable[[Entry, Location], bool]) -> Iter
     scanner = SegmentScanner(view.file, view.segment.base, view.segment.size)
     for item in scanner.entries():
         found = item.maybe_batch() if isinstance(item, Damage) else item
-        kept = None if found is None else _maybe_kept(*found, is_live)
+        kept = None if found is None else _maybe_live(*found, is_live)
         if isinstance(item, Damage):
             if found is None or kept is not None:
                 raise corruption(view.file.path, item.position, item.reason)
@@ -216,7 +216,7 @@ def _kept(view: SegmentView, is_live: Callable[[Entry, Location], bool]) -> Iter
             yield kept, scanner.time_ms
 
 
-def _maybe_kept(
+def _maybe_live(
     entry: Entry, location: Location, is_live: Callable[[Entry, Location], bool]
 ) -> Entry | None:
     if entry.kind in SNAPSHOT_KINDS:
