@@ -34,7 +34,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.limits import ENTRY_BYTES_MAX
@@ -217,6 +217,15 @@ def decode_entry(data: memoryview, position: int) -> Entry:
     body = data[ENTRY_HEADER_BYTES : header.length]
     header.check_body(body)
     return header.with_body(body)
+
+
+def unpack_at(form: struct.Struct, body: Octets, position: int) -> tuple[Any, ...]:
+    """Return the fields at `position` of a body. Raises LogCorruptionError if it is cut off."""
+    if position + form.size > len(body):
+        raise LogCorruptionError(
+            f"a body of {len(body)} bytes is cut off: {form.size} are expected from {position} on"
+        )
+    return form.unpack_from(body, position)
 
 
 @dataclass(frozen=True, slots=True)

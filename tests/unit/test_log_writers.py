@@ -21,14 +21,13 @@ from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKin
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.recovery.repair import repair_log
 from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
+from sbp_core.log.states.state_snapshot import decode_writer_snapshot, encode_writer_snapshot
 from sbp_core.log.states.writer_states import (
     NumberedBatch,
     WriterState,
     WriterStates,
     decode_mark,
-    decode_writer_snapshot,
     decode_writers,
-    encode_writer_snapshot,
     encode_writers,
     mark_of,
 )

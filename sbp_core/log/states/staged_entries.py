@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import TXN_ID_LENGTH_MAX
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, EntryKind, Location, unpack_at
 from sbp_core.wire.checksum import Octets
 
 _LENGTH: Final = struct.Struct(">B")
@@ -155,7 +155,7 @@ def encode_prefix(txn_id: str, sequence: int) -> bytes:
 def decode_prefix(body: Octets) -> tuple[str, int]:
     """Return the transaction's id and the sequence of a staged batch. Raises LogCorruptionError."""
     txn_id, position = decode_txn_id(body, 0)
-    (sequence,) = unpack(_COUNT, body, position)
+    (sequence,) = unpack_at(_COUNT, body, position)
     return txn_id, sequence
 
 
@@ -166,7 +166,7 @@ def encode_txn_id(txn_id: str) -> bytes:
 
 def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
     """Return the id at `position`, and where the next thing is. Raises LogCorruptionError."""
-    (length,) = unpack(_LENGTH, data, position)
+    (length,) = unpack_at(_LENGTH, data, position)
     start = position + _LENGTH.size
     octets = bytes(data[start : start + length])
     try:
@@ -188,13 +188,6 @@ def maybe_kept(entry: Entry, location: Location) -> Entry | None:
         return entry if entry.base_offset >= 0 else replace(entry, base_offset=location.position)
     is_kept = entry.kind is EntryKind.BATCH or (entry.kind is EntryKind.TXN_END and entry.count)
     return entry if is_kept else None
-
-
-def unpack(form: struct.Struct, data: Octets, position: int) -> tuple[Any, ...]:
-    """Return the fields at `position`. Raises LogCorruptionError if they are not all there."""
-    if position + form.size > len(data):
-        raise LogCorruptionError("a description of what is staged is cut off")
-    return form.unpack_from(data, position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +223,14 @@ def encode_end(
 def decode_end(entry: Entry) -> EndedBatches:
     """Return what a TXN_END entry is about. Raises LogCorruptionError."""
     body = memoryview(entry.body)
-    version, flags, id_count, batch_count = unpack(_END, body, 0)
+    version, flags, id_count, batch_count = unpack_at(_END, body, 0)
     if version != _VERSION:
         raise LogCorruptionError("the end of a transaction is in a form that is not known")
     position = _END.size
     txn_ids, batch_counts = [], []
     for _ in range(id_count):
         txn_id, position = decode_txn_id(body, position)
-        (own_count,) = unpack(_COUNT, body, position)
+        (own_count,) = unpack_at(_COUNT, body, position)
         position += _COUNT.size
         txn_ids.append(txn_id)
         batch_counts.append(own_count)

@@ -1,10 +1,15 @@
 """What a segment begins with: all that the entries before it say of ranges, writers, transactions.
 
-In this order: SNAPSHOT_WRITERS (writer_states.py), SNAPSHOT_STAGED, and then SNAPSHOT
-(range_states.py), of which there is one at least. A kind of which nothing is known is left out.
+In this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED, and then at least one SNAPSHOT (range_states.py).
+The first two are left out where nothing is known.
+
+A SNAPSHOT_WRITERS entry holds `count` records, each a stream_id i64 and a writer as
+writer_states.py has it; `base_offset` is the number of these entries, `range_index` counts them.
+Without a writer id a record says from which range of the stream on its writers are known here; its
+last sequence is that range's index.
 
 The bodies of the SNAPSHOT_STAGED entries, put together, are records one after the other,
-big-endian; `base_offset` is the number of the entries, `range_index` counts them. A record begins
+big-endian; `base_offset` and `range_index` are as above. A record begins
 
     0     kind         u8   0 what is staged, 1 an end that dropped, 2 one that published
     1-8   stream_id    i64
@@ -18,25 +23,26 @@ follow its time (u64), the number of ids (u32), base_offset i64, record count u3
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry, EntryKind, unpack_at
 from sbp_core.log.states.range_states import LoggedRange, RangeStates, decode_states, encode_states
 from sbp_core.log.states.staged_entries import (
     STAGED_BATCH_BYTES,
     decode_columns,
     decode_txn_id,
     encode_txn_id,
-    unpack,
 )
 from sbp_core.log.states.staged_states import LoggedTxnEnd, StagedStates, Staging
 from sbp_core.log.states.writer_states import (
+    WriterState,
     WriterStates,
-    decode_writer_snapshot,
-    encode_writer_snapshot,
+    decode_writer,
+    encode_writer,
 )
 
 
@@ -147,9 +153,36 @@ class SnapshotReader:
             self._staged_octets.clear()
 
 
+_STREAM: Final = struct.Struct(">q")
 _RECORD: Final = struct.Struct(">BqiQI")
 _TXN_END: Final = struct.Struct(">qI")
 _STAGING, _DROP, _COMMIT = range(3)
+
+
+def encode_writer_snapshot(states: WriterStates) -> list[Entry]:
+    """Return the SNAPSHOT_WRITERS entries of `states`, none where nothing is known."""
+    records = [
+        _STREAM.pack(stream_id) + encode_writer(writer) for stream_id, writer in states.snapshot()
+    ]
+    starts = range(0, len(records), limits.SNAPSHOT_WRITERS_PER_ENTRY)
+    chunks = [records[start : start + limits.SNAPSHOT_WRITERS_PER_ENTRY] for start in starts]
+    return [
+        Entry(EntryKind.SNAPSHOT_WRITERS, 0, at, len(chunks), len(chunk), b"".join(chunk))
+        for at, chunk in enumerate(chunks)
+    ]
+
+
+def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
+    """Return the records of one SNAPSHOT_WRITERS entry. Raises LogCorruptionError."""
+    data, position = bytes(entry.body), 0
+    records = []
+    while position < len(data):
+        (stream_id,) = unpack_at(_STREAM, data, position)
+        writer, position = decode_writer(data, position + _STREAM.size)
+        records.append((stream_id, writer))
+    if len(records) != entry.count:
+        raise LogCorruptionError(f"{len(records)} writers where {entry.count} should be")
+    return records
 
 
 def encode_staged_snapshot(states: StagedStates) -> list[Entry]:
@@ -171,7 +204,7 @@ def decode_staged_snapshot(octets: bytes) -> StagedStates:
     states = StagedStates()
     data, position = memoryview(octets), 0
     while position < len(data):
-        kind, stream_id, range_index, time_ms, count = unpack(_RECORD, data, position)
+        kind, stream_id, range_index, time_ms, count = unpack_at(_RECORD, data, position)
         position += _RECORD.size
         if kind == _STAGING:
             txn_id, position = decode_txn_id(data, position)
@@ -180,7 +213,7 @@ def decode_staged_snapshot(octets: bytes) -> StagedStates:
             states.restore(Staging(stream_id, range_index, txn_id, time_ms, batches))
             position = end
         elif kind in (_DROP, _COMMIT):
-            base_offset, record_count = unpack(_TXN_END, data, position)
+            base_offset, record_count = unpack_at(_TXN_END, data, position)
             position += _TXN_END.size
             txn_ids = []
             for _ in range(count):

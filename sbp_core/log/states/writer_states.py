@@ -25,32 +25,25 @@ appended least recently first:
 A digest is of all that the writer sent of the batch, so that a repeat with other content is not
 taken for it. Versions of this program before there were digests wrote none; the digest of a batch
 of theirs beside others with one is 16 zero bytes. Nothing is known of its content.
-
-SNAPSHOT_WRITERS entries stand at the beginning of a segment, in front of the SNAPSHOT of its
-ranges, unless there is nothing to say: `base_offset` is the number of these entries, `range_index`
-counts them, `count` is the number of records in this one. A record is a stream_id i64, and a writer
-as above. Without a writer id it says from which range of the stream on its writers are known here;
-its last sequence is that range's index.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, EntryKind, Location, unpack_at
 
 _SEQUENCE: Final = struct.Struct(">q")
 _WRITER: Final = struct.Struct(">BBq")
 _BATCH: Final = struct.Struct(">qIQ")
 _BATCH_WITH_DIGEST: Final = struct.Struct(">qIQ16s")
-_STREAM: Final = struct.Struct(">q")
 _VERSION: Final = b"\x01"
 _VERSION_WITH_DIGESTS: Final = b"\x02"
 _HAS_DIGESTS: Final = 0x80
@@ -283,7 +276,7 @@ def encode_writers(writers: Iterable[WriterState]) -> bytes:
     """Return the bytes of the writers of a stream, in this order."""
     listed = list(writers)
     version = _VERSION_WITH_DIGESTS if any(map(_has_digests, listed)) else _VERSION
-    return version + b"".join(map(_encode_writer, listed))
+    return version + b"".join(map(encode_writer, listed))
 
 
 def decode_writers(octets: bytes | bytearray | memoryview) -> list[WriterState]:
@@ -293,38 +286,13 @@ def decode_writers(octets: bytes | bytearray | memoryview) -> list[WriterState]:
         raise LogCorruptionError("a description of writers is in a form that is not known")
     writers, position = [], 1
     while position < len(data):
-        writer, position = _decode_writer(data, position)
+        writer, position = decode_writer(data, position)
         writers.append(writer)
     return writers
 
 
-def encode_writer_snapshot(states: WriterStates) -> list[Entry]:
-    """Return the SNAPSHOT_WRITERS entries of `states`, none where nothing is known."""
-    records = [
-        _STREAM.pack(stream_id) + _encode_writer(writer) for stream_id, writer in states.snapshot()
-    ]
-    starts = range(0, len(records), limits.SNAPSHOT_WRITERS_PER_ENTRY)
-    chunks = [records[start : start + limits.SNAPSHOT_WRITERS_PER_ENTRY] for start in starts]
-    return [
-        Entry(EntryKind.SNAPSHOT_WRITERS, 0, at, len(chunks), len(chunk), b"".join(chunk))
-        for at, chunk in enumerate(chunks)
-    ]
-
-
-def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
-    """Return the records of one SNAPSHOT_WRITERS entry. Raises LogCorruptionError."""
-    data, position = bytes(entry.body), 0
-    records = []
-    while position < len(data):
-        (stream_id,) = _unpack(_STREAM, data, position)
-        writer, position = _decode_writer(data, position + _STREAM.size)
-        records.append((stream_id, writer))
-    if len(records) != entry.count:
-        raise LogCorruptionError(f"{len(records)} writers where {entry.count} should be")
-    return records
-
-
-def _encode_writer(writer: WriterState) -> bytes:
+def encode_writer(writer: WriterState) -> bytes:
+    """Return the bytes of a writer."""
     writer_id = writer.writer_id.encode("ascii")
     count = len(writer.batches)
     if not _has_digests(writer):
@@ -342,9 +310,9 @@ def _has_digests(writer: WriterState) -> bool:
     return any(each.digest for each in writer.batches)
 
 
-def _decode_writer(data: bytes, position: int) -> tuple[WriterState, int]:
-    """Return the writer at `position`, and where the next one is."""
-    id_length, batch_count, last_sequence = _unpack(_WRITER, data, position)
+def decode_writer(data: bytes, position: int) -> tuple[WriterState, int]:
+    """Return the writer at `position`, and where the next one is. Raises LogCorruptionError."""
+    id_length, batch_count, last_sequence = unpack_at(_WRITER, data, position)
     form = _BATCH_WITH_DIGEST if batch_count & _HAS_DIGESTS else _BATCH
     start = position + _WRITER.size + id_length
     end = start + (batch_count & ~_HAS_DIGESTS) * form.size
@@ -363,9 +331,3 @@ def _decode_id(octets: bytes) -> str:
         return octets.decode("ascii")
     except UnicodeDecodeError as error:
         raise LogCorruptionError("the id of a writer is not ASCII") from error
-
-
-def _unpack(form: struct.Struct, data: bytes, position: int) -> tuple[int, ...]:
-    if position + form.size > len(data):
-        raise LogCorruptionError("a description of writers is cut off")
-    return form.unpack_from(data, position)
