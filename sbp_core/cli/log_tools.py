@@ -106,7 +106,7 @@ def _has_log(server: Path) -> bool:
 
 
 @contextmanager
-def _inspected(directory: Path) -> Iterator[Inspection]:
+def _inspected(directory: Path) -> Iterator[LogInspection]:
     """Keep servers away, and inspect a log, also by what its placement driver was told of it.
 
     Raises LogError, also if the log is not there, or another one is.
