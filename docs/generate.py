@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from sbp_core import errors, limits
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
-from sbp_core.pd.publications import PUBLICATION
-from sbp_core.rangeserver.ranges import RANGE
+from sbp_core.pd.txns.publications import PUBLICATION
+from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.machine import REFUSED, Machine
 from sbp_core.session.states import CALL, CONNECTION
 from sbp_core.wire.status import SUCCESS_CODES
@@ -121,8 +121,8 @@ REFUSALS: Final[Mapping[str, str]] = {
 PLACES: Final[Mapping[str, str]] = {
     "connection": "sbp_core/session/states.py",
     "call": "sbp_core/session/states.py",
-    "range": "sbp_core/rangeserver/ranges.py",
-    "publication": "sbp_core/pd/publications.py",
+    "range": "sbp_core/rangeserver/hosted_ranges.py",
+    "publication": "sbp_core/pd/txns/publications.py",
 }
 
 NOTICE: Final = "<!-- Made by `python docs/generate.py` from the code. Do not edit. -->"

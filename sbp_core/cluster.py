@@ -30,10 +30,10 @@ from sbp_core.log.disk import Disk
 from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.data_dir import has_metadata
-from sbp_core.pd.sqlite_inspection import remedy_of_lost_metadata
+from sbp_core.pd.metadata.sqlite_inspection import remedy_of_lost_metadata
 from sbp_core.rangeserver.identity import load_identity
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.server.addresses import is_wildcard, join_address
 
 

@@ -16,7 +16,7 @@ from sbp_core.cli.parsers.texts import parse_path
 from sbp_core.cluster import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
-from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
 
 _NOUNS: Final = {int: "an integer", bool: "true or false", str: "a string"}

@@ -9,8 +9,8 @@ from typing import Final
 
 from sbp_core.cli import output
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd.history import NO_COMMIT, CommitId, is_life_id
-from sbp_core.pd.store_check import (
+from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
+from sbp_core.pd.metadata.store_check import (
     DRIVER_NAME,
     StoreReport,
     Witness,

@@ -5,9 +5,10 @@ from sbp_core.client.appender import Appender, AsyncAppender
 from sbp_core.client.blocking import Client
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
-from sbp_core.client.local_log import PlacedBatches, PlacedPiece
-from sbp_core.client.retry import RetryPolicy
-from sbp_core.client.timing import CallTiming
+from sbp_core.client.fetches.local_log import PlacedBatches, PlacedPiece
+from sbp_core.client.programs.retry import RetryPolicy
+from sbp_core.client.programs.timing import CallTiming
+from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import (
     EARLIEST,
@@ -34,7 +35,6 @@ from sbp_core.client.types import (
     TxnLoss,
     TxnPart,
 )
-from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.dialect import Dialect

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
 from typing import Self
 
-from sbp_core.client.append import GradualAppend
+from sbp_core.client.appends.appending import GradualAppend
 from sbp_core.client.types import AppendItem
 from sbp_core.errors import ConfigurationError
 

@@ -11,27 +11,12 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.client import append as appending
-from sbp_core.client import (
-    calls,
-    changes,
-    cursors,
-    lookup,
-    metadata,
-    placement,
-    schemas,
-    txns,
-    watching,
-)
-from sbp_core.client import fetch as fetching
-from sbp_core.client import reach as reaching
 from sbp_core.client.appender import Appender
-from sbp_core.client.blocking_runner import BlockingRunner, ConnectionPool
-from sbp_core.client.calls import Context
+from sbp_core.client.appends import appending
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
-from sbp_core.client.leader import PlacementDrivers
-from sbp_core.client.local_log import (
+from sbp_core.client.fetches import fetching
+from sbp_core.client.fetches.local_log import (
     CAN_READ,
     READ_ERRORS,
     LocalReads,
@@ -39,9 +24,21 @@ from sbp_core.client.local_log import (
     PlacedPiece,
     read_pieces,
 )
-from sbp_core.client.program import Program
-from sbp_core.client.retry import RetryPolicy
-from sbp_core.client.router import Router
+from sbp_core.client.io import reach as reaching
+from sbp_core.client.io.blocking_runner import BlockingRunner, ConnectionPool
+from sbp_core.client.io.leader import PlacementDrivers
+from sbp_core.client.programs import calls, metadata, watching
+from sbp_core.client.programs import group_cursors as cursors
+from sbp_core.client.programs import range_placement as placement
+from sbp_core.client.programs import stream_changes as changes
+from sbp_core.client.programs import stream_schemas as schemas
+from sbp_core.client.programs import time_lookup as lookup
+from sbp_core.client.programs import txn_decisions as txns
+from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.program import Program
+from sbp_core.client.programs.retry import RetryPolicy
+from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import (
     AppendItem,
@@ -64,7 +61,6 @@ from sbp_core.client.types import (
     TxnLoss,
     TxnPart,
 )
-from sbp_core.client.watching import BoundsView
 from sbp_core.client.writer import Writer
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.timing import OnTiming
+from sbp_core.client.programs.timing import OnTiming
 from sbp_core.session.negotiation import NO_WISHES, Wishes
 
 

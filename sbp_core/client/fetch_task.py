@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sbp_core import limits
-from sbp_core.client.calls import Attempts
-from sbp_core.client.fetch_answer import Found, Question
+from sbp_core.client.fetches.fetch_answer import Found, Question
+from sbp_core.client.programs.calls import Attempts
 from sbp_core.client.types import FetchItem, FetchOutcome, RangeInfo
 from sbp_core.errors import SbpError
 from sbp_core.wire.headers import FetchInfo, StreamRange

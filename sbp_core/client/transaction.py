@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.numbering import Marks, Numbering
-from sbp_core.client.router import Router
+from sbp_core.client.appends.numbering import Marks, Numbering
+from sbp_core.client.programs.router import Router
 from sbp_core.client.types import AppendItem, RangeInfo, TxnPart
 from sbp_core.errors import (
     ConfigurationError,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.numbering import Marks, Numbering
+from sbp_core.client.appends.numbering import Marks, Numbering
 from sbp_core.client.types import AppendItem, RangeInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.session.negotiation import FeatureName

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient, RetryPolicy
-from sbp_core.client.placement import chunks
+from sbp_core.client.programs.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -30,8 +30,8 @@ from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import Disk
 from sbp_core.rangeserver.driver_commit import DriverCommit
 from sbp_core.rangeserver.hosting import PlacedRange
+from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
-from sbp_core.rangeserver.retention import Retention
 from sbp_core.server.dispatch import AsyncHandler, ServerCall
 from sbp_core.server.teardown import cancel_all
 from sbp_core.server.trust import (

@@ -16,8 +16,8 @@ from spec_target import Target
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate
 from sbp_core.errors import ConnectError, ConnectionLostError, UnsupportedError
 from sbp_core.rangeserver.identity import load_identity
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     ListRangesRequest,

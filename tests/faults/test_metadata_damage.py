@@ -16,7 +16,7 @@ from filled_metadata import contents, fill, verdict
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
-from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 
 CASES_PER_FILE = 8
 STORE_ROUNDS = 300

@@ -18,8 +18,8 @@ from workload import Workload, list_streams, new_streams
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.server.clock import SystemClock
 
 HEARTBEAT_INTERVAL_MS = 50

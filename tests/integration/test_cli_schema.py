@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sbp_core.cli.main import main
-from sbp_core.client import AppendItem, Client, schemas
+from sbp_core.client import AppendItem, Client
+from sbp_core.client.programs import stream_schemas as schemas
 from sbp_core.errors import SchemaError
 from sbp_core.records import StreamSchema, decode_stream_schema, encode_columns
 

@@ -24,10 +24,10 @@ from sbp_core.errors import InvalidRequestError, NotFoundError, TxnAbortedError
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.recovery.repair import repair_log
-from sbp_core.pd.server import PlacementDriver
-from sbp_core.pd.settings import PlacementDriverSettings
+from sbp_core.pd.driver import PlacementDriver
+from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.settings import RangeServerSettings
 
 DIGEST = b"12345678"
 

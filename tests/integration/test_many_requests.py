@@ -10,7 +10,7 @@ from raw_client import RawClient
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.rangeserver.fetch import in_turns
+from sbp_core.rangeserver.fetching.fetch_handler import in_turns
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,

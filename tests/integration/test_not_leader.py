@@ -12,8 +12,8 @@ from follower_pd import cluster_of, follower_pd
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import ConnectError, NotLeaderError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.settings import RangeServerSettings
 from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
 from sbp_core.wire.dialect import ServerRole, Speech

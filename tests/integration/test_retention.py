@@ -14,7 +14,7 @@ from core_cluster import CoreCluster, core_cluster, rows_batch
 from sbp_core import limits
 from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
 from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeError
-from sbp_core.rangeserver import fetch
+from sbp_core.rangeserver.fetching import fetch_handler as fetch
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.server.clock import SystemClock
 

@@ -13,7 +13,7 @@ from range_server_process import RangeServerProcess
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
-from sbp_core.client.transactions_at_servers import (
+from sbp_core.client.programs.transactions_at_servers import (
     Ended,
     TxnEnd,
     copy_staged,
@@ -30,8 +30,8 @@ from sbp_core.errors import (
     UnsupportedError,
     WriterGapError,
 )
-from sbp_core.pd.server import PlacementDriver
-from sbp_core.pd.settings import PlacementDriverSettings
+from sbp_core.pd.driver import PlacementDriver
+from sbp_core.pd.driver_settings import PlacementDriverSettings
 from sbp_core.wire.txn_id import copy_of
 
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction
-from sbp_core.client.append import AppendKind, GradualAppend, append
-from sbp_core.client.calls import Context
-from sbp_core.client.leader import PlacementDrivers
-from sbp_core.client.router import Router
+from sbp_core.client.appends.appending import AppendKind, GradualAppend, append
+from sbp_core.client.io.leader import PlacementDrivers
+from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.router import Router
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -28,10 +28,10 @@ from sbp_core.errors import (
 )
 from sbp_core.log.entry import Location
 from sbp_core.log.states.staged_states import StagedStates
-from sbp_core.rangeserver.append_items import Item
-from sbp_core.rangeserver.in_flight import InFlight
-from sbp_core.rangeserver.ranges import HostedRange, RangeInput
-from sbp_core.rangeserver.staging import Stagings
+from sbp_core.rangeserver.appending.append_items import Item
+from sbp_core.rangeserver.appending.in_flight import InFlight
+from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput
+from sbp_core.rangeserver.transactions.staging import Stagings
 from sbp_core.records import encode_envelope, peek_batch
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Writer, writer
-from sbp_core.client.append import AppendKind, GradualAppend
-from sbp_core.client.calls import Context
-from sbp_core.client.leader import PlacementDrivers
-from sbp_core.client.router import Router
+from sbp_core.client.appends.appending import AppendKind, GradualAppend
+from sbp_core.client.io.leader import PlacementDrivers
+from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.router import Router
 from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusCode
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header

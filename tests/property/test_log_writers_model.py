@@ -16,8 +16,8 @@ from sbp_core.errors import WriterGapError, WriterRepeatError, WriterUnknownErro
 from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.states.writer_states import NumberedBatch, decode_writers, encode_writers, mark_of
-from sbp_core.rangeserver.in_flight import InFlight
-from sbp_core.rangeserver.writers import BatchNumber, Writers
+from sbp_core.rangeserver.appending.in_flight import InFlight
+from sbp_core.rangeserver.appending.writers import BatchNumber, Writers
 
 KEPT, PER_STREAM, IN_ALL = 3, 3, 6
 

@@ -7,9 +7,9 @@ from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import NoRangeServerError
-from sbp_core.pd.membership import Membership
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
-from sbp_core.pd.placement import Placement
+from sbp_core.pd.servers.placement import Placement
+from sbp_core.pd.servers.registry import Membership
 
 SERVER_IDS = st.integers(1, 6)
 COUNTS = st.dictionaries(SERVER_IDS, st.integers(0, 5))

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import (
     NO_CURSOR,
     CursorRecord,
@@ -16,7 +17,6 @@ from sbp_core.pd.model import (
     RangeServerRecord,
     StreamRecord,
 )
-from sbp_core.pd.sqlite_store import SqliteStore
 
 NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
 SERVERS = st.integers(1, 3)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbp_core.errors import SchemaError, StatusCode
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream
-from sbp_core.pd.schemas import Place, describe_schemas, register_schemas
-from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.pd.streams.schema_operations import Place, describe_schemas, register_schemas
 from sbp_core.records import (
     StreamSchema,
     check_evolution,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sbp_core.log.entry import Entry, EntryKind
 from sbp_core.log.states.range_states import RangeStates
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
-from sbp_core.pd.sqlite_store import SqliteStore
-from sbp_core.rangeserver.ranges import RangeTable
+from sbp_core.rangeserver.hosted_ranges import RangeTable
 
 FIRST = (-1, -1)
 

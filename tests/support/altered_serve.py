@@ -91,7 +91,7 @@ def forgotten_seals() -> None:
 
 def early_reads() -> None:
     """Batches can be read when they are written, and are synced later, before they are answered."""
-    from sbp_core.rangeserver import commit as committing
+    from sbp_core.rangeserver.appending import commit as committing
 
     def commit(committer: committing.GroupCommitter, submissions) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
@@ -113,7 +113,7 @@ def early_reads() -> None:
 
 def no_dedupe() -> None:
     """A repeat is taken for the next batch of its writer."""
-    from sbp_core.rangeserver.writers import Writers
+    from sbp_core.rangeserver.appending.writers import Writers
 
     Writers.maybe_repeat = lambda *_: None
     Writers.check_next = lambda *_: None

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import strategies as st
 
-from sbp_core.client import AppendItem, append_frame
-from sbp_core.client.program import Arrival, Emit, Now, Start
+from sbp_core.client import AppendItem
+from sbp_core.client.appends import append_frame
+from sbp_core.client.programs.program import Arrival, Emit, Now, Start
 
 FRAME_ITEMS_MAX = 2
 

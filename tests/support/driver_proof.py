@@ -11,9 +11,9 @@ from pathlib import Path
 from raw_client import RawClient
 
 from sbp_core.client import AsyncClient
-from sbp_core.client.program import Call
+from sbp_core.client.programs.program import Call
 from sbp_core.errors import PermissionDeniedError, StatusCode
-from sbp_core.pd.proving import prove
+from sbp_core.pd.servers.proving import prove
 from sbp_core.server.trust import proof_of
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest

@@ -1,9 +1,9 @@
 """A metadata store with something in every table, and whether another one says the same."""
 
 from sbp_core.errors import ConfigurationError, StatusError
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, RangeServerRecord, SchemaRecord, SealedRange
-from sbp_core.pd.sqlite_store import SqliteStore
-from sbp_core.pd.transactions import Manifest, Part
+from sbp_core.pd.txns.transactions import Manifest, Part
 
 TABLES = ("cluster", "streams", "ranges", "replicas", "servers", "cursors", "writers", "txns")
 MORE_TABLES = ("txn_parts", "aborted_txns", "schemas", "given_up_parts")

@@ -10,7 +10,6 @@ from sbp_core.errors import NotLeaderError, StatusCode
 from sbp_core.server.clock import SystemClock
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.server.listener import Listener
-from sbp_core.wire.cluster import encode_cluster
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
@@ -20,6 +19,7 @@ from sbp_core.wire.headers import (
     PlacementDriverCluster,
     PlacementDriverNode,
 )
+from sbp_core.wire.leader_detail import encode_cluster
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import status_for
 

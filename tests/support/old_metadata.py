@@ -3,8 +3,8 @@
 import contextlib
 import sqlite3
 
-from sbp_core.pd.commit_mark import MARK_NAME, CommitMark
-from sbp_core.pd.sqlite_content import commit_number_of, take_stock
+from sbp_core.pd.metadata.commit_mark import MARK_NAME, CommitMark
+from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
 
 SINCE = {
     3: ("TABLE cursors",),

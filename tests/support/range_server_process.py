@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.settings import RangeServerSettings
 
 START_SECONDS = 90
 

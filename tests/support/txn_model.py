@@ -30,14 +30,14 @@ from txn_values import (
 )
 
 from sbp_core.errors import RangeSealedError, SbpError, StatusCode, error_for_code
-from sbp_core.pd import transactions
-from sbp_core.pd.publications import (
+from sbp_core.pd.txns import transactions
+from sbp_core.pd.txns.publications import (
     Publication,
     PublicationInput,
     PublicationState,
     publications_of,
 )
-from sbp_core.pd.transactions import Ledger, Manifest, Part, Verdict
+from sbp_core.pd.txns.transactions import Ledger, Manifest, Part, Verdict
 from sbp_core.wire.txn_id import original_of
 
 PRODUCER = "p"

@@ -19,8 +19,8 @@ from sbp_core.log.states.staged_states import (
     drop_entry,
     staged_entry,
 )
-from sbp_core.pd.publications import Publication
-from sbp_core.pd.transactions import Ledger, Manifest, Part
+from sbp_core.pd.txns.publications import Publication
+from sbp_core.pd.txns.transactions import Ledger, Manifest, Part
 
 # What is sent; the kind keeps tuples of the same fields apart
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sbp_core.client import Wishes
-from sbp_core.client.conversation import Conversation, Phase, lost
-from sbp_core.client.program import Call
+from sbp_core.client.io.conversation import Conversation, Phase, lost
+from sbp_core.client.programs.program import Call
 from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core import limits
-from sbp_core.client.leader import PlacementDrivers
+from sbp_core.client.io.leader import PlacementDrivers
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -18,8 +18,8 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_core.wire.cluster import encode_cluster, maybe_cluster
 from sbp_core.wire.headers import PlacementDriverCluster, PlacementDriverNode
+from sbp_core.wire.leader_detail import encode_cluster, maybe_cluster
 
 GIVEN = "given:1"
 

@@ -8,9 +8,19 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import EARLIEST, LATEST, RangeInfo, RetryPolicy, parse_endpoint
-from sbp_core.client.conversation import Conversation, Phase, connect_failed, lost
-from sbp_core.client.program import Arrival, Call, Inbox, Now, Receive, Reply, Start, gather, pause
-from sbp_core.client.router import Router
+from sbp_core.client.io.conversation import Conversation, Phase, connect_failed, lost
+from sbp_core.client.programs.program import (
+    Arrival,
+    Call,
+    Inbox,
+    Now,
+    Receive,
+    Reply,
+    Start,
+    gather,
+    pause,
+)
+from sbp_core.client.programs.router import Router
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,

@@ -11,13 +11,13 @@ from random import Random
 import pytest
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.aio_runner import AsyncRunner
-from sbp_core.client.append import append
-from sbp_core.client.blocking_runner import BlockingRunner
-from sbp_core.client.calls import Context
-from sbp_core.client.conversation import Ticket
-from sbp_core.client.leader import PlacementDrivers
-from sbp_core.client.router import Router
+from sbp_core.client.appends.appending import append
+from sbp_core.client.io.aio_runner import AsyncRunner
+from sbp_core.client.io.blocking_runner import BlockingRunner
+from sbp_core.client.io.conversation import Ticket
+from sbp_core.client.io.leader import PlacementDrivers
+from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.router import Router
 from sbp_core.errors import Outcome, StatusCode, ThrottledError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header

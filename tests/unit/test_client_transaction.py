@@ -9,7 +9,7 @@ from scripted_peer import placed, ranges, reset
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, Transaction, TxnPart, Writer
-from sbp_core.client.router import Router
+from sbp_core.client.programs.router import Router
 from sbp_core.errors import (
     ConfigurationError,
     ConnectionLostError,

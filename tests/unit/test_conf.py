@@ -11,7 +11,7 @@ from sbp_core.cli import main as command
 from sbp_core.cli.config import SECTIONS, ServeSettings, load_config
 from sbp_core.cluster import ClusterSettings
 from sbp_core.pd import PlacementDriverSettings
-from sbp_core.rangeserver.settings import RangeServerSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 
 CONF = Path(__file__).parents[2] / "conf"
 SERVER = CONF / "server.toml"

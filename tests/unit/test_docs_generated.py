@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sbp_core.errors import StatusCode
-from sbp_core.rangeserver.ranges import RANGE
+from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION
 from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS
 
@@ -43,7 +43,7 @@ def test_the_codes_that_our_servers_send_are_those_that_they_use(generate):
     sources = [
         path
         for folder in ("pd", "rangeserver", "server", "session")
-        for path in (ROOT / "sbp_core" / folder).glob("*.py")
+        for path in (ROOT / "sbp_core" / folder).rglob("*.py")
     ]
     assert len(sources) > 20
     used = {"NONE", "UNKNOWN", "INVALID_REQUEST", "RS_DATA_CORRUPTED"}  # by wire/status.py

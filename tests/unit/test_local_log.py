@@ -14,8 +14,8 @@ from log_files import batch, created, open_log
 from msgspec import structs
 
 from sbp_core import limits
-from sbp_core.client.fetch_answer import Question, read_answer
-from sbp_core.client.local_log import (
+from sbp_core.client.fetches.fetch_answer import Question, read_answer
+from sbp_core.client.fetches.local_log import (
     LocalReads,
     PlacedBatches,
     Whereabouts,

@@ -19,7 +19,7 @@ from sbp_core.log.states.range_states import RangeState
 from sbp_core.log.states.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
 from sbp_core.log.states.state_snapshot import decode_staged_snapshot, encode_staged_snapshot
-from sbp_core.rangeserver.reading import maybe_cached_slots, read_slots
+from sbp_core.rangeserver.fetching.slot_reading import maybe_cached_slots, read_slots
 from sbp_core.records import encode_envelope, split_envelopes
 
 

@@ -7,12 +7,12 @@ import pytest
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.pd.cursors import commit_cursors
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
-from sbp_core.pd.operations import create_streams
-from sbp_core.pd.ranges import open_next_ranges, plan_seals
-from sbp_core.pd.sqlite_store import SqliteStore
-from sbp_core.pd.transactions import Manifest, Part
+from sbp_core.pd.streams.cursor_operations import commit_cursors
+from sbp_core.pd.streams.range_operations import open_next_ranges, plan_seals
+from sbp_core.pd.streams.stream_operations import create_streams
+from sbp_core.pd.txns.transactions import Manifest, Part
 from sbp_core.wire.headers import Cursor, RangeId, Stream, StreamRange
 
 SERVERS = (ServerLoad(1),)

@@ -7,9 +7,9 @@ import pytest
 from old_metadata import make_older
 
 from sbp_core.errors import ConfigurationError
+from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NO_CURSOR, CursorRecord, GroupRecord, NewStream
-from sbp_core.pd.sqlite_schema import SCHEMA_VERSION, SCHEMA_VERSION_MIN
-from sbp_core.pd.sqlite_store import SqliteStore
 
 
 def create(store, *names):

@@ -21,8 +21,9 @@ from sbp_core.errors import (
     StorageError,
     TxnAbortedError,
 )
-from sbp_core.pd.ending import RangeServers
-from sbp_core.pd.giving_up import (
+from sbp_core.pd.metadata.sqlite_transactions import SqliteTransactions
+from sbp_core.pd.txns.ending import RangeServers
+from sbp_core.pd.txns.giving_up import (
     EARLIER_FIRST,
     STOPPING,
     UNANSWERED,
@@ -30,7 +31,6 @@ from sbp_core.pd.giving_up import (
     refusal,
     told,
 )
-from sbp_core.pd.sqlite_transactions import SqliteTransactions
 from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
 from sbp_core.wire.opcodes import Opcode
 

@@ -10,10 +10,10 @@ from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError
-from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store_thread import StoreThread
 from sbp_core.pd.model import LogMark
-from sbp_core.pd.sqlite_store import SqliteStore
-from sbp_core.pd.store_thread import StoreThread
+from sbp_core.pd.servers.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 
 A, B = "a" * 32, "b" * 32
 

@@ -15,14 +15,14 @@ from sbp_core.errors import (
     TxnEndedError,
     TxnIncompleteError,
 )
-from sbp_core.pd.publications import (
+from sbp_core.pd.txns.publications import (
     PUBLICATION,
     Publication,
     PublicationInput,
     PublicationState,
     publications_of,
 )
-from sbp_core.pd.transactions import Part
+from sbp_core.pd.txns.transactions import Part
 
 S, Told = PublicationState, PublicationInput
 

@@ -12,12 +12,12 @@ from scripted_peer import Exchange, reset, silent
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.pd import ending
-from sbp_core.pd.ending import RangeServers, Route
-from sbp_core.pd.proving import Prover
-from sbp_core.pd.publications import Publication
-from sbp_core.pd.publishing import Publisher
-from sbp_core.pd.transactions import Part, TxnRecord
+from sbp_core.pd.servers.proving import Prover
+from sbp_core.pd.txns import ending
+from sbp_core.pd.txns.ending import RangeServers, Route
+from sbp_core.pd.txns.publications import Publication
+from sbp_core.pd.txns.publishing import Publisher
+from sbp_core.pd.txns.transactions import Part, TxnRecord
 from sbp_core.wire.headers import (
     CommitTxnRequest,
     TxnPart,

@@ -13,9 +13,9 @@ from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk
 from sbp_core.pd.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
-from sbp_core.pd.history import CommitId, History, Life, is_life_id, new_life_id
+from sbp_core.pd.metadata.history import CommitId, History, Life, is_life_id, new_life_id
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream
-from sbp_core.pd.sqlite_store import SqliteStore
 from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME, DriverCommit
 
 A, B, C = (f"0-{digit * 16}" for digit in "abc")

@@ -10,9 +10,9 @@ from schema_messages import shared_parts_message
 
 from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, SchemaRecord
-from sbp_core.pd.schemas import Place, describe_schemas, register_schemas
-from sbp_core.pd.sqlite_store import SqliteStore
+from sbp_core.pd.streams.schema_operations import Place, describe_schemas, register_schemas
 from sbp_core.records import StreamSchema
 from sbp_core.wire.headers import (
     DescribeSchemasResponse,

@@ -7,13 +7,13 @@ import pytest
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk, OsFile
+from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
     RangeServerRecord,
 )
-from sbp_core.pd.sqlite_schema import SCHEMA_VERSION
-from sbp_core.pd.sqlite_store import SqliteStore
 
 FIRST = (-1, -1)
 

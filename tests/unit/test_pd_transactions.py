@@ -15,9 +15,9 @@ from sbp_core.errors import (
     TxnAbortedError,
 )
 from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_PER_PRODUCER
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
-from sbp_core.pd.sqlite_store import SqliteStore
-from sbp_core.pd.transactions import (
+from sbp_core.pd.txns.transactions import (
     AbortedTxn,
     Decision,
     Manifest,

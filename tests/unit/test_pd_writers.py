@@ -4,8 +4,8 @@ import pytest
 from old_metadata import make_older
 
 from sbp_core.log.states.writer_states import NO_WRITERS, encode_writers
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
-from sbp_core.pd.sqlite_store import SqliteStore
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from log_files import batch, created, open_log
 
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, ThrottledError
-from sbp_core.rangeserver.commit import GroupCommitter
+from sbp_core.rangeserver.appending.commit import GroupCommitter
 
 
 def entry(number):

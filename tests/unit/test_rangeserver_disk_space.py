@@ -12,7 +12,7 @@ from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import DiskFullError
-from sbp_core.rangeserver.disk_space import DiskSpace
+from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 
 FLOOR = 1000
 

@@ -11,7 +11,7 @@ from sbp_core.errors import (
     RangeSealedError,
 )
 from sbp_core.log.states.range_states import LoggedRange, RangeState
-from sbp_core.rangeserver.ranges import (
+from sbp_core.rangeserver.hosted_ranges import (
     RANGE,
     HostedRange,
     RangeInput,

@@ -7,7 +7,7 @@ from log_stagings import KEY, commit, staged
 
 from sbp_core.log import bodies as log_bodies
 from sbp_core.log.bodies import RecentBodies
-from sbp_core.rangeserver.reading import PayloadParts, maybe_cached_slots, read_slots
+from sbp_core.rangeserver.fetching.slot_reading import PayloadParts, maybe_cached_slots, read_slots
 from sbp_core.records import encode_envelope
 from sbp_core.wire.checksum import crc32
 

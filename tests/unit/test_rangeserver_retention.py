@@ -14,8 +14,8 @@ from scripted_peer import Exchange, ScriptedPeer
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.entry import Location
 from sbp_core.log.segment_rows import Slot
+from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired_below
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.rangeserver.retention import Held, Retention, expired_below
 from sbp_core.wire.headers import DescribeStreamResult, DescribeStreamsResponse, Stream
 from sbp_core.wire.opcodes import Opcode
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 from pyspark import TaskContext
 
-from sbp_core.client.patience_log import PatienceLog
+from sbp_core.client.io.patience_log import PatienceLog
 from sbp_core.errors import SbpError
 from sbp_spark.reading.data_loss import Loss, log_losses
 from sbp_spark.task_log import LOG

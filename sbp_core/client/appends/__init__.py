@@ -1,0 +1,1 @@
+"""Appending record batches: frames, numbering and repeats."""

@@ -1,0 +1,323 @@
+"""What became of the batches of an append, and which frames they go in next."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client.appends.append_frame import AppendFrame
+from sbp_core.client.appends.numbering import Numbering
+from sbp_core.client.programs.calls import (
+    Attempts,
+    Context,
+    answered_items,
+    decode_answer,
+    unanswered,
+    with_message,
+)
+from sbp_core.client.programs.program import Call, Reply
+from sbp_core.client.programs.range_placement import no_server
+from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
+from sbp_core.errors import (
+    ConfigurationError,
+    Outcome,
+    SbpError,
+    ThrottledError,
+    WriterGapError,
+    WriterUnknownError,
+)
+from sbp_core.records.envelope import maybe_encoding
+from sbp_core.wire.dialect import Dialect, append_time_ms
+from sbp_core.wire.headers import AppendResponse, AppendResult
+from sbp_core.wire.status import maybe_error
+
+_GAPS: Final = (WriterGapError, WriterUnknownError)
+"""What servers say of a batch that came before an earlier one, the second of a writer's first."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch; `position` counts those of its stream.
+
+    `range_index` is where it is on its way to, None while it is not. It was sent `behind` others
+    of its stream if not all of them were appended then.
+    """
+
+    item: AppendItem
+    position: int
+    range_index: int | None = None
+    is_behind: bool = False
+    is_appended: bool = False
+
+
+class AppendState:
+    """The state of one append: each batch is pending, on its way, appended or failed.
+
+    Batches are known by their index in the order in which they were added. One that is appended is
+    forgotten once all before it in its stream are.
+    """
+
+    def __init__(self, context: Context, numbering: Numbering) -> None:
+        self.appended_count = 0
+        self.outcomes: dict[int, AppendOutcome] = {}
+        self.failures: dict[int, SbpError] = {}
+        self.is_throttled = False
+        """Whether a server had no room for more at a time."""
+        self._context = context
+        self._numbering = numbering
+        self._count = 0
+        self._batches: dict[int, _Batch] = {}
+        self._by_stream: dict[int, deque[int]] = {}
+        self._positions: Counter[int] = Counter()
+        self._last_applied: dict[int, int] = {}
+        self._uncertain: set[int] = set()
+        self._errors: dict[int, tuple[str | None, SbpError]] = {}
+        self._has_gap = False
+
+    def add(self, items: Sequence[AppendItem]) -> None:
+        """Take batches, those of one stream in order.
+
+        Raises ConfigurationError for one that is unusable, and what the numbering raises; then none
+        of them is taken.
+        """
+        for index, item in enumerate(items, start=self._count):
+            _check_item(index, item)
+        self._uncertain.update(self._numbering.add(items))
+        for index, item in enumerate(items, start=self._count):
+            self._batches[index] = _Batch(item, self._positions[item.stream_id])
+            self._by_stream.setdefault(item.stream_id, deque()).append(index)
+            self._positions[item.stream_id] += 1
+        self._count += len(items)
+
+    @property
+    def unsent(self) -> list[int]:
+        """Batches that are to be sent."""
+        return [index for index, batch in self._pending() if batch.range_index is None]
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether it has to be settled first what becomes of batches that were not appended."""
+        return bool(self._errors) or self._has_gap
+
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return [batch.item for batch in self._batches.values()]
+
+    @property
+    def in_doubt(self) -> set[int]:
+        """Batches of which it is not known whether one of the tries, of now or before, worked."""
+        on_way = {index for index, batch in self._batches.items() if batch.range_index is not None}
+        return self._uncertain | on_way
+
+    def stream_ids(self, indexes: Collection[int]) -> list[int]:
+        """Return the streams of batches."""
+        return [self._batches[index].item.stream_id for index in indexes]
+
+    def build_frames(self, errors: dict[int, SbpError], busy: Collection[str]) -> list[AppendFrame]:
+        """Return the next frames, one per server; what does not fit stays for the next round.
+
+        `errors` are of streams that cannot be found; servers that are `busy` get nothing. A batch
+        follows others of its stream that are on their way only if its number keeps it behind them.
+        """
+        frames: dict[str, AppendFrame] = {}
+        blocked: set[int] = set()
+        ranges: dict[int, int] = {}
+        firsts: dict[int, int] = {}
+        for index, batch in self._pending():
+            stream_id = batch.item.stream_id
+            is_far = (
+                batch.position - firsts.setdefault(stream_id, batch.position)
+                >= self._numbering.stream_batches_max
+            )
+            if batch.range_index is not None:
+                ranges[stream_id] = batch.range_index
+                if not self._numbering.is_ordered:
+                    blocked.add(stream_id)
+                continue
+            if is_far:
+                blocked.add(stream_id)
+            if stream_id in blocked:
+                continue
+            try:
+                piece = self._place(index, stream_id, errors.get(stream_id))
+            except SbpError as error:
+                self._errors[index] = (None, error)
+                blocked.add(stream_id)
+                continue
+            server = piece.servers[0]
+            frame = frames.setdefault(server, AppendFrame(server))
+            is_beside = ranges.setdefault(stream_id, piece.range_index) == piece.range_index
+            if is_beside and server not in busy and frame.takes(batch.item.batch):
+                frame.add(index, batch.item.batch, piece)
+            else:
+                blocked.add(stream_id)
+        return [frame for frame in frames.values() if frame.indexes]
+
+    def _pending(self) -> list[tuple[int, _Batch]]:
+        """Return the batches that are to be appended, or are on their way."""
+        return [
+            (index, batch)
+            for index, batch in self._batches.items()
+            if not batch.is_appended and index not in self.failures
+        ]
+
+    def _place(self, index: int, stream_id: int, maybe_error: SbpError | None) -> RangeInfo:
+        """Return the range that a batch goes to next.
+
+        Raises SbpError if there is none now, or if no server takes the batch.
+        """
+        if maybe_error is not None:
+            raise maybe_error
+        _check_encoding(self._batches[index].item, self._context.router.dialect)
+        try:
+            piece = self._numbering.range_for(index, stream_id, self._context.router)
+            if not piece.servers:
+                raise no_server(piece)
+        except SbpError:
+            self._context.router.forget(stream_id)
+            raise
+        return piece
+
+    def on_sent(self, frames: Sequence[AppendFrame]) -> list[Call]:
+        """Take note of frames that are on their way now; return the calls that send them."""
+        calls = []
+        for frame in frames:
+            for index, piece in zip(frame.indexes, frame.pieces, strict=True):
+                batch = self._batches[index]
+                batch.range_index = piece.range_index
+                batch.is_behind = self._by_stream[batch.item.stream_id][0] != index
+            batches = [self._batches[index].item.batch for index in frame.indexes]
+            marks = list(map(self._numbering.marks, frame.indexes, frame.pieces))
+            feature = self._numbering.feature
+            calls.append(frame.call(batches, marks, feature, self._context.timeout_ms))
+        return calls
+
+    def on_reply(self, frame: AppendFrame, reply: Reply) -> None:
+        """Take note of what became of each batch of a frame."""
+        for sent_index in frame.indexes:
+            self._batches[sent_index].range_index = None
+        missing = dict(enumerate(frame.indexes))
+        failure = reply.error
+        for part in reply.frames:
+            try:
+                answer = decode_answer(part, AppendResponse)
+                answered = answered_items(answer, answer.append_responses, missing)
+            except SbpError as error:
+                failure = error
+                break
+            for request_index, result in answered:
+                index = missing.get(request_index)
+                if index is None or not self._is_about(result, index):
+                    continue
+                del missing[request_index]
+                self._on_result(index, frame.endpoint, result, answer.throttle_time_ms)
+        for silent_index in missing.values():
+            stream_id = self._batches[silent_index].item.stream_id
+            silence = unanswered(f"the batch for stream {stream_id}")
+            self._errors[silent_index] = (frame.endpoint, failure or silence)
+
+    def _is_about(self, result: AppendResult, index: int) -> bool:
+        """Whether a result speaks of a batch's stream; ElasticStream's failures name stream 0."""
+        is_named = result.stream_id in {self._batches[index].item.stream_id, -1}
+        return is_named or (result.stream_id == 0 and maybe_error(result.status) is not None)
+
+    def _on_result(
+        self, index: int, endpoint: str, result: AppendResult, throttle_time_ms: int
+    ) -> None:
+        error = maybe_error(result.status)
+        if error is None:
+            self._on_appended(index, result)
+        elif isinstance(error, _GAPS) and self._batches[index].is_behind:
+            self._has_gap = True  # it comes again, after those before it
+        else:
+            error.throttle_time_ms = max(throttle_time_ms, 0)
+            self._errors[index] = (endpoint, error)
+            self._numbering.on_refused(index, error)
+
+    def _on_appended(self, index: int, result: AppendResult) -> None:
+        batch = self._batches[index]
+        batch.is_appended = True
+        stream_id = batch.item.stream_id
+        self._numbering.on_appended(index)
+        self._uncertain.discard(index)
+        self.appended_count += 1
+        time_ms = append_time_ms(result.stream_append_time_ms, self._context.router.dialect)
+        self.outcomes[index] = AppendOutcome(stream_id, result.base_offset, time_ms)
+        self._last_applied[stream_id] = max(index, self._last_applied.get(stream_id, -1))
+        ordered = self._by_stream[stream_id]
+        while ordered and self._batches[ordered[0]].is_appended:
+            del self._batches[ordered.popleft()]
+
+    def settle(self, attempts: Attempts, now_ms: float, *, is_repeatable: bool) -> float:
+        """Decide which batches are sent again, now that none is on its way; return the wait in ms.
+
+        A batch that was refused for coming too early is. Where one failed for good, the later ones
+        of its stream are given up.
+        """
+        errors, self._errors, self._has_gap = self._errors, {}, False
+        if errors:
+            attempts.on_failure()
+        given_up: dict[int, int] = {}
+        longest_ms = 0.0
+        for index in sorted(errors):
+            endpoint, error = errors[index]
+            stream_id = self._batches[index].item.stream_id
+            self.is_throttled = self.is_throttled or isinstance(error, ThrottledError)
+            if error.outcome is not Outcome.NOT_APPLIED:
+                self._uncertain.add(index)
+            if error.refreshes_placement:
+                self._context.router.forget(stream_id)
+            wait_ms = attempts.maybe_wait_ms(
+                error, "APPEND", endpoint, now_ms, is_repeatable=is_repeatable
+            )
+            is_overtaken = (
+                not self._numbering.is_ordered and self._last_applied.get(stream_id, -1) > index
+            )
+            if wait_ms is None or is_overtaken or stream_id in given_up:
+                given_up.setdefault(stream_id, index)
+                self.failures[index] = attempts.explain(error, "APPEND", endpoint)
+            else:
+                longest_ms = max(longest_ms, wait_ms)
+        for index, batch in self._pending():
+            if index > given_up.get(batch.item.stream_id, index):
+                self.failures[index] = SbpError("not sent: an earlier batch of the stream failed")
+        return longest_ms
+
+    def error(self) -> SbpError:
+        """Return the first failure, with the outcome of the whole append."""
+        index = min(self.failures)
+        stream_id = self._batches[index].item.stream_id
+        before = f"item {index} of {self._count} (stream {stream_id}): "
+        after = f" ({self.appended_count} of {self._count} batches were appended)"
+        error = with_message(self.failures[index], before, after if self._count > 1 else "")
+        is_untouched = not self.appended_count and not self._uncertain
+        error.outcome = Outcome.NOT_APPLIED if is_untouched else Outcome.UNKNOWN
+        return error
+
+
+def _check_item(index: int, item: AppendItem) -> None:
+    if not 0 < len(item.batch) <= limits.BATCH_BYTES_MAX:
+        raise ConfigurationError(
+            f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} octets;"
+            f" expected 1 to {limits.BATCH_BYTES_MAX}: write smaller batches"
+        )
+
+
+def _check_encoding(item: AppendItem, dialect: Dialect) -> None:
+    """Raise SbpError for a batch that servers of the dialect, or its readers, cannot decode.
+
+    A data node of ElasticStream fails on the whole frame then, and loses offsets.
+    """
+    if dialect is Dialect.SPECIFICATION:
+        return
+    encoding = maybe_encoding(item.batch)
+    if encoding is not None:
+        raise ConfigurationError(
+            f"the servers speak {dialect}, where record batches are record sequences, and this one"
+            f" is in encoding {encoding!r}; encode it with encode_sequences, or build it with"
+            " RowsBuilder(is_sequence=True). Nothing of it was sent"
+        )

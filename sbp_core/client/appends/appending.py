@@ -1,0 +1,224 @@
+"""The programs that append record batches (SPEC "APPEND").
+
+Order: the batches of one stream are appended in the order given. Where their numbers keep them in
+it, as those of a writer or a transaction do, several frames are on their way at a time; otherwise
+one. A batch that failed is tried again only once all that was sent is answered, and, without
+numbers, while no later one of its stream was appended; after a final failure the stream's later
+batches are given up too.
+
+A writer's batches have numbers, so they may be tried again whatever became of them. A server knows
+the places of the last ones only: no more of a stream than that are on their way. A transaction
+numbers its batches in each range, so those of a stream go to one range at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sbp_core import limits
+from sbp_core.client.appends.append_frame import AppendFrame
+from sbp_core.client.appends.append_state import AppendState
+from sbp_core.client.appends.numbering import Numbering
+from sbp_core.client.programs.calls import Attempts, Context
+from sbp_core.client.programs.program import (
+    Arrival,
+    Emit,
+    Now,
+    Program,
+    Receive,
+    Reply,
+    Start,
+    pause,
+)
+from sbp_core.client.programs.range_placement import locate
+from sbp_core.client.transaction import Transaction
+from sbp_core.client.types import AppendItem, AppendOutcome
+from sbp_core.client.writer import Writer
+from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.wire.frame import Frame
+
+
+def append(
+    context: Context,
+    items: Sequence[AppendItem],
+    *,
+    retry_unknown: bool,
+    writer: Writer | None = None,
+    transaction: Transaction | None = None,
+) -> Program[list[AppendOutcome]]:
+    """Append all batches; return where each landed, in the order of `items`.
+
+    `retry_unknown`: also try again what may have been appended already (at least once instead of
+    at most once). With a `writer` that is done too, and appends each batch once; UnsupportedError
+    where a server cannot do that. So it is with a `transaction`, which stages the batches: they
+    have the base offset -1. Raises ConfigurationError before anything is sent when a batch is
+    unusable; otherwise the error of the first item that failed, once all items are settled. Its
+    `outcome` speaks of the whole call, and of earlier ones that left batches of it in doubt:
+    NOT_APPLIED only if nothing was appended.
+    """
+    how = AppendKind(retry_unknown, writer, transaction)
+    with how.begin(context) as state:
+        state.add(items)
+        yield from _Delivery(context, state, is_repeatable=how.is_repeatable).run()
+    return [state.outcomes[index] for index in range(len(items))]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendKind:
+    """What numbers the batches of an append, if anything does, and what is tried again.
+
+    Raises ConfigurationError for both a writer and a transaction.
+    """
+
+    retry_unknown: bool = False
+    writer: Writer | None = None
+    transaction: Transaction | None = None
+
+    def __post_init__(self) -> None:
+        if self.writer is not None and self.transaction is not None:
+            raise ConfigurationError(
+                "a transaction numbers its batches itself: append without writer"
+            )
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether what may have been appended is sent again."""
+        is_numbered = self.writer is not None or self.transaction is not None
+        return self.retry_unknown or is_numbered
+
+    @contextmanager
+    def begin(self, context: Context) -> Iterator[AppendState]:
+        """Give the state of a new append, which ends then."""
+        numbering = self._numbering()
+        state = AppendState(context, numbering)
+        is_complete = False
+        try:
+            yield state
+            is_complete = True
+        finally:
+            numbering.end(state.in_doubt, is_complete=is_complete)
+
+    def _numbering(self) -> Numbering:
+        if self.writer is not None:
+            return self.writer.begin()
+        return Numbering() if self.transaction is None else self.transaction.begin()
+
+
+class GradualAppend:
+    """An append of batches that are given one group after the other, while others are on their way.
+
+    The program emits None whenever it is ready for a group, and is sent that, or None when there
+    are no more. When it is ready it has sent what it was given, and when it is over all of that is
+    appended. Raises what `append` raises.
+    """
+
+    def __init__(self, context: Context, kind: AppendKind) -> None:
+        self._context = context
+        self._kind = kind
+        self._state: AppendState | None = None
+
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return [] if self._state is None else self._state.unacknowledged
+
+    def program(self) -> Program[None]:
+        """Append what is sent to the program."""
+        with self._kind.begin(self._context) as self._state:
+            state, is_repeatable = self._state, self._kind.is_repeatable
+            delivery = _Delivery(self._context, state, is_repeatable=is_repeatable)
+            while (items := (yield Emit(None))) is not None:
+                state.add(items)
+                yield from delivery.run(until_answered=False)
+                state.outcomes.clear()
+            yield from delivery.run()
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A frame that is on its way, and what came of it so far."""
+
+    frame: AppendFrame
+    answers: list[Frame] = field(default_factory=list)
+
+
+class _Delivery:
+    """Sends the batches of an append, and takes the answers."""
+
+    def __init__(self, context: Context, state: AppendState, *, is_repeatable: bool) -> None:
+        self._context = context
+        self._state = state
+        self._is_repeatable = is_repeatable
+        self._sent: dict[int, _Sent] = {}
+        """By the numbers of their calls."""
+        self._maybe_attempts: Attempts | None = None
+
+    def run(self, *, until_answered: bool = True) -> Program[None]:
+        """Send everything; return then, or when all of it is answered. Raises as `append` does."""
+        state = self._state
+        now_ms: float = yield Now()
+        if self._maybe_attempts is None:
+            self._maybe_attempts = Attempts(self._context, now_ms)
+        elif not state.has_trouble:
+            self._maybe_attempts.on_progress(now_ms)
+        attempts = self._maybe_attempts
+        while True:
+            unsent = state.unsent
+            if unsent and not state.has_trouble and (yield from self._send(unsent)):
+                continue
+            if self._sent and (unsent or state.has_trouble or state.failures or until_answered):
+                yield from self._receive(attempts)
+            elif state.has_trouble:
+                yield from self._settle(attempts)
+            elif not unsent:
+                break
+        if state.failures:
+            raise state.error()
+
+    def _send(self, unsent: Sequence[int]) -> Program[bool]:
+        """Send the next frames; return whether there were any."""
+        errors = yield from locate(self._context, self._state.stream_ids(unsent))
+        frames = self._state.build_frames(errors, self._busy_servers())
+        for frame, call in zip(frames, self._state.on_sent(frames), strict=True):
+            self._sent[(yield Start(call))] = _Sent(frame)
+        return bool(frames)
+
+    def _busy_servers(self) -> set[str]:
+        """Return the servers that have as much to do as is to be on its way to one."""
+        counts: dict[str, tuple[int, int]] = {}
+        for sent in self._sent.values():
+            count, size_bytes = counts.get(sent.frame.endpoint, (0, 0))
+            counts[sent.frame.endpoint] = count + 1, size_bytes + sent.frame.frame_bytes
+        return {
+            server
+            for server, (count, size_bytes) in counts.items()
+            if self._state.is_throttled
+            or count >= limits.APPENDS_ON_WAY_MAX
+            or size_bytes >= limits.APPENDS_ON_WAY_BYTES
+        }
+
+    def _receive(self, attempts: Attempts) -> Program[None]:
+        """Wait for something of the frames that are on their way."""
+        arrival: Arrival = yield Receive(frozenset(self._sent))
+        sent = self._sent[arrival.number]
+        failure = None
+        if isinstance(arrival.content, SbpError):
+            failure = arrival.content
+        else:
+            sent.answers.append(arrival.content)
+        if not arrival.is_last:
+            return
+        del self._sent[arrival.number]
+        before_count = self._state.appended_count
+        self._state.on_reply(sent.frame, Reply(tuple(sent.answers), failure))
+        if self._state.appended_count > before_count:
+            now_ms: float = yield Now()
+            attempts.on_progress(now_ms)
+
+    def _settle(self, attempts: Attempts) -> Program[None]:
+        now_ms: float = yield Now()
+        wait_ms = self._state.settle(attempts, now_ms, is_repeatable=self._is_repeatable)
+        if wait_ms:
+            yield from pause(wait_ms)

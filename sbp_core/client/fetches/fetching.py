@@ -1,0 +1,409 @@
+"""The program that fetches record batches (SPEC "FETCH").
+
+Every item is answered exactly once, as soon as its answer is there. One frame per server carries
+many items; answers come in any order and in any number of frames. An item that meets a sealed or
+moved range goes on where the stream goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sbp_core import limits
+from sbp_core.client.fetch_task import FetchTask
+from sbp_core.client.fetches.fetch_answer import Found, read_answer
+from sbp_core.client.fetches.local_log import PlacedBatches, Whereabouts
+from sbp_core.client.programs.calls import Attempts, Context, unanswered
+from sbp_core.client.programs.program import (
+    Abandon,
+    Arrival,
+    Call,
+    Emit,
+    Locate,
+    Now,
+    Program,
+    ReadPlaces,
+    Receive,
+    Start,
+)
+from sbp_core.client.programs.range_placement import (
+    chunks,
+    endless,
+    locate,
+    no_server,
+    revalidate,
+    stream_bounds,
+)
+from sbp_core.client.programs.retry import RetryPolicy
+from sbp_core.client.types import EARLIEST, LATEST, FetchItem, RangeInfo
+from sbp_core.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    SbpError,
+    StatusCode,
+    TransportError,
+)
+from sbp_core.wire.dialect import Dialect
+from sbp_core.wire.headers import FetchRequest
+from sbp_core.wire.opcodes import Opcode
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFetch:
+    """One FETCH frame that waits for answers: the tasks by request index."""
+
+    endpoint: str
+    takes_places: bool
+    tasks: dict[int, FetchTask]
+
+
+def fetch(
+    context: Context,
+    items: Sequence[FetchItem],
+    *,
+    max_wait_ms: int,
+    min_bytes: int,
+    leaves_placed: bool = False,
+) -> Program[None]:
+    """Fetch all items, emitting a FetchOutcome for each as it is answered.
+
+    A server waits up to `max_wait_ms` for `min_bytes` of an item. Failures are emitted as outcomes
+    with an error. What is on this machine's disk is not read if the caller `leaves_placed` batches
+    there. Raises ConfigurationError for unusable arguments.
+    """
+    _check_arguments(items, max_wait_ms, min_bytes)
+    begin_ms: float = yield Now()
+    work = _Fetch(context, begin_ms + max_wait_ms, min_bytes, leaves_placed=leaves_placed)
+    for index, item in enumerate(items):
+        attempts = Attempts(context, begin_ms + max_wait_ms)
+        task = FetchTask(index, item, item.fetch_offset, attempts, begin_ms)
+        if item.end_offset is not None and 0 <= item.end_offset <= item.fetch_offset:
+            yield Emit(task.empty(item.fetch_offset))
+        else:
+            work.waiting.append(task)
+    yield from work.run()
+
+
+class _Fetch:
+    """The tasks of one fetch, and the calls that are open for them."""
+
+    def __init__(
+        self, context: Context, wait_until_ms: float, min_bytes: int, *, leaves_placed: bool
+    ) -> None:
+        self.waiting: list[FetchTask] = []
+        self._context = context
+        self._leaves_placed = leaves_placed
+        self._impatient = replace(
+            context,
+            policy=RetryPolicy(budget_ms=0),
+            timeout_ms=min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS),
+        )
+        self._wait_until_ms = wait_until_ms
+        self._min_bytes = min_bytes
+        self._open: dict[int, _OpenFetch] = {}
+
+    def run(self) -> Program[None]:
+        """Ask, receive, ask again, until every task is answered."""
+        while self.waiting or self._open:
+            now_ms: float = yield Now()
+            due = [task for task in self.waiting if task.due_ms <= now_ms]
+            if due:
+                self.waiting = [task for task in self.waiting if task.due_ms > now_ms]
+                yield from self._ask(due)
+                continue
+            until_ms = min((task.due_ms for task in self.waiting), default=None)
+            arrival: Arrival | None = yield Receive(frozenset(self._open), until_ms)
+            if arrival is not None:
+                yield from self._on_arrival(arrival)
+
+    def _ask(self, tasks: Sequence[FetchTask]) -> Program[None]:
+        """Send tasks to the servers of their ranges, one frame for each server."""
+        errors = yield from locate(self._context, [task.item.stream_id for task in tasks])
+        named = [each for each in tasks if each.offset < 0 and each.item.stream_id not in errors]
+        if named and self._context.router.dialect is not Dialect.SPECIFICATION:
+            errors |= yield from self._resolve(named)
+        now_ms: float = yield Now()
+        wait_ms = max(0, round(self._wait_until_ms - now_ms))
+        groups: dict[str, list[FetchTask]] = {}
+        for task in tasks:
+            error = errors.get(task.item.stream_id)
+            piece = self._context.router.maybe_range_at(task.item.stream_id, task.offset)
+            if error is None and piece is None:
+                known = self._context.router.maybe_ranges(task.item.stream_id) or ()
+                error = _out_of_range(task.item.stream_id, task.offset, *_known_bounds(known))
+            elif error is None and piece is not None and not piece.servers:
+                error = no_server(piece)
+            if error is not None or piece is None:
+                assert error is not None
+                task.piece = None
+                self._context.router.forget(task.item.stream_id)
+                yield from self._on_error(task, error, None, now_ms)
+                continue
+            task.piece, task.asked_ms, task.asked_wait_ms = piece, now_ms, wait_ms
+            server = piece.servers[task.replica_turn % len(piece.servers)]
+            groups.setdefault(server, []).append(task)
+        local = self._context.maybe_local
+        for server, whole in groups.items():
+            takes_places = local is not None and local.takes_places(server, now_ms)
+            for part in chunks(whole):
+                opened = _OpenFetch(server, takes_places, dict(enumerate(part)))
+                number: int = yield Start(self._call(opened, wait_ms))
+                self._open[number] = opened
+
+    def _resolve(self, tasks: Sequence[FetchTask]) -> Program[dict[int, SbpError]]:
+        """Replace EARLIEST and LATEST for servers that know neither; return the errors."""
+        stream_ids = [task.item.stream_id for task in tasks]
+        try:
+            bounds = yield from stream_bounds(self._impatient, stream_ids)
+        except SbpError as error:
+            return dict.fromkeys(stream_ids, error)
+        for task, held in zip(tasks, bounds, strict=True):
+            task.offset = held.start_offset if task.offset == EARLIEST else held.next_offset
+        return {}
+
+    def _call(self, opened: _OpenFetch, wait_ms: int) -> Call:
+        timeout_ms = self._context.timeout_ms + wait_ms
+        header = FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=self._min_bytes,
+            fetch_requests=tuple(
+                task.info(request_index) for request_index, task in opened.tasks.items()
+            ),
+            timeout_ms=timeout_ms,
+            takes_places=opened.takes_places,
+        )
+        return Call(
+            opened.endpoint,
+            Opcode.FETCH,
+            header,
+            timeout_ms,
+            answer_bytes_max=limits.FRAME_BYTES_MAX
+            + sum(each.answer_bytes for each in opened.tasks.values()),
+        )
+
+    def _on_arrival(self, arrival: Arrival) -> Program[None]:
+        asked = self._open[arrival.number]
+        now_ms: float = yield Now()
+        try:
+            if isinstance(arrival.content, SbpError):
+                raise arrival.content
+            answers = read_answer(
+                arrival.content,
+                {request_index: task.question() for request_index, task in asked.tasks.items()},
+                maybe_places_of=asked.endpoint if asked.takes_places else None,
+            )
+        except SbpError as error:
+            del self._open[arrival.number]
+            yield Abandon(arrival.number)
+            for task in asked.tasks.values():
+                yield from self._on_error(task, error, asked.endpoint, now_ms)
+            return
+        is_serving = any(
+            isinstance(each, Found) and (each.payload or each.placed) for each in answers.values()
+        )
+        empty: list[tuple[FetchTask, Found]] = []
+        for request_index, answer in answers.items():
+            task = asked.tasks.pop(request_index)
+            if isinstance(answer, SbpError):
+                yield from self._on_error(task, answer, asked.endpoint, now_ms)
+            elif answer.is_hasty and is_serving:
+                self._wait(task, now_ms)  # the frame may have had no room for this one
+            elif answer.placed is not None:
+                yield from self._read_placed(task, answer, answer.placed, arrival.number)
+            elif task.stepped and answer.payload:
+                yield from self._catch_up(task, answer, now_ms)
+            elif not answer.payload and task.may_go_on(answer.next_offset, now_ms):
+                empty.append((task, answer))
+            else:
+                yield Emit(task.outcome(answer))
+        if arrival.is_last:
+            del self._open[arrival.number]
+            for task in asked.tasks.values():
+                silence = unanswered(f"the fetch of stream {task.item.stream_id}")
+                yield from self._on_error(task, silence, asked.endpoint, now_ms)
+        if empty:
+            yield from self._follow(empty, now_ms)
+
+    def _read_placed(
+        self, task: FetchTask, answer: Found, told: PlacedBatches, number: int
+    ) -> Program[None]:
+        """Answer a task with what is on this machine's disk, or let the server do it.
+
+        There may be more than the task asks for.
+        """
+        local = self._context.maybe_local
+        assert local is not None, "places are asked for by those that read them"
+        driver = self._context.drivers.endpoint
+        whereabouts: Whereabouts = yield Locate(number, driver)
+        placed = local.maybe_admitted(told, whereabouts)
+        if placed is None:
+            yield from self._read_through(task, told)
+            return
+        if self._leaves_placed:
+            yield Emit(replace(task.outcome(answer), maybe_placed=placed))
+            return
+        first = placed.up_to(min(task.item.max_bytes, limits.BATCH_BYTES_MAX))
+        payload: memoryview | None = yield ReadPlaces(first)
+        if payload is not None:
+            is_all = len(first.places) == len(placed.places)
+            next_offset = answer.next_offset if is_all else first.end_offset
+            yield Emit(task.outcome(replace(answer, payload=payload, next_offset=next_offset)))
+            return
+        yield from self._read_through(task, placed)
+
+    def _read_through(self, task: FetchTask, placed: PlacedBatches) -> Program[None]:
+        """Let the server of placed batches send them itself, and what follows for a while."""
+        now_ms: float = yield Now()
+        if task.offset == LATEST:
+            task.offset = placed.start_offset  # not the tail of later
+        if self._context.maybe_local is not None:
+            self._context.maybe_local.on_failure(placed.endpoint, now_ms)
+        self._wait(task, now_ms)
+
+    def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> Program[None]:
+        """Ask in the next range if a stream went on in one; else answer that nothing is there.
+
+        A server answers empty-handed at once at the end of a sealed range, and the range may have
+        been sealed after its placement was looked up. While the placement driver is away, what was
+        answered holds. A server that does not wait by itself is asked again, ever less often.
+        """
+        followed = list(empty)
+        stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))
+        yield from revalidate(self._impatient, stream_ids)
+        yield from self._learn_tails([task for task, answer in followed if answer.is_silent])
+        for task, answer in followed:
+            next_offset = self._skip_trimmed(task, max(task.offset, answer.next_offset))
+            piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
+            if piece and task.piece and piece.range_index > task.piece.range_index:
+                task.follow_count += 1
+                if task.follow_count > limits.CHANGES_FOLLOWED_MAX:
+                    error = endless(f"stream {task.item.stream_id} at offset {next_offset}")
+                    yield Emit(task.empty(next_offset, error))
+                    continue
+                task.offset, task.stepped = next_offset, 0
+                self._wait(task, now_ms)
+            elif answer.is_silent and task.may_step_back:
+                task.stepped = max(1, 2 * task.stepped)
+                self._wait(task, now_ms)
+            elif answer.is_hasty and now_ms < self._wait_until_ms:
+                doubled_ms = limits.FETCH_POLL_MS << min(task.hasty_count, 30)
+                pause_ms = min(doubled_ms, limits.FETCH_POLL_MS_MAX)
+                task.hasty_count += 1
+                task.stepped, task.is_beside = 0, True
+                self._wait(task, min(now_ms + pause_ms, self._wait_until_ms))
+            else:
+                yield Emit(task.empty(next_offset))
+
+    def _learn_tails(self, tasks: Sequence[FetchTask]) -> Program[None]:
+        """Ask once for each task where its stream ends, if that is not known to be behind it.
+
+        What cannot be learned is taken to be where the task is.
+        """
+        asking = [task for task in tasks if task.maybe_tail is None]
+        for task in asking:
+            task.maybe_tail = max(task.known_tail, task.offset)
+        asking = [task for task in asking if task.maybe_tail == task.offset and task.is_inside]
+        if not asking:
+            return
+        try:
+            bounds = yield from stream_bounds(
+                self._impatient, [task.item.stream_id for task in asking]
+            )
+        except SbpError:
+            return
+        for task, held in zip(asking, bounds, strict=True):
+            task.maybe_tail = held.next_offset
+
+    def _catch_up(self, task: FetchTask, answer: Found, now_ms: float) -> Program[None]:
+        """Answer a task that was asked for too early, or go on to the batches that it is about."""
+        wanted = answer.since(task.offset)
+        if wanted.payload:
+            yield Emit(task.outcome(wanted))
+            return
+        task.is_beside = True
+        task.stepped = max(0, task.offset - answer.next_offset)
+        self._wait(task, now_ms)
+
+    def _wait(self, task: FetchTask, due_ms: float) -> None:
+        """Let a task be asked for again."""
+        task.due_ms = due_ms
+        self.waiting.append(task)
+
+    def _skip_trimmed(self, task: FetchTask, offset: int) -> int:
+        """Return where whoever asks for the earliest record goes on: not before the stream."""
+        ranges = self._context.router.maybe_ranges(task.item.stream_id)
+        if ranges and task.item.fetch_offset == EARLIEST:
+            return max(offset, ranges[0].start_offset)
+        return offset
+
+    def _on_error(
+        self, task: FetchTask, error: SbpError, endpoint: str | None, now_ms: float
+    ) -> Program[None]:
+        """Let a task wait for another try, or answer it with the error."""
+        task.attempts.on_failure()
+        what = f"FETCH of stream {task.item.stream_id} from offset {task.offset}"
+        wait_ms = task.attempts.maybe_wait_ms(error, what, endpoint, now_ms)
+        if isinstance(error, OffsetOutOfRangeError) and not task.was_out_of_range:
+            # The placement may be old: look it up once before believing that.
+            task.was_out_of_range = True
+            if task.item.fetch_offset == EARLIEST:
+                task.offset = EARLIEST
+            self._context.router.forget(task.item.stream_id)
+            wait_ms = 0
+        if wait_ms is None:
+            if isinstance(error, OffsetOutOfRangeError):
+                error = yield from self._with_bounds(task, error)
+            reason = task.attempts.explain(error, what, endpoint)
+            yield Emit(task.empty(task.offset, reason))
+            return
+        if error.refreshes_placement:
+            self._context.router.forget(task.item.stream_id)
+        if isinstance(error, TransportError):
+            task.replica_turn += 1
+        self._wait(task, now_ms + wait_ms)
+
+    def _with_bounds(self, task: FetchTask, error: SbpError) -> Program[SbpError]:
+        """Return the error with the bounds of the whole stream, as far as they can be learned."""
+        stream_id = task.item.stream_id
+        if task.piece is not None and len(self._context.router.maybe_ranges(stream_id) or ()) == 1:
+            return error  # from the server of the stream's one range: it knows best
+        try:
+            (held,) = yield from stream_bounds(self._impatient, [stream_id])
+        except SbpError:
+            return error
+        return _out_of_range(stream_id, task.offset, held.start_offset, held.next_offset)
+
+
+def _out_of_range(
+    stream_id: int, offset: int, start_offset: int, next_offset: int
+) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        StatusCode.OFFSET_OUT_OF_RANGE,
+        f"stream {stream_id} has no offset {offset}; it holds [{start_offset}, {next_offset})",
+        OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
+    )
+
+
+def _known_bounds(ranges: Sequence[RangeInfo]) -> tuple[int, int]:
+    if not ranges:
+        return 0, 0
+    last = ranges[-1]
+    return ranges[0].start_offset, last.next_offset if last.end_offset is None else last.end_offset
+
+
+def _check_arguments(items: Sequence[FetchItem], max_wait_ms: int, min_bytes: int) -> None:
+    if not 0 <= max_wait_ms <= limits.FETCH_WAIT_MS_MAX:
+        raise ConfigurationError(
+            f"max_wait_ms {max_wait_ms} is not in 0..{limits.FETCH_WAIT_MS_MAX}"
+        )
+    if not 1 <= min_bytes <= limits.FRAME_BYTES_MAX:
+        raise ConfigurationError(f"min_bytes {min_bytes} is not in 1..{limits.FRAME_BYTES_MAX}")
+    for index, item in enumerate(items):
+        if item.fetch_offset < EARLIEST:
+            raise ConfigurationError(
+                f"item {index}: fetch_offset {item.fetch_offset} is neither an offset nor"
+                " EARLIEST nor LATEST"
+            )
+        if not 1 <= item.max_bytes < 2**31:
+            raise ConfigurationError(f"item {index}: max_bytes {item.max_bytes} is not positive")

@@ -1,0 +1,1 @@
+"""Connections and the runners of programs, blocking and asynchronous."""

@@ -1,0 +1,407 @@
+"""One connection of a client, without I/O: the session, and who waits for which answer.
+
+Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
+
+The answer to the greeting tells which dialect the server speaks, and what it agrees to. Calls for
+which that matters are held until then; all others go out at once. One of the two dialects has a
+successor that greets alike: what is for placement drivers waits for a probe that tells them apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client.io.unasked import AnswerBytes, Unasked
+from sbp_core.client.programs.program import Call
+from sbp_core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    DeadlineExceededError,
+    HeaderError,
+    NotLeaderError,
+    Outcome,
+    ProtocolError,
+    SbpError,
+    StatusCode,
+    ThrottledError,
+    UnsupportedError,
+)
+from sbp_core.session.connection import Connection
+from sbp_core.session.events import (
+    CallFailed,
+    ConnectionBroken,
+    Event,
+    RequestReceived,
+    RequestRefused,
+    ResponseReceived,
+)
+from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
+from sbp_core.session.states import ConnectionState
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.dialect import (
+    Dialect,
+    check_is_batched,
+    depends_on_dialect,
+    dialect_of,
+    is_for_driver,
+    opcode_of,
+)
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import (
+    ClientRole,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ListRangesRequest,
+    decode_header,
+    decode_system_error,
+    encode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+Sink = Callable[[Frame | SbpError], None]
+
+_WITHOUT: Final = {
+    FeatureName.IDEMPOTENT_APPEND: "idempotent appends: append without a writer, if a batch may be"
+    " there twice after a lost connection",
+    FeatureName.TRANSACTIONS: "transactions: upgrade it, or append without one",
+    FeatureName.SCHEMAS: "schemas of streams: upgrade it, or write and read without one",
+}
+"""Of the features that calls need: what a server lacks without, and what to do."""
+
+
+class Phase(enum.Enum):
+    """Life of a client's connection."""
+
+    CONNECTING = "not connected yet; calls are queued"
+    OPEN = "connected"
+    RETIRED = "not trusted any more: open calls finish, new ones go elsewhere"
+    CLOSED = "over; its calls have their errors"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A call that somebody waits for; it has no id while it is held."""
+
+    sink: Sink
+    left: AnswerBytes = field(default_factory=lambda: AnswerBytes(limits.ANSWER_BYTES_MAX))
+    call_id: int | None = None
+
+
+class Conversation:
+    """The calls of one connection to `endpoint`. Not safe for threads: the owner locks.
+
+    Sinks get the frames of their call's answer, or one error, and must not block.
+    """
+
+    def __init__(self, endpoint: str, client_id: str, wishes: Wishes) -> None:
+        self.endpoint = endpoint
+        self.phase = Phase.CONNECTING
+        self.maybe_cluster_id: str | None = None
+        """The cluster that the server says it is of, once the greeting is answered."""
+        self._client_id = client_id
+        self._offer = offer(wishes)
+        self._greeting_id = 0
+        self._session = Connection()
+        self._unasked = Unasked()
+        self._maybe_dialect: Dialect | None = None
+        self._is_ours = False
+        self._is_told_apart = False
+        self._maybe_probe_id: int | None = None
+        self._maybe_refusal: UnsupportedError | None = None
+        self._held: dict[Ticket, Call] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._reason: SbpError | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new calls may be started."""
+        is_alive = self.phase is Phase.OPEN or self.phase is Phase.CONNECTING
+        return is_alive and self._session.state is ConnectionState.OPEN
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the connection is of no use to anybody, so that its owner closes it."""
+        return not self.is_usable and not self._tickets and not self._held
+
+    @property
+    def agreement(self) -> Agreement:
+        """The features that hold on this connection: none before the greeting is answered."""
+        return self._session.agreement
+
+    def greeting(self) -> list[Octets]:
+        """Return the octets of the first call: a HEARTBEAT that tells who this is.
+
+        It offers the features; calls need not wait for its answer.
+        """
+        header = HeartbeatRequest(
+            client_id=self._client_id, client_role=ClientRole.CLIENT, features=self._offer
+        )
+        self._greeting_id, buffers = self._session.start_call(
+            Opcode.HEARTBEAT, encode_header(header)
+        )
+        return buffers
+
+    def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Octets]]:
+        """Open a call; return its ticket and the octets to send, none while it is held.
+
+        `unsent_bytes` wait to be sent already. Raises SbpError when the call cannot be sent;
+        is_usable tells whether the connection is to blame.
+        """
+        if self._reason is not None:
+            raise not_sent(self.endpoint, self._reason)
+        if unsent_bytes > limits.UNSENT_BYTES_MAX:
+            raise ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"{unsent_bytes} bytes wait to be sent to {self.endpoint}, which does not read"
+                f" them; at most {limits.UNSENT_BYTES_MAX} are kept",
+            )
+        ticket = Ticket(sink, AnswerBytes(call.answer_bytes_max))
+        if self._is_early(call):
+            return ticket, self._hold(ticket, call)
+        return ticket, self._send(ticket, call)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Stop listening to a call."""
+        self._held.pop(ticket, None)
+        if ticket.call_id is not None and self._tickets.pop(ticket.call_id, None) is not None:
+            self._session.abandon_call(ticket.call_id)
+
+    def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
+        """Give a call up whose deadline passed; return the error that says so."""
+        self.abandon(ticket)
+        if self.phase is Phase.CONNECTING:
+            return ConnectError(f"no connection to {self.endpoint} in time; nothing was sent")
+        self.retire()
+        return DeadlineExceededError(f"{self.endpoint} did not answer {opcode.name} in time")
+
+    def retire(self) -> None:
+        """Take no new calls; the open ones finish."""
+        if self.phase is Phase.OPEN:
+            self.phase = Phase.RETIRED
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next octets from the peer go."""
+        return self._session.get_buffer()
+
+    @property
+    def missing_bytes(self) -> int:
+        """Octets that are to come before there is anything to do; 1 where that is not known."""
+        return self._session.missing_bytes
+
+    def buffer_updated(self, count: int) -> bool:
+        """Take in `count` octets written into `get_buffer`; whether to call `receive` now.
+
+        Needs no lock, as long as one thread calls it, `get_buffer` and `receive`.
+        """
+        self._unasked.on_received(count)
+        return self._session.buffer_updated(count)
+
+    def receive(self, unsent_bytes: int = 0) -> list[Octets]:
+        """Give the frames that are complete to the calls that wait; return the bytes to send back.
+
+        `unsent_bytes` wait to be sent already: a server that asks without reading, or sends without
+        being asked, ends the connection.
+        """
+        outgoing: list[Octets] = []
+        if not unsent_bytes:
+            self._unasked.on_sent()
+        try:
+            for event in self._session.events():
+                buffers = self._on_event(event, unsent_bytes)
+                unsent_bytes += sum(map(len, buffers))
+                outgoing += buffers
+            self._unasked.check_received(self._session.seen_frame_count)
+        except ProtocolError as error:
+            self.end(lost(self.endpoint, error))
+            return []
+        return outgoing
+
+    def end(self, error: SbpError) -> None:
+        """The connection is over: every open call gets `error`; one that is held was never sent."""
+        self.phase = Phase.CLOSED
+        self._reason = self._reason or error
+        self._session.close()
+        tickets, held = [*self._tickets.values()], [*self._held]
+        self._tickets, self._held = {}, {}
+        for ticket in tickets:
+            ticket.sink(error)
+        for ticket in held:
+            ticket.sink(not_sent(self.endpoint, error))
+
+    def _is_early(self, call: Call) -> bool:
+        """Whether more has to be known of the server before a call can be sent."""
+        if self._session.state is not ConnectionState.OPEN:
+            return False
+        if self._maybe_dialect is None:
+            return call.feature is not None or depends_on_dialect(call.opcode)
+        return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
+
+    def _hold(self, ticket: Ticket, call: Call) -> list[Octets]:
+        """Keep a call back; return the octets of the probe that it waits for, if that is next."""
+        self._held[ticket] = call
+        if self._maybe_dialect is None or self._maybe_probe_id is not None:
+            return []
+        header = encode_header(ListRangesRequest())
+        self._maybe_probe_id, buffers = self._session.start_call(Opcode.LIST_RANGES, header)
+        return buffers
+
+    def _release(self) -> list[Octets]:
+        """Send what was held, as far as enough is known now; return its octets."""
+        held, self._held = self._held, {}
+        outgoing: list[Octets] = []
+        for ticket, call in held.items():
+            try:
+                act = self._hold if self._is_early(call) else self._send
+                outgoing += act(ticket, call)
+            except SbpError as error:
+                ticket.sink(error)
+        return outgoing
+
+    def _send(self, ticket: Ticket, call: Call) -> list[Octets]:
+        if self._maybe_refusal is not None and call.opcode is not Opcode.PING:
+            raise UnsupportedError(self._maybe_refusal.code, self._maybe_refusal.message)
+        is_answered = self._maybe_dialect is not None  # otherwise the session says what is wrong
+        if is_answered and call.feature is not None and not self.agreement.has(call.feature):
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                f"the server at {self.endpoint} does not know {_WITHOUT[call.feature]}",
+            )
+        is_foreign = is_answered and self._maybe_dialect is not Dialect.SPECIFICATION
+        if call.only_ours and is_foreign and not self._is_ours:
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                f"the range server at {self.endpoint} is ElasticStream's, and would not answer"
+                f" {call.opcode.name}; nothing was sent",
+            )
+        header = b"" if call.header is None else encode_header(call.header)
+        opcode = opcode_of(call.opcode, self._maybe_dialect or Dialect.SPECIFICATION)
+        ticket.call_id, buffers = self._session.start_call(opcode, header, call.payload)
+        self._tickets[ticket.call_id] = ticket
+        return buffers
+
+    def _on_event(self, event: Event, unsent_bytes: int) -> list[Octets]:
+        if isinstance(event, ResponseReceived):
+            return self._on_response(event)
+        if isinstance(event, CallFailed):
+            ticket = self._tickets.pop(event.call_id, None)
+            if ticket is not None:
+                ticket.sink(event.error)
+        elif isinstance(event, RequestReceived):
+            return self._counted(self._answer(event.frame, unsent_bytes))
+        elif isinstance(event, RequestRefused):
+            return self._counted(self._session.send_system_error(event.frame, event.error))
+        elif isinstance(event, ConnectionBroken):
+            self.end(lost(self.endpoint, str(event.error)))
+        return []
+
+    def _on_response(self, event: ResponseReceived) -> list[Octets]:
+        if event.call_id == self._greeting_id:
+            return self._on_greeted(event.frame)
+        if event.call_id == self._maybe_probe_id:
+            return self._on_probed(event.frame)
+        ticket = self._tickets.get(event.call_id)
+        if ticket is None:
+            return []
+        self._unasked.on_awaited(self._session.seen_frame_count)
+        error = ticket.left.take(event.frame)
+        if error is not None:
+            del self._tickets[event.call_id]
+            error.outcome = Outcome.UNKNOWN
+            ticket.sink(error)
+            raise error
+        if event.is_end:
+            del self._tickets[event.call_id]
+        ticket.sink(event.frame)
+        return []
+
+    def _on_greeted(self, frame: Frame) -> list[Octets]:
+        """Adopt the server's dialect and what it accepts; return the octets of what was held.
+
+        One that does not even know HEARTBEAT is taken to speak as the specification does. One that
+        cannot answer it now has declined nothing: the connection is as good as lost.
+        """
+        answer = HeartbeatResponse()
+        with contextlib.suppress(HeaderError):
+            if frame.is_system_error:
+                answer = HeartbeatResponse(status=decode_system_error(frame.header).status)
+            else:
+                answer = decode_header(HeartbeatResponse, frame.header)
+        failure = maybe_error(answer.status)
+        if failure is not None and failure.retriable and not isinstance(failure, NotLeaderError):
+            self.end(lost(self.endpoint, f"it did not take up the conversation: {failure}"))
+            return []
+        self._unasked.on_awaited(self._session.seen_frame_count)
+        self._maybe_dialect = dialect_of(answer.status)
+        self._is_told_apart = self._maybe_dialect is Dialect.SPECIFICATION
+        self._is_ours = answer.cluster_id is not None
+        self.maybe_cluster_id = answer.cluster_id or None
+        self._session.adopt(settle(self._offer, answer.features), is_client=True)
+        return self._release()
+
+    def _on_probed(self, frame: Frame) -> list[Octets]:
+        """Note whether the server speaks the dialect that its greeting had; see `_release`."""
+        self._unasked.on_awaited(self._session.seen_frame_count)
+        self._is_told_apart = True
+        if not frame.is_system_error:
+            try:
+                check_is_batched(frame.header)
+            except UnsupportedError as error:
+                self._maybe_refusal = error
+        return self._release()
+
+    def _counted(self, answer: list[Octets]) -> list[Octets]:
+        self._unasked.on_answer(sum(map(len, answer)))
+        return answer
+
+    def _answer(self, request: Frame, unsent_bytes: int) -> list[Octets]:
+        """Answer what a server may ask its client: PING with its echo, HEARTBEAT in kind."""
+        refusal = self._unasked.maybe_refusal(request, unsent_bytes)
+        if refusal is not None:
+            return self._session.send_system_error(request, refusal)
+        if request.opcode == Opcode.PING:
+            return self._session.send_response(request, request.header, [request.payload])
+        if request.opcode == Opcode.HEARTBEAT:
+            header = HeartbeatResponse(client_id=self._client_id, client_role=ClientRole.CLIENT)
+            return self._session.send_response(request, encode_header(header))
+        error = UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"a client does not serve opcode {request.opcode:#06x}",
+        )
+        return self._session.send_system_error(request, error)
+
+
+def connect_failed(endpoint: str, failure: Exception, connect_seconds: float) -> ConnectError:
+    """Return the error of a connection that could not be made, with the system's reason."""
+    reason = str(failure)
+    if isinstance(failure, TimeoutError):
+        reason = f"no answer within {connect_seconds:g} s"
+    elif isinstance(failure, OSError) and failure.errno is not None and failure.errno > 0:
+        reason = os.strerror(failure.errno)
+    return ConnectError(f"cannot connect to {endpoint}: {reason}")
+
+
+def not_sent(endpoint: str, reason: SbpError) -> ConnectError:
+    """Return the error of a call on a connection that ended before, for this reason."""
+    if isinstance(reason, ConnectError):
+        return reason
+    return ConnectError(f"nothing was sent to {endpoint}: {reason}")
+
+
+def lost(endpoint: str, reason: object) -> ConnectionLostError:
+    """Return the error of a connection that ended while calls were open."""
+    return ConnectionLostError(f"the connection to {endpoint} ended: {reason}")
+
+
+def unread(unsent_bytes: int) -> str:
+    """Return why a connection is ended on which the server reads nothing."""
+    return (
+        f"the server has read nothing for {limits.WRITE_STALL_MS} ms, and {unsent_bytes} bytes wait"
+        " to be sent"
+    )

@@ -1,0 +1,1 @@
+"""Operations of a client as programs: what to ask of which server, without I/O."""

@@ -1,0 +1,321 @@
+"""Programs for the streams themselves: describe, list, create, delete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client.programs.calls import Attempts, Context, ask, unanswered, with_message
+from sbp_core.client.programs.program import Call, Now, Program, gather, pause
+from sbp_core.client.programs.range_placement import chunks, is_foreign, missing, refresh
+from sbp_core.client.types import StreamInfo, StreamSpec
+from sbp_core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    Outcome,
+    SbpError,
+    StatusCode,
+    StatusError,
+    UnsupportedError,
+)
+from sbp_core.wire.dialect import Dialect, dialect_of
+from sbp_core.wire.headers import (
+    CreateStreamsRequest,
+    CreateStreamsResponse,
+    DeleteStreamsRequest,
+    DeleteStreamsResponse,
+    DescribeStreamResult,
+    DescribeStreamsRequest,
+    DescribeStreamsResponse,
+    Stream,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
+_REPLICA_COUNT_MAX: Final = 127
+"""An int8 on the wire."""
+
+
+def describe_streams(context: Context, refs: Sequence[int | str]) -> Program[list[StreamInfo]]:
+    """Return the metadata of streams given by id (int) or name (str), in that order.
+
+    SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing, UnsupportedError when
+    a server does not know names.
+    """
+    found, refused = yield from _find(context, refs)
+    if refused:
+        yield from _check_absent(context, refused)
+    absent = [ref for ref in dict.fromkeys(refs) if ref not in found]
+    if absent:
+        raise missing([f"stream {ref!r}" for ref in absent])
+    return [found[ref] for ref in refs]
+
+
+def find_streams(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamInfo]]:
+    """Return the metadata of those streams that the placement driver knows, in any order.
+
+    SPEC "DESCRIBE_STREAMS".
+    """
+    found, _ = yield from _find(context, stream_ids)
+    return list({info.stream_id: info for info in found.values()}.values())
+
+
+def _find(
+    context: Context, refs: Sequence[int | str]
+) -> Program[tuple[dict[int | str, StreamInfo], dict[int, StatusError]]]:
+    """Return the streams that exist, by id and name, and the errors of those ids that got one.
+
+    ElasticStream's placement manager answers PD_INTERNAL to all ids if it does not know one of
+    them: they are halved until that one is found.
+    """
+    found: dict[int | str, StreamInfo] = {}
+    refused: dict[int, StatusError] = {}
+    pending = [*chunks(list(dict.fromkeys(refs)))]
+    while pending:
+        chunk = pending.pop()
+        header = DescribeStreamsRequest(
+            timeout_ms=context.timeout_ms,
+            stream_ids=tuple(ref for ref in chunk if isinstance(ref, int)),
+            names=tuple(ref for ref in chunk if isinstance(ref, str)),
+        )
+        try:
+            infos = yield from _describe(context, header)
+        except StatusError as error:
+            is_odd = error.code == StatusCode.PD_INTERNAL and not header.names
+            if not is_odd or not (yield from is_foreign(context)):
+                raise
+            if len(chunk) == 1:
+                refused[header.stream_ids[0]] = error
+            else:
+                middle = len(chunk) // 2
+                pending += [chunk[:middle], chunk[middle:]]
+            continue
+        for info in infos:
+            found[info.stream_id] = info
+            if info.name is not None:
+                found[info.name] = info
+    return found, refused
+
+
+def _check_absent(context: Context, refused: Mapping[int, StatusError]) -> Program[None]:
+    """Raise the error of a stream that has ranges; one without does not exist."""
+    missed = yield from refresh(context, refused)
+    for stream_id, error in refused.items():
+        if not isinstance(missed.get(stream_id), NotFoundError):
+            raise with_message(
+                error,
+                f"stream {stream_id} is not described, but has ranges: ",
+                "; if it was deleted, leave it out",
+            )
+
+
+def list_streams(context: Context) -> Program[list[StreamInfo]]:
+    """Return all streams of the cluster, by id."""
+    header = DescribeStreamsRequest(timeout_ms=context.timeout_ms, all_streams=True)
+    return sorted((yield from _describe(context, header)), key=lambda info: info.stream_id)
+
+
+def create_streams(
+    context: Context,
+    specs: Sequence[StreamSpec],
+    on_created: Callable[[StreamInfo], None] | None = None,
+) -> Program[list[StreamInfo]]:
+    """Create streams; return them in the order of `specs` (SPEC "CREATE_STREAMS").
+
+    Waits while no range server can take a range: each reports itself soon after a start. Raises
+    ConfigurationError for what no server would take, AlreadyExistsError for a name in use,
+    NoRangeServerError when all tries were in vain. The others of the same call may be created
+    nevertheless: `on_created` is called with each that is.
+    """
+    for spec in specs:
+        check_spec(spec)
+    created: list[StreamInfo] = []
+    for chunk in chunks(specs):
+        created += yield from _create(context, chunk, on_created or (lambda _: None))
+    return created
+
+
+def _create(
+    context: Context, specs: Sequence[StreamSpec], on_created: Callable[[StreamInfo], None]
+) -> Program[list[StreamInfo]]:
+    created: dict[int, StreamInfo] = {}
+    attempts = Attempts(context, (yield Now()))
+    while len(created) < len(specs):
+        wanted = [index for index in range(len(specs)) if index not in created]
+        header = CreateStreamsRequest(
+            timeout_ms=context.timeout_ms,
+            streams=tuple(
+                Stream(
+                    name=specs[index].name,
+                    replica_nums=specs[index].replica_count,
+                    retention_period_ms=specs[index].retention_period_ms,
+                    retention_bytes=specs[index].retention_bytes,
+                )
+                for index in wanted
+            ),
+        )
+        answers = yield from ask(
+            context, Opcode.CREATE_STREAMS, header, CreateStreamsResponse, is_repeatable=False
+        )
+        results = [result for answer in answers for result in answer.create_responses]
+        if len(results) != len(wanted):
+            raise unanswered(f"{len(wanted) - len(results)} of the {len(wanted)} streams to create")
+        failures: list[tuple[str, SbpError]] = []
+        for index, result in zip(wanted, results, strict=True):
+            what = f"stream {specs[index].name or '(unnamed)'!r}"
+            error = maybe_error(result.status)
+            if error is not None:
+                failures.append((what, error))
+            elif result.stream is None:
+                raise unanswered(what)
+            else:
+                check_named(specs[index].name, result.stream)
+                created[index] = stream_info(result.stream)
+                on_created(created[index])
+        if failures:
+            attempts.on_failure()
+            now_ms = yield Now()
+            longest_ms = 0.0
+            for what, failure in failures:
+                wait_ms = attempts.maybe_wait_ms(
+                    failure, f"creating {what}", None, now_ms, is_repeatable=False
+                )
+                if wait_ms is None:
+                    raise attempts.explain(failure, f"creating {what}", None)
+                longest_ms = max(longest_ms, wait_ms)
+            yield from pause(longest_ms)
+    return [created[index] for index in range(len(specs))]
+
+
+def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]:
+    """Delete streams given by id or name (SPEC "DELETE_STREAMS").
+
+    The placement driver decides; then the range servers are told, so that they refuse appends
+    from now on; ElasticStream's do not know how to delete, and are not told. A range server that
+    cannot be reached learns it from the placement driver later.
+    Raises NotFoundError naming all that are missing; nothing is deleted then.
+    """
+    infos = yield from describe_streams(context, refs)
+    stream_ids = list(dict.fromkeys(info.stream_id for info in infos))
+    yield from refresh(context, stream_ids)
+    hosted: dict[str, list[int]] = {}
+    for stream_id in stream_ids:
+        ranges = context.router.maybe_ranges(stream_id) or ()
+        for server in dict.fromkeys(each for piece in ranges for each in piece.servers):
+            hosted.setdefault(server, []).append(stream_id)
+    for chunk in chunks(stream_ids):
+        answers = yield from ask(
+            context,
+            Opcode.DELETE_STREAMS,
+            _delete_header(context, chunk),
+            DeleteStreamsResponse,
+            is_repeatable=False,
+        )
+        results = [result for answer in answers for result in answer.delete_responses]
+        if len(results) != len(chunk):
+            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to delete")
+        for result in results:
+            error = maybe_error(result.status)
+            if error is not None and not isinstance(error, NotFoundError):
+                raise error
+    for stream_id in stream_ids:
+        context.router.forget(stream_id)
+    yield from gather(
+        [
+            Call(
+                server,
+                Opcode.DELETE_STREAMS,
+                _delete_header(context, chunk),
+                context.timeout_ms,
+                only_ours=True,
+            )
+            for server, known in hosted.items()
+            for chunk in chunks(known)
+        ]
+    )
+
+
+def check_spec(spec: StreamSpec) -> None:
+    """Raise ConfigurationError unless a stream can be created like that."""
+    if spec.name is not None and (not _NAME.fullmatch(spec.name) or spec.name in {".", ".."}):
+        raise ConfigurationError(
+            f"stream name {spec.name[:300]!r} is not allowed: write 1 to"
+            f" {limits.STREAM_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - (but not . or ..)"
+        )
+    if not 1 <= spec.replica_count <= _REPLICA_COUNT_MAX:
+        raise ConfigurationError(
+            f"replica_count {spec.replica_count} of stream {spec.name!r} is not in"
+            f" 1..{_REPLICA_COUNT_MAX}"
+        )
+    if spec.retention_period_ms < 0:
+        raise ConfigurationError(
+            f"retention_period_ms {spec.retention_period_ms} of stream {spec.name!r} is negative;"
+            " 0 keeps records for ever"
+        )
+    if spec.retention_bytes < 0:
+        raise ConfigurationError(
+            f"retention_bytes {spec.retention_bytes} of stream {spec.name!r} is negative;"
+            " 0 is no limit"
+        )
+
+
+def check_named(wanted: str | None, stream: Stream) -> None:
+    """Raise UnsupportedError when a server left out the name that a stream was to have."""
+    if wanted is not None and stream.name is None:
+        error = UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"the server knows no names: stream {stream.stream_id} is there, but not as {wanted!r};"
+            " use its id",
+        )
+        error.outcome = Outcome.APPLIED
+        raise error
+
+
+def stream_info(stream: Stream) -> StreamInfo:
+    """Return the caller's view of a stream of the wire."""
+    return StreamInfo(
+        stream_id=stream.stream_id,
+        name=stream.name,
+        replica_count=stream.replica_nums,
+        retention_period_ms=stream.retention_period_ms,
+        created_at_ms=stream.created_at_ms,
+        retention_bytes=max(0, stream.retention_bytes),
+    )
+
+
+def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[StreamInfo]]:
+    """Ask; leave out what does not exist, raise what else failed."""
+    answers = yield from ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
+    results = [result for answer in answers for result in answer.describe_responses]
+    knows_names = dialect_of(answers[-1].status) is Dialect.SPECIFICATION
+    is_short = len(results) < len(header.stream_ids + header.names)
+    if header.names and is_short and not knows_names:
+        raise UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"the server at {context.drivers.endpoint} knows streams by id only; give an id instead"
+            f" of {', '.join(map(repr, header.names))}",
+        )
+    for result in results:
+        error = _maybe_failure(result)
+        if error is not None:
+            raise error
+    return [
+        stream_info(result.stream)
+        for result in results
+        if result.stream is not None and maybe_error(result.status) is None
+    ]
+
+
+def _maybe_failure(result: DescribeStreamResult) -> SbpError | None:
+    error = maybe_error(result.status)
+    return None if isinstance(error, NotFoundError) else error
+
+
+def _delete_header(context: Context, stream_ids: Sequence[int]) -> DeleteStreamsRequest:
+    return DeleteStreamsRequest(
+        timeout_ms=context.timeout_ms,
+        streams=tuple(Stream(stream_id=stream_id) for stream_id in stream_ids),
+    )

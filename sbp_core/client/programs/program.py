@@ -1,0 +1,190 @@
+"""What a client operation may ask of the world.
+
+An operation is written once, as a generator (a `Program`): it yields effects and is sent their
+results. It does no I/O and reads no clock. Two runners execute programs: blocking_runner.py
+and aio_runner.py. Times are milliseconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from sbp_core import limits
+from sbp_core.client.fetches.local_log import PlacedBatches
+from sbp_core.errors import SbpError
+from sbp_core.session.negotiation import FeatureName
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.opcodes import Opcode
+
+T = TypeVar("T")
+
+
+class Call(Struct, frozen=True):
+    """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
+
+    One that needs a `feature` is sent only where that was agreed on. One that is `only_ours` is not
+    sent to range servers of ElasticStream, which would never answer. An answer that is longer than
+    `answer_bytes_max` ends the call and the connection.
+    """
+
+    endpoint: str
+    opcode: Opcode
+    header: object | None
+    timeout_ms: float
+    payload: tuple[Octets, ...] = ()
+    feature: FeatureName | None = None
+    only_ours: bool = False
+    answer_bytes_max: int = limits.ANSWER_BYTES_MAX
+
+
+class Start(Struct, frozen=True):
+    """Send a call without waiting. Result: its number. Failures come as an Arrival."""
+
+    call: Call
+
+
+class Receive(Struct, frozen=True):
+    """Wait for something of the calls `numbers`. Result: an Arrival, None at `until_ms`."""
+
+    numbers: frozenset[int]
+    until_ms: float | None = None
+
+
+class Abandon(Struct, frozen=True):
+    """Stop listening to call `number`. Result: None."""
+
+    number: int
+
+
+class Now(Struct, frozen=True):
+    """Result: the time in ms."""
+
+
+class Emit(Struct, frozen=True):
+    """Hand `value` to the caller before the program is over. Result: what it sends, or None."""
+
+    value: Any
+
+
+class ReadPlaces(Struct, frozen=True):
+    """Read batches from the disk. Result: their octets, None if that cannot be done."""
+
+    placed: PlacedBatches
+
+
+class Locate(Struct, frozen=True):
+    """Result: the Whereabouts of the server of call `number`, in the cluster of `driver`."""
+
+    number: int
+    driver: str
+
+
+Effect = Start | Receive | Abandon | Now | Emit | ReadPlaces | Locate
+"""`Locate` and `ReadPlaces` are for programs whose context has LocalReads (blocking client)."""
+Program = Generator[Effect, Any, T]
+
+
+class Reply(Struct, frozen=True):
+    """All that came of a call: frames, then its end or the `error` that cut it short."""
+
+    frames: tuple[Frame, ...]
+    error: SbpError | None = None
+
+
+class Arrival(Struct, frozen=True):
+    """A response frame of call `number`, or the error that ends it."""
+
+    number: int
+    content: Frame | SbpError
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more comes for the call."""
+        return isinstance(self.content, SbpError) or self.content.is_end
+
+
+class Inbox:
+    """The open calls of one running program, and what arrived and was not asked for yet."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[int, float] = {}
+        self._arrivals: deque[Arrival] = deque()
+        self._next_number = 0
+
+    @property
+    def open_numbers(self) -> tuple[int, ...]:
+        """Calls whose last arrival is still to come."""
+        return tuple(self._deadlines)
+
+    @property
+    def last_number(self) -> int:
+        """The number of the newest call."""
+        return self._next_number - 1
+
+    def open(self, deadline_ms: float) -> int:
+        """Return the number of a new call."""
+        number = self._next_number
+        self._next_number += 1
+        self._deadlines[number] = deadline_ms
+        return number
+
+    def deliver(self, arrival: Arrival) -> None:
+        """Keep an arrival; what comes for a closed call is dropped."""
+        if arrival.number not in self._deadlines:
+            return
+        self._arrivals.append(arrival)
+        if arrival.is_last:
+            del self._deadlines[arrival.number]
+
+    def abandon(self, number: int) -> None:
+        """Close a call and forget what arrived for it."""
+        self._deadlines.pop(number, None)
+        self._arrivals = deque(entry for entry in self._arrivals if entry.number != number)
+
+    def maybe_claim(self, numbers: frozenset[int]) -> Arrival | None:
+        """Take out the oldest arrival of one of these calls."""
+        for index, arrival in enumerate(self._arrivals):
+            if arrival.number in numbers:
+                del self._arrivals[index]
+                return arrival
+        return None
+
+    def expired(self, now_ms: float) -> list[int]:
+        """Return the open calls whose deadline is not after `now_ms`."""
+        return [number for number, deadline in self._deadlines.items() if deadline <= now_ms]
+
+    def maybe_wake_ms(self, until_ms: float | None) -> float | None:
+        """Return the next time at which waiting is over without an arrival."""
+        times = list(self._deadlines.values())
+        if until_ms is not None:
+            times.append(until_ms)
+        return min(times, default=None)
+
+
+def gather(calls: Sequence[Call]) -> Program[list[Reply]]:
+    """Execute calls concurrently; return the replies in the same order."""
+    frames: dict[int, list[Frame]] = {}
+    errors: dict[int, SbpError] = {}
+    for call in calls:
+        frames[(yield Start(call))] = []
+    waiting = frozenset(frames)
+    while waiting:
+        arrival: Arrival = yield Receive(waiting)
+        if isinstance(arrival.content, SbpError):
+            errors[arrival.number] = arrival.content
+        else:
+            frames[arrival.number].append(arrival.content)
+        if arrival.is_last:
+            waiting -= {arrival.number}
+    return [Reply(tuple(parts), errors.get(number)) for number, parts in frames.items()]
+
+
+def pause(wait_ms: float) -> Program[None]:
+    """Wait."""
+    now_ms: float = yield Now()
+    yield Receive(frozenset(), now_ms + wait_ms)

@@ -1,0 +1,431 @@
+"""Programs that look up where the ranges of streams are, and where the streams end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from sbp_core import limits
+from sbp_core.client.programs.calls import Attempts, Context, ask, decode_reply, unanswered
+from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.programs.router import Router
+from sbp_core.client.types import RangeInfo, StoreCommit, StreamBounds
+from sbp_core.errors import (
+    InvalidRequestError,
+    NoRangeServerError,
+    NotFoundError,
+    ProtocolError,
+    SbpError,
+    StatusCode,
+    UnsupportedError,
+)
+from sbp_core.wire.dialect import Dialect, dialect_of
+from sbp_core.wire.headers import (
+    DescribeRangeResult,
+    DescribeRangesRequest,
+    DescribeRangesResponse,
+    ListRangesRequest,
+    ListRangesResponse,
+    ListRangesResult,
+    RangeCriteria,
+    RangeId,
+    SealRangesResult,
+    StreamRange,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+T = TypeVar("T")
+
+
+def chunks(values: Sequence[T], size: int = limits.STREAMS_PER_CALL) -> Iterator[Sequence[T]]:
+    """Cut into pieces of at most `size`."""
+    for begin in range(0, len(values), size):
+        yield values[begin : begin + size]
+
+
+def stream_id_of(result: SealRangesResult | DescribeRangeResult) -> int:
+    """Return the stream of a result about a range, -1 where it names none.
+
+    Servers of elasticstream-2023-04 name the stream in the range only.
+    """
+    if result.stream_id >= 0 or result.stream_range is None:
+        return result.stream_id
+    return result.stream_range.stream_id
+
+
+def range_info(piece: StreamRange) -> RangeInfo:
+    """Return the caller's view of a range of the wire."""
+    replicas = sorted(piece.servers, key=lambda replica: not replica.is_primary)
+    return RangeInfo(
+        stream_id=piece.stream_id,
+        range_index=piece.range_index,
+        start_offset=piece.start_offset,
+        end_offset=piece.end_offset if piece.end_offset >= 0 else None,
+        next_offset=piece.next_offset,
+        servers=tuple(
+            replica.server.advertise_addr
+            for replica in replicas
+            if replica.server is not None and replica.server.advertise_addr
+        ),
+    )
+
+
+def checked_range(piece: StreamRange, server: str) -> RangeInfo:
+    """Return what `server` says of a range. Raises ProtocolError for what no range can be."""
+    offsets = piece.start_offset, piece.end_offset, piece.next_offset
+    if max(offsets) > limits.OFFSET_PLAUSIBLE_MAX or piece.start_offset < 0:
+        raise ProtocolError(
+            f"the server at {server} says that range {piece.range_index} of stream"
+            f" {piece.stream_id} starts at offset {piece.start_offset}, ends at {piece.end_offset}"
+            f" and goes on at {piece.next_offset}; offsets are from 0 to"
+            f" {limits.OFFSET_PLAUSIBLE_MAX}: the server is broken, or no SBP server"
+        )
+    return range_info(piece)
+
+
+def no_server(piece: RangeInfo) -> NoRangeServerError:
+    """Return the error of a range that no server hosts."""
+    return NoRangeServerError(
+        StatusCode.PD_NO_AVAILABLE_RS,
+        f"range {piece.range_index} of stream {piece.stream_id} has no server at the moment",
+    )
+
+
+def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
+    """Look the streams up at the placement driver; return the error of each that failed.
+
+    SPEC "LIST_RANGES". The router learns the others.
+    """
+    errors: dict[int, SbpError] = {}
+    for chunk in chunks(list(dict.fromkeys(stream_ids))):
+        header = ListRangesRequest(
+            timeout_ms=context.timeout_ms,
+            range_owners=tuple(RangeCriteria(stream_id=each) for each in chunk),
+        )
+        try:
+            answers = yield from _list(context, header)
+            listed = _ranges_by_stream(chunk, answers, context.drivers.endpoint)
+        except SbpError as error:
+            errors.update(dict.fromkeys(chunk, error))
+            continue
+        revision = answers[-1].revision
+        context.router.dialect = dialect_of(answers[-1].status)
+        for stream_id, found in listed.items():
+            if isinstance(found, SbpError):
+                context.router.forget(stream_id)
+                errors[stream_id] = found
+            else:
+                context.router.learn(stream_id, found, revision)
+    return errors
+
+
+def _ranges_by_stream(
+    stream_ids: Sequence[int], answers: Sequence[ListRangesResponse], server: str
+) -> dict[int, list[RangeInfo] | SbpError]:
+    """Return the ranges of each stream, which may come in several results, or what failed.
+
+    Raises ProtocolError for more ranges than there can be, or one where there is no offset.
+    """
+    count = sum(len(result.ranges) for answer in answers for result in answer.list_responses)
+    if count > limits.LISTED_RANGES_MAX:
+        raise ProtocolError(
+            f"the server at {server} lists {count} ranges of {len(stream_ids)} streams; an answer"
+            f" has {limits.LISTED_RANGES_MAX} at most"
+        )
+    found: dict[int, list[RangeInfo] | SbpError] = {
+        each: unanswered(f"stream {each}") for each in stream_ids
+    }
+    for result in (entry for answer in answers for entry in answer.list_responses):
+        stream_id = _owner(result)
+        if stream_id not in found:
+            continue
+        failure = maybe_error(result.status)
+        known = found[stream_id]
+        if failure is not None:
+            found[stream_id] = failure
+            continue
+        if not isinstance(known, list):
+            known = found[stream_id] = []
+        known += [checked_range(each, server) for each in result.ranges]
+    if dialect_of(answers[-1].status) is Dialect.SPECIFICATION:
+        return found
+    return {each: found[each] or _absent(each) for each in found}
+
+
+def locate(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
+    """Look up those streams that the router does not know; return the errors by stream."""
+    unknown = context.router.unknown(stream_ids)
+    if not unknown:
+        return {}
+    return (yield from refresh(context, unknown))
+
+
+def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int, SbpError]]:
+    """Make sure that what the router knows of the streams is current; return the errors.
+
+    A server that counts revisions is asked about one stream only, as long as nothing changed.
+    """
+    revision = context.router.maybe_revision(stream_ids) if stream_ids else None
+    if revision is not None:
+        header = ListRangesRequest(
+            timeout_ms=context.timeout_ms,
+            range_owners=(RangeCriteria(stream_id=stream_ids[0]),),
+            since_revision=revision,
+        )
+        try:
+            answers = yield from _list(context, header)
+        except SbpError as error:
+            return dict.fromkeys(stream_ids, error)
+        if answers[-1].revision == revision:
+            return {}
+    return (yield from refresh(context, stream_ids))
+
+
+def maybe_revision(context: Context) -> Program[int | None]:
+    """Return the revision of the metadata, None where the placement driver does not count them.
+
+    SPEC "LIST_RANGES", for no stream: the shortest answer there is.
+    """
+    header = ListRangesRequest(timeout_ms=context.timeout_ms)
+    try:
+        answers = yield from _list(context, header)
+    except (InvalidRequestError, UnsupportedError):  # that no stream is named
+        return None
+    context.router.dialect = dialect_of(answers[-1].status)
+    revision = answers[-1].revision
+    return None if revision < 0 else revision
+
+
+def dialect(context: Context) -> Program[Dialect]:
+    """Return what the servers speak, asking the placement driver if it has not shown that yet."""
+    if not context.router.has_seen_dialect:
+        yield from maybe_revision(context)
+    return context.router.dialect
+
+
+def has_commit(context: Context, commit: StoreCommit) -> Program[bool | None]:
+    """Return whether the metadata ever had a commit; None: the placement driver does not tell.
+
+    SPEC "LIST_RANGES". False means that they were put back to an older copy, or are others.
+    """
+    header = ListRangesRequest(
+        context.timeout_ms, store_commit=commit.number, store_life=commit.life
+    )
+    try:
+        answers = yield from _list(context, header)
+    except (InvalidRequestError, UnsupportedError):  # that no stream is named
+        return None
+    return not answers[-1].lacks_commit if answers[-1].store_life else None
+
+
+def note_commit(router: Router, answer: ListRangesResponse) -> None:
+    """Remember the commit that an answer tells."""
+    if answer.store_life is not None:
+        told = StoreCommit(answer.store_commit, answer.store_life)
+        router.maybe_commit = told if told.is_plausible else router.maybe_commit
+
+
+def _list(context: Context, header: ListRangesRequest) -> Program[list[ListRangesResponse]]:
+    answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+    note_commit(context.router, answers[-1])
+    return answers
+
+
+def is_foreign(context: Context) -> Program[bool]:
+    """Return whether the placement driver speaks another dialect than the specification."""
+    return (yield from dialect(context)) is not Dialect.SPECIFICATION
+
+
+def list_ranges(
+    context: Context, stream_ids: Sequence[int], as_of: int | None = None
+) -> Program[dict[int, tuple[RangeInfo, ...]]]:
+    """Return the ranges of each stream, in order, as the placement driver knows them now.
+
+    It is not asked for what is known `as_of` a revision that it has just told. Raises
+    NotFoundError naming all streams that are missing.
+    """
+    if as_of is None or context.router.maybe_revision(stream_ids) != as_of:
+        check_errors((yield from refresh(context, stream_ids)))
+    return {each: context.router.maybe_ranges(each) or () for each in stream_ids}
+
+
+def check_errors(errors: dict[int, SbpError]) -> None:
+    """Raise the worst of what happened to streams; missing ones are all named."""
+    for error in errors.values():
+        if not isinstance(error, NotFoundError):
+            raise error
+    if errors:
+        raise missing([f"stream {stream_id}" for stream_id in errors])
+
+
+def missing(names: Sequence[str]) -> NotFoundError:
+    """Return the error that names streams which do not exist."""
+    return NotFoundError(
+        StatusCode.NOT_FOUND,
+        f"not found: {', '.join(names)}; create what is missing, or list the streams to find the"
+        " right name or id",
+    )
+
+
+def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamBounds]]:
+    """Return where each stream begins and ends now, in the order of `stream_ids`.
+
+    The begin comes from the placement driver, the end of an open range from its primary server
+    (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming all missing streams.
+    """
+    check_errors((yield from revalidate(context, stream_ids)))
+    attempts = Attempts(context, (yield Now()))
+    bounds = Bounds(context.router)
+    while pending := bounds.missing(stream_ids):
+        bounds.count_look()
+        check_errors((yield from locate(context, pending)))
+        questions = bounds.questions(pending)
+        timeout_ms = context.timeout_ms
+        replies = yield from gather([describe_call(*each, timeout_ms) for each in questions])
+        for (server, pieces), reply in zip(questions, replies, strict=True):
+            bounds.on_reply(server, pieces, reply)
+        if not bounds.failures:
+            continue
+        for stream_id in bounds.failures:
+            context.router.forget(stream_id)
+        endpoint, error = list(bounds.failures.values())[-1]
+        attempts.on_failure()
+        wait_ms = attempts.maybe_wait_ms(error, "DESCRIBE_RANGE", endpoint, (yield Now()))
+        if wait_ms is None:
+            raise attempts.explain(error, "DESCRIBE_RANGE", endpoint) from error
+        yield from pause(wait_ms)
+    return [bounds.found[stream_id] for stream_id in stream_ids]
+
+
+class Bounds:
+    """What is known so far of where streams begin and end.
+
+    `failures` are those of the last questions, by stream: whom it was asked of, and the error.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self.found: dict[int, StreamBounds] = {}
+        self.failures: dict[int, tuple[str | None, SbpError]] = {}
+        self._router = router
+        self._sealed: dict[int, RangeInfo] = {}
+        self._look_count = 0
+
+    def count_look(self) -> None:
+        """Raise ProtocolError if the placement and the range servers never agree."""
+        self._look_count += 1
+        if self._look_count > limits.CHANGES_FOLLOWED_MAX:
+            raise endless("where the streams end")
+
+    def missing(self, stream_ids: Sequence[int]) -> list[int]:
+        """Return the streams that have no bounds yet, each once."""
+        return [each for each in dict.fromkeys(stream_ids) if each not in self.found]
+
+    def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[RangeInfo]]]:
+        """Return which ranges to ask which server about; settle streams without an open range."""
+        self.failures = {}
+        groups: dict[str, list[RangeInfo]] = {}
+        for stream_id in stream_ids:
+            ranges = self._router.maybe_ranges(stream_id) or ()
+            last = ranges[-1] if ranges else None
+            sealed = self._sealed.get(stream_id)
+            if last is None:
+                self.found[stream_id] = StreamBounds(stream_id, 0, 0)
+            elif last.end_offset is not None:
+                self._settle(stream_id, last, last.end_offset)
+            elif sealed is not None and sealed.range_index >= last.range_index:
+                self._settle(stream_id, sealed, sealed.end_offset or 0)
+            elif last.servers:
+                groups.setdefault(last.servers[0], []).append(last)
+            else:
+                self.failures[stream_id] = None, no_server(last)
+        return [(server, piece) for server, whole in groups.items() for piece in chunks(whole)]
+
+    def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
+        """Take in what a server says of its open ranges."""
+        described = _described(reply, pieces, server)
+        for stream_id, tail in described.items():
+            if isinstance(tail, SbpError):
+                self.failures[stream_id] = server, tail
+            elif tail.end_offset is None:
+                self._settle(stream_id, tail, tail.next_offset)
+            else:
+                # Sealed behind our back: a newer range may exist, so the placement is looked up
+                # once more; if it shows none, this range is where the stream ends.
+                self._sealed[stream_id] = tail
+                self._router.forget(stream_id)
+
+    def first_offset(self, stream_id: int) -> int:
+        """Return where the placement driver lets a stream begin."""
+        ranges = self._router.maybe_ranges(stream_id)
+        return ranges[0].start_offset if ranges else 0
+
+    def _settle(self, stream_id: int, tail: RangeInfo, next_offset: int) -> None:
+        first = (self._router.maybe_ranges(stream_id) or (tail,))[0]
+        self.found[stream_id] = bounds_between(first, tail, next_offset)
+
+
+def bounds_between(first: RangeInfo, tail: RangeInfo, next_offset: int) -> StreamBounds:
+    """Return the bounds of a stream from its first range to `next_offset`, in its range `tail`.
+
+    A range server may have trimmed its range further than the placement driver knows.
+    """
+    start_offset = first.start_offset
+    if first.range_index == tail.range_index:
+        start_offset = max(start_offset, tail.start_offset)
+    return StreamBounds(tail.stream_id, start_offset, max(start_offset, next_offset))
+
+
+def endless(what: str) -> ProtocolError:
+    """Return the error of servers whose answers about something change each time."""
+    return ProtocolError(
+        f"the servers gave {limits.CHANGES_FOLLOWED_MAX} answers about {what}, and each time the"
+        " placement had changed: a placement driver or range server is broken"
+    )
+
+
+def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> Call:
+    """Return the call that asks a server about ranges (SPEC "DESCRIBE_RANGES")."""
+    header = DescribeRangesRequest(
+        timeout_ms=timeout_ms,
+        ranges=tuple(RangeId(each.stream_id, each.range_index) for each in pieces),
+    )
+    return Call(server, Opcode.DESCRIBE_RANGE, header, timeout_ms)
+
+
+def _described(
+    reply: Reply, pieces: Sequence[RangeInfo], server: str
+) -> dict[int, RangeInfo | SbpError]:
+    """Return what a server said of each stream."""
+    try:
+        answers = decode_reply(reply, DescribeRangesResponse)
+    except SbpError as error:
+        return {piece.stream_id: error for piece in pieces}
+    described: dict[int, RangeInfo | SbpError] = {
+        piece.stream_id: unanswered(f"stream {piece.stream_id}") for piece in pieces
+    }
+    for result in (each for answer in answers for each in answer.describe_responses):
+        piece = result.stream_range
+        stream_id = stream_id_of(result)
+        failure = maybe_error(result.status)
+        if stream_id not in described:
+            continue
+        if failure is not None:
+            described[stream_id] = failure
+        elif piece is not None:
+            try:
+                described[stream_id] = checked_range(piece, server)
+            except ProtocolError as error:
+                described[stream_id] = error
+    return described
+
+
+def _absent(stream_id: int) -> NotFoundError:
+    """Return what it means in some dialects that a stream has no ranges."""
+    return NotFoundError(StatusCode.NOT_FOUND, f"stream {stream_id} does not exist")
+
+
+def _owner(result: ListRangesResult) -> int:
+    if result.stream_id >= 0 or result.range_owner is None:
+        return result.stream_id
+    return result.range_owner.stream_id

@@ -1,0 +1,231 @@
+"""Programs that change streams: update, trim, seal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered, with_message
+from sbp_core.client.programs.metadata import check_named, check_spec, describe_streams, stream_info
+from sbp_core.client.programs.program import Call, Program, gather
+from sbp_core.client.programs.range_placement import chunks, list_ranges, range_info, stream_id_of
+from sbp_core.client.types import RangeInfo, StreamInfo, StreamSpec, StreamUpdate
+from sbp_core.errors import (
+    ConfigurationError,
+    NoRangeServerError,
+    NotFoundError,
+    Outcome,
+    RangeNotFoundError,
+    SbpError,
+    UnsupportedError,
+)
+from sbp_core.wire.dialect import Dialect
+from sbp_core.wire.headers import (
+    RangeId,
+    SealRangesRequest,
+    SealRangesResponse,
+    SealRangesResult,
+    Stream,
+    TrimmedStream,
+    TrimStreamResult,
+    TrimStreamsRequest,
+    TrimStreamsResponse,
+    UpdateStreamsRequest,
+    UpdateStreamsResponse,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+
+def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program[list[StreamInfo]]:
+    """Change streams; return them as they are then, in the order of `updates`.
+
+    SPEC "UPDATE_STREAMS". Raises ConfigurationError for what no server would take, NotFoundError
+    naming all that are missing (nothing is changed then), AlreadyExistsError for a name in use. The
+    others of the same call are changed nevertheless.
+    """
+    for update in updates:
+        check_spec(
+            StreamSpec(
+                update.name,
+                retention_period_ms=update.retention_period_ms or 0,
+                retention_bytes=update.retention_bytes or 0,
+            )
+        )
+    known = yield from describe_streams(context, [update.stream for update in updates])
+    wanted = [_wanted(update, info) for update, info in zip(updates, known, strict=True)]
+    updated: list[StreamInfo] = []
+    for chunk in chunks(wanted):
+        header = UpdateStreamsRequest(timeout_ms=context.timeout_ms, streams=tuple(chunk))
+        answers = yield from ask(context, Opcode.UPDATE_STREAMS, header, UpdateStreamsResponse)
+        results = [result for answer in answers for result in answer.update_responses]
+        if len(results) != len(chunk):
+            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to update")
+        for stream, result in zip(chunk, results, strict=True):
+            error = maybe_error(result.status)
+            if error is not None:
+                raise with_message(error, f"updating stream {stream.stream_id}: ")
+            if result.updated_stream is None:
+                raise unanswered(f"stream {stream.stream_id}")
+            check_named(stream.name, result.updated_stream)
+            updated.append(stream_info(result.updated_stream))
+    return updated
+
+
+def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
+    """Return the stream as it shall be.
+
+    What is not to change is sent again as it is known: the wire has no "leave it" for
+    `retention_period_ms`, and servers of elasticstream-2023-04 replace the whole stream.
+    """
+    retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
+    return Stream(
+        stream_id=known.stream_id,
+        replica_nums=known.replica_count,
+        name=update.name,
+        retention_period_ms=known.retention_period_ms if retention_ms is None else retention_ms,
+        retention_bytes=-1 if retention_bytes is None else retention_bytes,
+    )
+
+
+def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[int, RangeInfo]]:
+    """Forget the records of streams, by id, below an offset; return what each begins with then.
+
+    SPEC "TRIM_STREAMS": the smallest remaining range of each stream. The placement driver decides;
+    then the servers of the ranges are told, but for ElasticStream's, which do not know how to trim.
+    An offset below the stream's start changes nothing.
+
+    Raises ConfigurationError for a negative offset, NotFoundError naming all missing streams
+    (nothing is trimmed then), OffsetOutOfRangeError for an offset beyond the tail. The others of
+    the same call are trimmed nevertheless. After any other error trim again: nothing goes back.
+    """
+    for stream_id, offset in offsets.items():
+        if not 0 <= offset < 2**63:
+            raise ConfigurationError(
+                f"trim offset {offset} of stream {stream_id} is not an offset, 0 or more"
+            )
+    before = yield from list_ranges(context, list(offsets))
+    smallest, errors = yield from _trim_metadata(context, offsets)
+    hosted: dict[str, list[int]] = {}
+    for stream_id in smallest:
+        for server in dict.fromkeys(each for piece in before[stream_id] for each in piece.servers):
+            hosted.setdefault(server, []).append(stream_id)
+    parts = [(server, part) for server, stream_ids in hosted.items() for part in chunks(stream_ids)]
+    replies = yield from gather(
+        [
+            Call(
+                server,
+                Opcode.TRIM_STREAMS,
+                _trim_header(context, {each: offsets[each] for each in part}),
+                context.timeout_ms,
+                only_ours=True,
+            )
+            for server, part in parts
+        ]
+    )
+    for (server, _), reply in zip(parts, replies, strict=True):
+        try:
+            for answer in decode_reply(reply, TrimStreamsResponse):
+                for result in answer.streams:
+                    _check_trimmed(result)
+        except SbpError as error:
+            is_foreign = context.router.dialect is not Dialect.SPECIFICATION
+            if is_foreign and isinstance(error, UnsupportedError):
+                continue
+            half_done = with_message(
+                error,
+                f"TRIM_STREAMS at {server}: ",
+                "; the placement driver has recorded the trim, repeat it for this server",
+            )
+            half_done.outcome = Outcome.UNKNOWN
+            errors.append(half_done)
+    if errors:
+        raise errors[0]
+    return smallest
+
+
+def _trim_metadata(
+    context: Context, offsets: Mapping[int, int]
+) -> Program[tuple[dict[int, RangeInfo], list[SbpError]]]:
+    """Trim at the placement driver; return the smallest ranges, and what failed."""
+    smallest: dict[int, RangeInfo] = {}
+    errors: list[SbpError] = []
+    for chunk in chunks(list(offsets)):
+        header = _trim_header(context, {each: offsets[each] for each in chunk})
+        answers = yield from ask(context, Opcode.TRIM_STREAMS, header, TrimStreamsResponse)
+        results = [result for answer in answers for result in answer.streams]
+        if len(results) != len(chunk):
+            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to trim")
+        for stream_id, result in zip(chunk, results, strict=True):
+            context.router.forget(stream_id)
+            error = maybe_error(result.status)
+            if error is not None:
+                errors.append(with_message(error, f"trimming stream {stream_id}: "))
+            elif result.stream_range is None:
+                errors.append(unanswered(f"stream {stream_id}"))
+            else:
+                smallest[stream_id] = range_info(result.stream_range)
+    return smallest, errors
+
+
+def _check_trimmed(result: TrimStreamResult) -> None:
+    """Raise what failed at a range server, but for a range that it does not have."""
+    error = maybe_error(result.status)
+    if error is not None and not isinstance(error, RangeNotFoundError | NotFoundError):
+        raise error
+
+
+def _trim_header(context: Context, offsets: Mapping[int, int]) -> TrimStreamsRequest:
+    return TrimStreamsRequest(
+        timeout_ms=context.timeout_ms,
+        trimmed_streams=tuple(TrimmedStream(*each) for each in offsets.items()),
+    )
+
+
+def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[int, RangeInfo]]:
+    """Let streams go on in new ranges; return the new writable range of each.
+
+    SPEC "SEAL_RANGES" at the placement driver. Names the ranges that are open now, so a repeat
+    after a lost answer seals nothing else. Raises NotFoundError naming all missing streams (nothing
+    is sealed then); the others of the same call are sealed nevertheless when one fails.
+    """
+    known = yield from list_ranges(context, stream_ids)
+    wanted = [
+        RangeId(stream_id, ranges[-1].range_index if ranges else -1)
+        for stream_id, ranges in known.items()
+    ]
+    opened: dict[int, RangeInfo] = {}
+    for chunk in chunks(wanted):
+        header = SealRangesRequest(timeout_ms=context.timeout_ms, ranges=tuple(chunk))
+        answers = yield from ask(context, Opcode.SEAL_RANGE, header, SealRangesResponse)
+        results = [result for answer in answers for result in answer.seal_responses]
+        if len(results) != len(chunk):
+            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to seal")
+        failures: list[SbpError] = []
+        for asked, result in _match_sealed(chunk, results):
+            context.router.forget(asked.stream_id)
+            error = maybe_error(result.status)
+            if error is not None:
+                if isinstance(error, NoRangeServerError):
+                    error.outcome = Outcome.UNKNOWN  # sealed, perhaps, and without a successor
+                failures.append(with_message(error, f"sealing stream {asked.stream_id}: "))
+            elif result.stream_range is None:
+                failures.append(unanswered(f"stream {asked.stream_id}"))
+            else:
+                opened[asked.stream_id] = range_info(result.stream_range)
+        if failures:
+            raise failures[0]
+    return opened
+
+
+def _match_sealed(
+    asked: Sequence[RangeId], results: Sequence[SealRangesResult]
+) -> list[tuple[RangeId, SealRangesResult]]:
+    """Return each asked range with its result: servers may answer in the order of completion.
+
+    A result that names no stream, which is a failure, goes to a range that no other result names.
+    """
+    named = {stream_id_of(each): each for each in results}
+    unnamed = iter([each for each in results if stream_id_of(each) < 0])
+    return [
+        (each, named.get(each.stream_id) or next(unnamed, SealRangesResult())) for each in asked
+    ]

@@ -1,0 +1,243 @@
+"""Programs that find records by time, and the time of records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sbp_core import limits
+from sbp_core.client.programs.calls import Attempts, Context, decode_reply, unanswered
+from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.programs.range_placement import (
+    check_errors,
+    chunks,
+    endless,
+    locate,
+    no_server,
+    revalidate,
+)
+from sbp_core.client.programs.router import Router
+from sbp_core.client.types import RangeInfo
+from sbp_core.errors import ConfigurationError, ProtocolError, SbpError
+from sbp_core.wire.headers import (
+    LookupOffsetInfo,
+    LookupOffsetResult,
+    LookupOffsetsRequest,
+    LookupOffsetsResponse,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record's offset, and when it was appended; None at the tail, where no record is yet."""
+
+    offset: int
+    maybe_time_ms: int | None
+
+
+def lookup_offsets(
+    context: Context,
+    timestamps: Mapping[int, int],
+    start_offsets: Mapping[int, int],
+    timeout_ms: int | None,
+) -> Program[dict[int, int]]:
+    """Return for each stream, by id, the first record appended at a time, in us (UTC), or later.
+
+    The first one in the order of offsets, of those from its start offset on, if it has one; the
+    tail where there is none. Times are those of the range servers, in whole ms. Raises
+    ConfigurationError for a time before 1970, NotFoundError naming all missing streams.
+    """
+    wanted = {
+        stream_id: LookupOffsetInfo(
+            stream_id=stream_id,
+            timestamp_us=_check(timestamp_us, "time"),
+            start_offset=_check(start_offsets.get(stream_id, 0), "offset"),
+        )
+        for stream_id, timestamp_us in timestamps.items()
+    }
+    found = yield from _look_up(context, wanted, timeout_ms)
+    return {stream_id: each.offset for stream_id, each in found.items()}
+
+
+def append_times(
+    context: Context, offsets: Mapping[int, int], timeout_ms: int | None
+) -> Program[dict[int, int | None]]:
+    """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
+
+    That of the first record which is left, if the offset was trimmed; None at the tail and beyond.
+    Raises ConfigurationError for what is no offset, NotFoundError naming all missing streams.
+    """
+    wanted = {
+        stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
+        for stream_id, offset in offsets.items()
+    }
+    found = yield from _look_up(context, wanted, timeout_ms)
+    return {stream_id: each.maybe_time_ms for stream_id, each in found.items()}
+
+
+def _check(number: int, what: str) -> int:
+    if not 0 <= number < 2**63:
+        raise ConfigurationError(f"{number} is no {what}, which is 0 or more")
+    return number
+
+
+def _look_up(
+    context: Context, wanted: Mapping[int, LookupOffsetInfo], timeout_ms: int | None
+) -> Program[dict[int, Found]]:
+    """Ask the servers of all ranges that end behind the start offsets; they look up what they have.
+
+    Where a stream went on in a new range meanwhile, it is asked for again: a server that also hosts
+    a later range would have told of that one. With a `timeout_ms` no server is waited for longer,
+    nor asked again: the streams that it has ranges of are left out.
+    """
+    attempts = Attempts(context, (yield Now()))
+    lookups = _Lookups(context.router, wanted)
+    call_ms = context.timeout_ms if timeout_ms is None else timeout_ms
+    pending = list(wanted)
+    look_count = 0
+    while pending:
+        look_count += 1
+        if look_count > limits.CHANGES_FOLLOWED_MAX:
+            raise endless("where records are by their time")
+        check_errors((yield from locate(context, pending)))
+        questions = lookups.questions(pending)
+        replies = yield from gather(
+            [
+                Call(
+                    server,
+                    Opcode.LOOKUP_OFFSETS,
+                    LookupOffsetsRequest(call_ms, tuple(wanted[each] for each in part)),
+                    call_ms,
+                )
+                for server, part in questions
+            ]
+        )
+        for (server, part), reply in zip(questions, replies, strict=True):
+            lookups.on_reply(server, part, reply)
+        check_errors((yield from revalidate(context, lookups.answered())))
+        lookups.settle()
+        pending = [each for each in pending if each not in lookups.found]
+        if not lookups.failures:
+            continue
+        attempts.on_failure()
+        endpoint, error = lookups.worst_failure()
+        if timeout_ms is not None and error.retriable:
+            pending = [each for each in pending if each not in lookups.failures]
+            continue
+        wait_ms = attempts.maybe_wait_ms(error, "LOOKUP_OFFSETS", endpoint, (yield Now()))
+        if wait_ms is None:
+            raise attempts.explain(error, "LOOKUP_OFFSETS", endpoint) from error
+        yield from pause(wait_ms)
+    return {
+        stream_id: lookups.found[stream_id] for stream_id in wanted if stream_id in lookups.found
+    }
+
+
+class _Lookups:
+    """What `_look_up` knows so far: of each stream the ranges, and what their servers found.
+
+    `failures` are those of the last questions, by stream: whom it was asked of, and the error.
+    """
+
+    def __init__(self, router: Router, wanted: Mapping[int, LookupOffsetInfo]) -> None:
+        self.found: dict[int, Found] = {}
+        self.failures: dict[int, tuple[str | None, SbpError]] = {}
+        self._router = router
+        self._wanted = wanted
+        self._asked: dict[int, tuple[RangeInfo, ...]] = {}
+        self._answers: dict[int, dict[str, Found]] = {}
+
+    def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
+        """Return which server to ask for which streams."""
+        self.failures = {}
+        self._asked = {each: self._router.maybe_ranges(each) or () for each in stream_ids}
+        self._answers = {stream_id: {} for stream_id in stream_ids}
+        hosted: dict[str, list[int]] = {}
+        for stream_id in stream_ids:
+            ahead = self._ahead(stream_id)
+            for piece in ahead:
+                if not piece.servers:
+                    self._on_error(stream_id, None, no_server(piece))
+            for server in dict.fromkeys(piece.servers[0] for piece in ahead if piece.servers):
+                hosted.setdefault(server, []).append(stream_id)
+        return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
+
+    def on_reply(self, server: str, stream_ids: Sequence[int], reply: Reply) -> None:
+        """Take in what a server found in the ranges that it hosts."""
+        answered: dict[int, LookupOffsetResult] = {}
+        try:
+            for answer in decode_reply(reply, LookupOffsetsResponse):
+                answered.update((each.stream_id, each) for each in answer.lookup_responses)
+        except SbpError as error:
+            for stream_id in stream_ids:
+                self._on_error(stream_id, server, error)
+            return
+        for stream_id in stream_ids:
+            result = answered.get(stream_id)
+            if result is None:
+                self._on_error(stream_id, server, unanswered(f"stream {stream_id}"))
+            elif (failure := maybe_error(result.status)) is not None:
+                self._on_error(stream_id, server, failure)
+            elif not 0 <= result.offset <= limits.OFFSET_PLAUSIBLE_MAX:
+                self._on_error(stream_id, server, _implausible(stream_id, server, result.offset))
+            else:
+                time_ms = result.append_time_ms if result.append_time_ms >= 0 else None
+                self._answers[stream_id][server] = Found(result.offset, time_ms)
+
+    def answered(self) -> list[int]:
+        """Return the streams all of whose servers have answered."""
+        return [
+            stream_id
+            for stream_id in self._asked
+            if self._router.maybe_ranges(stream_id) is not None
+            and all(
+                piece.servers and piece.servers[0] in self._answers[stream_id]
+                for piece in self._ahead(stream_id)
+            )
+        ]
+
+    def settle(self) -> None:
+        """Decide about the streams that are where they were when their servers were asked."""
+        for stream_id in self.answered():
+            ranges = self._asked[stream_id]
+            if ranges == self._router.maybe_ranges(stream_id):
+                self.found[stream_id] = first_found(ranges, self._answers[stream_id])
+
+    def worst_failure(self) -> tuple[str | None, SbpError]:
+        """Return one that no wait cures, if there is any."""
+        return min(self.failures.values(), key=lambda each: each[1].retriable)
+
+    def _ahead(self, stream_id: int) -> list[RangeInfo]:
+        start_offset = self._wanted[stream_id].start_offset
+        return [each for each in self._asked[stream_id] if each.is_ahead_of(start_offset)]
+
+    def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
+        self.failures[stream_id] = endpoint, error
+        self._router.forget(stream_id)
+
+
+def _implausible(stream_id: int, server: str, offset: int) -> ProtocolError:
+    return ProtocolError(
+        f"the server at {server} found offset {offset} in stream {stream_id}; offsets are from 0 to"
+        f" {limits.OFFSET_PLAUSIBLE_MAX}"
+    )
+
+
+def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, Found]) -> Found:
+    """Return the first record that any of the servers found that were asked, or the stream's tail.
+
+    Where a server found nothing it answers the end of what it has. Of these only that of the last
+    range's server counts: what was appended there since then is not to be skipped for a record that
+    another server found in a still later range.
+    """
+    if not ranges:
+        return Found(0, None)
+    first, last = ranges[0], ranges[-1]
+    tail_offset = last.end_offset
+    if tail_offset is None:
+        tail_offset = max(answers[last.servers[0]].offset, last.start_offset)
+    records = [answer for answer in answers.values() if answer.maybe_time_ms is not None]
+    found = min([*records, Found(tail_offset, None)], key=lambda each: each.offset)
+    return Found(max(found.offset, first.start_offset), found.maybe_time_ms)

@@ -1,0 +1,188 @@
+"""Programs that decide transactions, and tell what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sbp_core import limits
+from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered, with_message
+from sbp_core.client.programs.metadata import list_streams
+from sbp_core.client.programs.program import Call, Program, gather
+from sbp_core.client.programs.range_placement import chunks, locate, revalidate
+from sbp_core.client.types import TxnDecision, TxnInfo, TxnLoss, TxnPart
+from sbp_core.errors import ConfigurationError, SbpError, StatusCode, UnsupportedError
+from sbp_core.wire import headers
+from sbp_core.wire.headers import (
+    CommitTxnRequest,
+    CommitTxnResponse,
+    DescribeTxnsRequest,
+    DescribeTxnsResponse,
+    TxnDescription,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.txn_id import is_producer
+
+_UNKNOWN = -1
+"""In place of a number: not known, or there is none."""
+
+
+def commit_txn(
+    context: Context,
+    producer: str,
+    batch_number: int,
+    parts: Sequence[TxnPart],
+    *,
+    record_count: int,
+    digest: bytes,
+) -> Program[TxnDecision]:
+    """Decide a batch of a producer; return what was decided (SPEC "COMMIT_TXN").
+
+    The first decision of a batch counts, so that this may be repeated: a replay is told so. It may
+    be one of an earlier try of this very call. Raises ConfigurationError for what no placement
+    driver would take, NotFoundError for a stream that there is not, TxnAbortedError if one of the
+    transactions was given up; nothing is decided then.
+    """
+    _check_batch(producer, batch_number)
+    if not limits.TXN_DIGEST_BYTES_MIN <= len(digest) <= limits.TXN_DIGEST_BYTES_MAX:
+        raise ConfigurationError(
+            f"a digest has {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX} octets,"
+            f" got {len(digest)}"
+        )
+    header = CommitTxnRequest(
+        timeout_ms=context.timeout_ms,
+        producer=producer,
+        batch_number=batch_number,
+        parts=tuple(map(_part_table, parts)),
+        record_count=record_count,
+        digest=digest,
+        commit=True,
+    )
+    answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+    last = answers[-1]
+    return TxnDecision(
+        last.is_replay,
+        last.is_published,
+        _maybe(last.record_count),
+        last.digest,
+        tuple(_part(each) for answer in answers for each in answer.parts),
+    )
+
+
+def abort_txns(context: Context, parts: Sequence[TxnPart]) -> Program[list[TxnPart]]:
+    """Give up what is staged under the ids of `parts`; return those that are given up now.
+
+    SPEC "COMMIT_TXN" with `commit` false. The others are committed: they are left alone.
+    """
+    dead: list[TxnPart] = []
+    for chunk in chunks(parts):
+        header = CommitTxnRequest(
+            timeout_ms=context.timeout_ms, parts=tuple(map(_part_table, chunk))
+        )
+        answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+        dead += [_part(each) for answer in answers for each in answer.parts]
+    return dead
+
+
+def give_up_txn(context: Context, producer: str, batch_number: int) -> Program[TxnLoss]:
+    """Give up what range servers have lost of a decided batch; return what that is.
+
+    SPEC "COMMIT_TXN" with `give_up`. Raises ConfigurationError for what cannot be a batch,
+    NotFoundError for one that is not decided, InvalidRequestError for one that only waits,
+    RequestTimeoutError if its range server does not say in time what it has, UnsupportedError if
+    the placement driver does not know how.
+    """
+    _check_batch(producer, batch_number)
+    header = CommitTxnRequest(
+        timeout_ms=context.timeout_ms, producer=producer, batch_number=batch_number, give_up=True
+    )
+    answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+    last = answers[-1]
+    if not last.is_replay:  # one that does not know `give_up` has aborted no transactions
+        raise UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            "the placement driver cannot give up what is lost of a batch: upgrade it",
+        )
+    parts = tuple(_part(each) for answer in answers for each in answer.parts)
+    waits_for = (last.status and last.status.message) or ""
+    return TxnLoss(parts, last.is_published, _maybe(last.record_count), waits_for)
+
+
+def describe_txns(
+    context: Context, producer: str | None, spared: Collection[str]
+) -> Program[list[TxnInfo]]:
+    """Return the transactions of a producer, or all: the decided ones, then what is staged.
+
+    SPEC "DESCRIBE_TXNS". The placement driver is asked, then each range server that has a range;
+    those in `spared` are not. One that knows no transactions has none. Raises the error of a server
+    that does not answer.
+    """
+    header = DescribeTxnsRequest(context.timeout_ms, producer)
+    answers = yield from ask(context, Opcode.DESCRIBE_TXNS, header, DescribeTxnsResponse)
+    found = [_info(each, None) for answer in answers for each in answer.txns]
+    servers = [each for each in (yield from range_servers(context)) if each not in spared]
+    replies = yield from gather(
+        [Call(each, Opcode.DESCRIBE_TXNS, header, context.timeout_ms) for each in servers]
+    )
+    for server, reply in zip(servers, replies, strict=True):
+        try:
+            staged = decode_reply(reply, DescribeTxnsResponse)
+        except UnsupportedError:
+            continue
+        except SbpError as error:
+            raise with_message(error, f"DESCRIBE_TXNS at {server}: ") from error
+        found += [_info(each, server) for answer in staged for each in answer.txns]
+    return found
+
+
+def range_servers(context: Context) -> Program[list[str]]:
+    """Return the endpoints of the range servers that have ranges, in no special order."""
+    stream_ids = [info.stream_id for info in (yield from list_streams(context))]
+    yield from revalidate(context, stream_ids)
+    yield from locate(context, stream_ids)
+    known = (context.router.maybe_ranges(each) or () for each in stream_ids)
+    return list(
+        dict.fromkeys(server for ranges in known for piece in ranges for server in piece.servers)
+    )
+
+
+def _check_batch(producer: str, batch_number: int) -> None:
+    if not is_producer(producer):
+        raise ConfigurationError(
+            f"{producer!r} cannot name a producer: use 1 to {limits.PRODUCER_LENGTH_MAX} of"
+            " A-Z a-z 0-9 . _ -"
+        )
+    if not 0 <= batch_number < 2**63:
+        raise ConfigurationError(f"batch number {batch_number} is not 0 or more")
+
+
+def _part_table(part: TxnPart) -> headers.TxnPart:
+    return headers.TxnPart(
+        part.txn_id, part.stream_id, part.record_count, part.range_index, part.batch_count
+    )
+
+
+def _part(part: headers.TxnPart) -> TxnPart:
+    if part.txn_id is None:
+        raise unanswered("the id of a transaction")
+    return TxnPart(
+        part.txn_id, part.stream_id, part.range_index, part.record_count, part.batch_count
+    )
+
+
+def _info(found: TxnDescription, server: str | None) -> TxnInfo:
+    return TxnInfo(
+        state=found.state or "",
+        parts=tuple(map(_part, found.parts)),
+        producer=found.producer,
+        batch_number=_maybe(found.batch_number),
+        record_count=_maybe(found.record_count),
+        digest=found.digest,
+        decided_at_ms=_maybe(found.decided_at_ms),
+        staged_at_ms=_maybe(found.staged_at_ms),
+        lost=tuple(map(_part, found.lost)),
+        server=server,
+    )
+
+
+def _maybe(number: int) -> int | None:
+    return None if number == _UNKNOWN else number

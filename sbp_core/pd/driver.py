@@ -1,0 +1,126 @@
+"""A placement driver: the store, the membership and the listener put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import SbpError
+from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.servers.registry import Membership
+from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
+from sbp_core.server.clock import Clock, SystemClock
+from sbp_core.server.listener import Listener
+from sbp_core.server.teardown import cancel_all
+from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class PlacementDriver:
+    """One placement driver with its metadata in a directory. It starts once and stops once.
+
+    `failed` ends with the reason when its metadata can be neither read nor written any more. The
+    owner then stops it and exits with an error.
+    """
+
+    def __init__(self, settings: PlacementDriverSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._membership = Membership(self._clock, settings.heartbeat_timeout_ms)
+        self._store: StoreThread | None = None
+        self._handlers: PlacementDriverHandlers | None = None
+        self._listener: Listener | None = None
+        self._port: int | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> str:
+        """Open the metadata and listen; return the endpoint, host:port.
+
+        Raises ConfigurationError when the data directory or the address cannot be used.
+        """
+        settings = self._settings
+        store = await StoreThread.open(
+            lambda: SqliteStore(settings.data_dir, settings.capacity_limits)
+        )
+        store.failed.add_done_callback(self._on_failure)
+        handlers = PlacementDriverHandlers(
+            store,
+            self._membership,
+            self._clock,
+            lambda: self.endpoint,
+            batch_number_leap_max=settings.batch_number_leap_max,
+        )
+        speech = Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect))
+        listener = Listener(
+            handlers.by_opcode(),
+            speech=speech,
+            clock=self._clock,
+            connections_per_address_max=settings.connections_per_address_max,
+            in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
+        )
+        try:
+            await handlers.start()
+            port = await listener.start(settings.host, settings.port)
+        except BaseException:
+            await handlers.stop()
+            await store.close()
+            raise
+        self._store, self._listener, self._handlers = store, listener, handlers
+        self._port = port
+        self._looking = asyncio.create_task(self._name_missing_servers(store))
+        return self.endpoint
+
+    async def _name_missing_servers(self, store: StoreThread) -> None:
+        """Log, once, which servers host open ranges and were not heard since the start."""
+        await asyncio.sleep(self._settings.heartbeat_timeout_ms / 1000)
+        counts = await store.run(lambda store: store.open_range_counts())
+        addresses = await store.run(lambda store: store.server_addresses())
+        live = self._membership.live_server_ids()
+        for server_id in sorted(counts.keys() - {*live}):
+            _LOG.warning(
+                "range server missing: server %d, last at %s, hosts %d open ranges and was not"
+                " heard since the start; start it with its data directory",
+                *(server_id, addresses.get(server_id, "an unknown address"), counts[server_id]),
+            )
+
+    async def stop(self) -> None:
+        """Let open calls finish, then close the connections and the metadata."""
+        if self._looking is not None:
+            await cancel_all([self._looking])
+        listener, self._listener = self._listener, None
+        store, self._store = self._store, None
+        if self._handlers is not None:
+            await self._handlers.rest()
+        if listener is not None:
+            await listener.drain()
+        if self._handlers is not None:
+            await self._handlers.stop()
+        if store is not None:
+            await store.close()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect, host:port; known once started."""
+        return self._settings.public_endpoint(self.port)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; known once started."""
+        if self._port is None:
+            raise RuntimeError("the placement driver was not started")
+        return self._port
+
+    @property
+    def live_server_count(self) -> int:
+        """Range servers that can be given new ranges now."""
+        return len(self._membership.live_server_ids())
+
+    def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
+        if not future.cancelled():
+            self.failed.set_result(future.result())

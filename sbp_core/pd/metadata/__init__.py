@@ -1,0 +1,1 @@
+"""The metadata of a cluster: on disk, checked, and in memory."""

@@ -1,0 +1,248 @@
+"""The metadata file while it is open: checked, in one transaction at a time, with its mark.
+
+One connection (SQLite's rare corruption of a write-ahead log needs two), which also locks the file
+against others; write-ahead log with synchronous=FULL: what a transaction changed is on disk when it
+ends. Must be used by the thread that opened it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Any, Final, Protocol
+
+from sbp_core.errors import ConfigurationError, StatusCode, StatusError
+from sbp_core.failpoints import failpoint
+from sbp_core.log.disk import describe_os_error
+from sbp_core.pd.data_dir import DataDir
+from sbp_core.pd.metadata.commit_mark import UNKNOWN_CONTENT, CommitMark
+from sbp_core.pd.metadata.history import CommitId, History
+from sbp_core.pd.metadata.sqlite_content import UNREADABLE, Content, lives_of
+from sbp_core.pd.metadata.sqlite_inspection import (
+    Inspection,
+    connect,
+    inspect_store,
+    remedy_of_lost_metadata,
+)
+from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION, create_schema, migrate_schema
+from sbp_core.pd.metadata.store_epochs import current_epoch
+
+_LOG: Final = logging.getLogger(__name__)
+
+_FATAL_CODES: Final = frozenset(
+    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+)
+
+
+class Query(Protocol):
+    """Runs statements on the metadata file."""
+
+    def __call__(self, sql: str, *values: int | str | bytes | None) -> list[Any]:
+        """Run one statement; return its rows."""
+
+
+Transaction = Callable[[], AbstractContextManager[None]]
+"""Makes what is run within it atomic and durable."""
+
+
+class SqliteFile:
+    """The file `metadata.sqlite` of a data directory, and `metadata.mark` beside it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        """Open and check the file, or make it.
+
+        Raises ConfigurationError when the directory or the file cannot be used, or must not be.
+        """
+        self.maybe_failure: StatusError | None = None
+        self._dir = DataDir(data_dir)
+        self._is_mark_writable = True
+        try:
+            self._mark = CommitMark.maybe_open(data_dir)
+            self._connection = connect(self._dir.database)
+            try:
+                self._prepare(data_dir)
+            except BaseException:
+                self._dir.close_untouched(self._connection)
+                raise
+        except UNREADABLE as error:
+            self._dir.release()
+            raise ConfigurationError(
+                f"data_dir: {self._dir.database} cannot be opened: {error}."
+                f" {remedy_of_lost_metadata(data_dir)}"
+            ) from error
+        except BaseException:
+            self._dir.release()
+            raise
+
+    @property
+    def total_changes(self) -> int:
+        """Rows that were changed since the file was opened."""
+        return self._connection.total_changes
+
+    @property
+    def last_commit(self) -> CommitId:
+        """The last commit."""
+        return self._content.commit
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table."""
+        return self._content.count(table)
+
+    def query(
+        self,
+        sql: str,
+        *values: int | str | bytes | None,
+        named: Mapping[str, int | None] | None = None,
+    ) -> list[Any]:
+        """Run one statement. After an I/O error nothing more is run: the file is in doubt."""
+        if self.maybe_failure is not None:
+            raise self.maybe_failure
+        try:
+            return self._connection.execute(sql, named or values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error, sql) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make one commit of what is changed within, on disk at the end; all or nothing."""
+        self.query("BEGIN IMMEDIATE")
+        self._content.begin()
+        try:
+            yield
+            is_changed = self._seal()
+            failpoint("pd.before_commit")
+            self.query("COMMIT")
+            if is_changed:
+                self._content.adopt()
+                self._note_commit()
+            failpoint("pd.after_commit")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.rollback()
+
+    @contextmanager
+    def reading_blobs(self) -> Iterator[None]:
+        """Read what is longer than a page from memory, too, where it was checked.
+
+        Outside of writing transactions some versions of SQLite read the rest of it from the file.
+        """
+        self.query("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:
+                self._connection.rollback()
+
+    def has_commit(self, claimed: CommitId) -> bool:
+        """Whether the store has had a commit, or one of an epoch that was closed."""
+        if self.maybe_failure is not None:
+            raise self.maybe_failure
+        history = History(lives_of(self._connection), self._content.commit.number)
+        return history.has(claimed)
+
+    def check_history(self, claimed: CommitId) -> None:
+        """Raise StatusError, now and for everything else, if a commit is missing here.
+
+        A peer has proof of it: then this store is older than it was, or another one.
+        """
+        if self.has_commit(claimed):
+            return
+        message = (
+            "the placement driver's metadata are older than they were, or others: a range server"
+            f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given"
+            " out any more. Stop the placement driver and bring the newest copy of its data"
+            " directory back, or, if there is none, go on without what is missing: `sbp pd accept"
+            f" {quote(str(self._dir.database.parent))}`"
+        )
+        _LOG.critical("%s: %s", self._dir.database, message)
+        # Noted as a commit that there was: the next start refuses it, too.
+        self._write_mark(claimed, UNKNOWN_CONTENT, is_durable=True)
+        self.maybe_failure = StatusError(StatusCode.PD_INTERNAL, message)
+        raise self.maybe_failure
+
+    def close(self) -> None:
+        """Close the file, all of it in one place, and release the directory."""
+        if self.maybe_failure is None:
+            try:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                _LOG.warning("%s: not checkpointed at the end: %s", self._dir.database, error)
+        self._connection.close()
+        if self._mark is not None:
+            self._mark.close()
+        self._dir.release()
+
+    # Inside
+
+    def _prepare(self, data_dir: Path) -> None:
+        found = inspect_store(self._connection, self._dir.database, self._mark)
+        self._refuse_faults(found)
+        if found.version < SCHEMA_VERSION:
+            if self._mark is None:
+                # Before the file is of a version that has one: without it, it would be refused.
+                self._mark = CommitMark.create(data_dir)
+            if found.version == 0:
+                create_schema(self._connection)
+            else:
+                migrate_schema(self._connection, found.version)
+            # A file without tables would be taken for a new one, should the log be lost.
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if self._mark is not None and self._mark.maybe_fault is not None:
+            _LOG.warning("%s: %s", data_dir, self._mark.maybe_fault)
+        self._content = Content(self._connection)
+        with self.transaction():
+            self._content.begin_life(current_epoch(self._connection))
+
+    def _refuse_faults(self, found: Inspection) -> None:
+        database = self._dir.database
+        if found.page_faults:
+            raise sqlite3.DatabaseError("; ".join(found.page_faults))
+        if found.content_faults:
+            raise ConfigurationError(
+                f"data_dir: {database} is damaged: {'; '.join(found.content_faults)}."
+                f" {found.remedy(database.parent)}"
+            )
+        if found.history_faults:
+            raise ConfigurationError(
+                f"data_dir: commits may be missing from {database}. By {self._dir.mark}:"
+                f" {'; '.join(found.history_faults)}. {found.remedy(database.parent)}"
+            )
+
+    def _seal(self) -> bool:
+        try:
+            return self._content.seal()
+        except sqlite3.Error as error:
+            raise self._failed(error, "UPDATE content") from error
+
+    def _failed(self, error: sqlite3.Error, sql: str) -> StatusError:
+        _LOG.error("%s: %s: %s", self._dir.database, sql, error, exc_info=error)
+        failure = StatusError(
+            StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
+        )
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FATAL_CODES:
+            self.maybe_failure = failure
+        return failure
+
+    def _note_commit(self) -> None:
+        self._write_mark(self._content.commit, self._content.checksum)
+
+    def _write_mark(self, commit: CommitId, content: bytes, *, is_durable: bool = False) -> None:
+        assert self._mark is not None
+        try:
+            self._mark.write(commit, content)
+            if is_durable:
+                self._mark.sync()
+            self._is_mark_writable = True
+        except OSError as error:
+            if self._is_mark_writable:
+                _LOG.warning(
+                    "%s cannot be written: %s; commits from now on would not be missed if they"
+                    " were lost",
+                    self._mark.path,
+                    describe_os_error(error),
+                )
+            self._is_mark_writable = False

@@ -1,0 +1,426 @@
+"""Metadata in one SQLite file, statement by statement.
+
+What a method changed is on disk when it returns. Must be used by the thread that opened it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from sbp_core.errors import InvalidRequestError, StatusCode, StatusError
+from sbp_core.pd.capacity import Capacity, CapacityLimits
+from sbp_core.pd.metadata import sqlite_cursors, sqlite_writers
+from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.sqlite_file import SqliteFile
+from sbp_core.pd.metadata.sqlite_log_marks import SqliteLogMarks
+from sbp_core.pd.metadata.sqlite_schemas import SqliteSchemas
+from sbp_core.pd.metadata.sqlite_secrets import SqliteSecrets
+from sbp_core.pd.metadata.sqlite_transactions import SqliteTransactions
+from sbp_core.pd.metadata.store_epochs import SERVER_ID_MAX
+from sbp_core.pd.model import (
+    ChangeRefusal,
+    CursorRecord,
+    GroupRecord,
+    NewStream,
+    RangeRecord,
+    RangeServerRecord,
+    SealedRange,
+    StreamChange,
+    StreamRecord,
+)
+
+_STREAM: Final = (
+    "SELECT stream_id, name, replica_count, ack_count, retention_period_ms, created_at_ms,"
+    " retention_bytes FROM streams"
+)
+_RANGES: Final = (
+    "SELECT created_at_ms, stream_id, range_index, start_offset, end_offset, ranges.ack_count,"
+    " server_id FROM ({keys}) JOIN ranges USING (stream_id, range_index)"
+    " JOIN streams USING (stream_id) JOIN replicas USING (stream_id, range_index)"
+    " ORDER BY stream_id, range_index, position"
+)
+_RANGE_KEYS: Final = {
+    (False, False): "SELECT stream_id, range_index FROM ranges WHERE true",
+    (True, False): "SELECT stream_id, range_index FROM ranges WHERE stream_id = :stream_id",
+    (False, True): "SELECT stream_id, range_index FROM replicas WHERE server_id = :server_id",
+    (True, True): "SELECT stream_id, range_index FROM replicas"
+    " WHERE server_id = :server_id AND stream_id = :stream_id",
+}
+"""By (stream_id is given, server_id is given)."""
+
+
+_NO_SETTINGS: Final = CapacityLimits()
+
+
+class SqliteStore:
+    """A MetadataStore in the file `metadata.sqlite` of a data directory."""
+
+    def __init__(self, data_dir: Path, capacity_limits: CapacityLimits = _NO_SETTINGS) -> None:
+        """Open the store, or make it.
+
+        Raises ConfigurationError when the directory or the file cannot be used.
+        """
+        self._file: Final = SqliteFile(data_dir)
+        self._query: Final = self._file.query
+        self._transaction: Final = self._file.transaction
+        self.capacity: Final = Capacity(self._file.count, capacity_limits)
+        self.transactions: Final = SqliteTransactions(self._query, self._transaction, self.capacity)
+        self.schemas: Final = SqliteSchemas(
+            self._query, self._transaction, self._file.reading_blobs
+        )
+        self.secrets: Final = SqliteSecrets(self._query, self._transaction)
+        self.log_marks: Final = SqliteLogMarks(self._query, self._transaction)
+        self._cluster_id = str(self._query("SELECT id FROM cluster")[0][0])
+
+    # MetadataStore
+
+    @property
+    def maybe_failure(self) -> StatusError | None:
+        """Why nothing can be read or written any more, None while all is well."""
+        return self._file.maybe_failure
+
+    @property
+    def cluster_id(self) -> str:
+        """Identity of the cluster."""
+        return self._cluster_id
+
+    @property
+    def last_commit(self) -> CommitId:
+        """The last commit."""
+        return self._file.last_commit
+
+    def has_commit(self, claimed: CommitId) -> bool:
+        """Whether the store has had a commit, or one of an epoch that was closed."""
+        return self._file.has_commit(claimed)
+
+    def check_history(self, claimed: CommitId) -> None:
+        """Raise StatusError, now and for everything else, if a commit is missing here."""
+        self._file.check_history(claimed)
+
+    def revision(self) -> int:
+        """Return the number of changes of streams, ranges or their addresses."""
+        return int(self._query("SELECT revision FROM cluster")[0][0])
+
+    def allocate_server_id(self) -> int:
+        """Return an id for a range server, never issued before."""
+        with self._transaction():
+            if self._query("SELECT last_server_id FROM cluster") == [(SERVER_ID_MAX,)]:
+                raise InvalidRequestError(
+                    StatusCode.INVALID_REQUEST,
+                    f"all ids of range servers up to {SERVER_ID_MAX} were given out",
+                )
+            self._query("UPDATE cluster SET last_server_id = last_server_id + 1")
+            return int(self._query("SELECT last_server_id FROM cluster")[0][0])
+
+    def register_server(self, server: RangeServerRecord) -> bool:
+        """Remember the server's address; False when its id was never allocated here."""
+        with self._transaction():
+            ((last_id,),) = self._query("SELECT last_server_id FROM cluster")
+            if not 0 < server.server_id <= last_id:
+                return False
+            known = self._query("SELECT address FROM servers WHERE server_id = ?", server.server_id)
+            if known != [(server.address,)]:
+                self._query(
+                    "INSERT OR REPLACE INTO servers VALUES (?, ?)", server.server_id, server.address
+                )
+                self._bump_revision()
+            return True
+
+    def server_addresses(self) -> Mapping[int, str]:
+        """Return the address of each server that was ever registered."""
+        return dict(self._query("SELECT server_id, address FROM servers"))
+
+    def open_range_counts(self) -> Mapping[int, int]:
+        """Return how many open ranges each server hosts."""
+        return dict(
+            self._query(
+                "SELECT server_id, count(*)"
+                " FROM ranges JOIN replicas USING (stream_id, range_index)"
+                " WHERE end_offset IS NULL GROUP BY server_id"
+            )
+        )
+
+    def create_streams(
+        self, streams: Sequence[NewStream], created_at_ms: int
+    ) -> list[tuple[StreamRecord, RangeRecord] | None]:
+        """Create streams, each with an open range from offset 0; None where the name is taken."""
+        with self._transaction():
+            ((last_id,),) = self._query("SELECT last_stream_id FROM cluster")
+            created = []
+            for stream in streams:
+                created.append(self._maybe_create_stream(last_id + 1, stream, created_at_ms))
+                last_id += created[-1] is not None
+            if any(created):
+                self._query("UPDATE cluster SET last_stream_id = ?", last_id)
+                self._bump_revision()
+            return created
+
+    def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
+        """Delete streams with their ranges; None where there is none."""
+        with self._transaction():
+            deleted = []
+            for stream_id in stream_ids:
+                deleted.append(self._maybe_stream("stream_id", stream_id))
+                self._query("DELETE FROM streams WHERE stream_id = ?", stream_id)
+            if any(deleted):
+                self._bump_revision()
+            return deleted
+
+    def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | ChangeRefusal]:
+        """Change streams in this order; return each as it is then, or why it was left alone."""
+        with self._transaction():
+            results = [self._update_stream(change) for change in changes]
+            if any(isinstance(result, StreamRecord) for result in results):
+                self._bump_revision()
+            return results
+
+    def trim_streams(
+        self, trims: Sequence[tuple[int, int]]
+    ) -> list[tuple[StreamRecord, RangeRecord] | None]:
+        """Forget what streams have below offsets; None where there is no stream."""
+        with self._transaction():
+            changes_before = self._file.total_changes
+            trimmed = [self._maybe_trim_stream(*trim) for trim in trims]
+            if self._file.total_changes > changes_before:
+                self._bump_revision()
+            return trimmed
+
+    def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
+        """Return streams in the order asked for; None where there is none."""
+        return [self._maybe_stream("stream_id", stream_id) for stream_id in stream_ids]
+
+    def streams_by_name(self, names: Sequence[str]) -> list[StreamRecord | None]:
+        """Return streams in the order asked for; None where there is none."""
+        return [self._maybe_stream("name", name) for name in names]
+
+    def streams_after(self, stream_id: int, count_max: int) -> list[StreamRecord]:
+        """Return up to `count_max` streams with ids greater than `stream_id`, by id."""
+        rows = self._query(
+            f"{_STREAM} WHERE stream_id > ? ORDER BY stream_id LIMIT ?", stream_id, count_max
+        )
+        return [StreamRecord(*row) for row in rows]
+
+    def ranges_after(
+        self,
+        after: tuple[int, int],
+        count_max: int,
+        *,
+        stream_id: int | None,
+        server_id: int | None,
+    ) -> list[RangeRecord]:
+        """Return up to `count_max` ranges beyond (stream id, range index), in that order."""
+        keys = _RANGE_KEYS[stream_id is not None, server_id is not None]
+        return self._ranges(
+            f"{keys} AND (stream_id, range_index) > (:after_stream, :after_index)"
+            " ORDER BY stream_id, range_index LIMIT :count_max",
+            {
+                "stream_id": stream_id,
+                "server_id": server_id,
+                "after_stream": after[0],
+                "after_index": after[1],
+                "count_max": count_max,
+            },
+        )
+
+    def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
+        """Return the range with the highest index of a stream."""
+        found = self._ranges(
+            "SELECT stream_id, range_index FROM ranges WHERE stream_id = :stream_id"
+            " ORDER BY range_index DESC LIMIT 1",
+            {"stream_id": stream_id},
+        )
+        return found[0] if found else None
+
+    def range_count(self, stream_id: int) -> int:
+        """Return how many ranges a stream has."""
+        query = "SELECT count(*) FROM ranges WHERE stream_id = ?"
+        return int(self._query(query, stream_id)[0][0])
+
+    def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
+        """Add ranges; False where the stream has one of that index already, or is gone."""
+        with self._transaction():
+            made = [self._create_range(new) for new in news]
+            if any(made):
+                self._bump_revision()
+            return made
+
+    def writers_before(self, stream_id: int, range_index: int) -> bytes:
+        """Return the writers at the end of the range before, empty if that is not known."""
+        with self._file.reading_blobs():
+            return sqlite_writers.writers_before(self._query, stream_id, range_index)
+
+    def seal_ranges(self, ends: Sequence[SealedRange]) -> list[bool]:
+        """Record where ranges end, and the writers there; False where it is sealed, or gone."""
+        with self._transaction():
+            sealed = [self._seal_range(end) for end in ends]
+            if any(sealed):
+                self._bump_revision()
+            return sealed
+
+    def commit_cursors(
+        self, group: str, cursors: Sequence[tuple[int, int]], committed_at_ms: int
+    ) -> list[bool]:
+        """Set or forget a group's cursors; False where there is no stream."""
+        with self._transaction():
+            return [
+                sqlite_cursors.commit_cursor(self._query, group, *cursor, committed_at_ms)
+                for cursor in cursors
+            ]
+
+    def cursors_of(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
+        """Return a group's cursors in the order asked for; None where there is none."""
+        return sqlite_cursors.cursors_of(self._query, group, stream_ids)
+
+    def cursors_after(self, group: str, stream_id: int, count_max: int) -> list[CursorRecord]:
+        """Return up to `count_max` cursors of a group beyond a stream id, by id."""
+        return sqlite_cursors.cursors_after(self._query, group, stream_id, count_max)
+
+    def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
+        """Return up to `count_max` groups whose names come after `group`, by name."""
+        return sqlite_cursors.groups_after(self._query, group, count_max)
+
+    def close(self) -> None:
+        """Close the file and release the directory."""
+        self._file.close()
+
+    # Inside
+
+    def _maybe_create_stream(
+        self, stream_id: int, new: NewStream, created_at_ms: int
+    ) -> tuple[StreamRecord, RangeRecord] | None:
+        if new.name is not None and self._maybe_stream("name", new.name) is not None:
+            return None
+        stream = StreamRecord(
+            stream_id,
+            new.name,
+            new.replica_count,
+            new.ack_count,
+            new.retention_period_ms,
+            created_at_ms,
+            new.retention_bytes,
+        )
+        self._query(
+            "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)",
+            stream.stream_id,
+            stream.name,
+            stream.replica_count,
+            stream.ack_count,
+            stream.retention_period_ms,
+            stream.created_at_ms,
+            stream.retention_bytes,
+        )
+        first = RangeRecord(
+            stream.stream_id, 0, 0, None, new.ack_count, new.server_ids, created_at_ms
+        )
+        self._insert_range(first)
+        return stream, first
+
+    def _create_range(self, new: RangeRecord) -> bool:
+        key = (new.stream_id, new.range_index)
+        taken = "SELECT 1 FROM ranges WHERE stream_id = ? AND range_index = ?"
+        if self._maybe_stream("stream_id", new.stream_id) is None or self._query(taken, *key):
+            return False
+        self._insert_range(new)
+        return True
+
+    def _seal_range(self, end: SealedRange) -> bool:
+        sealed = self._query(
+            "UPDATE ranges SET end_offset = ? WHERE stream_id = ? AND range_index = ?"
+            " AND end_offset IS NULL RETURNING 1",
+            end.end_offset,
+            end.stream_id,
+            end.range_index,
+        )
+        if sealed:
+            sqlite_writers.record_writers(self._query, end)
+        return bool(sealed)
+
+    def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
+        if self._maybe_stream("stream_id", change.stream_id) is None:
+            return ChangeRefusal.NO_STREAM
+        if change.name is not None:
+            named = self._maybe_stream("name", change.name)
+            if named is not None and named.stream_id != change.stream_id:
+                return ChangeRefusal.NAME_TAKEN
+        self._query(
+            "UPDATE streams SET name = coalesce(?, name), retention_period_ms = ?,"
+            " retention_bytes = coalesce(?, retention_bytes) WHERE stream_id = ?",
+            change.name,
+            change.retention_period_ms,
+            change.maybe_retention_bytes,
+            change.stream_id,
+        )
+        changed = self._maybe_stream("stream_id", change.stream_id)
+        assert changed is not None
+        return changed
+
+    def _maybe_trim_stream(
+        self, stream_id: int, offset: int
+    ) -> tuple[StreamRecord, RangeRecord] | None:
+        stream = self._maybe_stream("stream_id", stream_id)
+        last = self.maybe_last_range(stream_id)
+        if stream is None or last is None:
+            return None
+        self._query(
+            "DELETE FROM ranges WHERE stream_id = ? AND range_index < ? AND end_offset <= ?",
+            stream_id,
+            self.transactions.first_needed_range(stream_id, last.range_index),
+            offset,
+        )
+        self._query(
+            "UPDATE ranges SET start_offset = min(?, coalesce(end_offset, ?))"
+            " WHERE stream_id = ? AND start_offset < min(?, coalesce(end_offset, ?))",
+            offset,
+            offset,
+            stream_id,
+            offset,
+            offset,
+        )
+        (smallest,) = self.ranges_after((stream_id, -1), 1, stream_id=stream_id, server_id=None)
+        return stream, smallest
+
+    def _insert_range(self, new: RangeRecord) -> None:
+        self._query(
+            "INSERT INTO ranges VALUES (?, ?, ?, ?, ?)",
+            new.stream_id,
+            new.range_index,
+            new.start_offset,
+            new.end_offset,
+            new.ack_count,
+        )
+        for position, server_id in enumerate(new.server_ids):
+            self._query(
+                "INSERT INTO replicas VALUES (?, ?, ?, ?)",
+                new.stream_id,
+                new.range_index,
+                position,
+                server_id,
+            )
+
+    def _maybe_stream(self, column: str, value: int | str) -> StreamRecord | None:
+        rows = self._query(f"{_STREAM} WHERE {column} = ?", value)
+        return StreamRecord(*rows[0]) if rows else None
+
+    def _ranges(self, keys: str, parameters: Mapping[str, int | None]) -> list[RangeRecord]:
+        """Return the ranges of the keys that a query selects, with all their servers."""
+        rows = self._query(_RANGES.format(keys=keys), named=parameters)
+        return [
+            RangeRecord(
+                stream_id,
+                index,
+                start,
+                end,
+                ack_count,
+                tuple(row[-1] for row in replicas),
+                created_at_ms,
+            )
+            for (created_at_ms, stream_id, index, start, end, ack_count), replicas in (
+                itertools.groupby(rows, lambda row: row[:-1])
+            )
+        ]
+
+    def _bump_revision(self) -> None:
+        self._query("UPDATE cluster SET revision = revision + 1")

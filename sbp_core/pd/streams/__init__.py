@@ -1,0 +1,1 @@
+"""Streams and their ranges, schemas and cursors."""

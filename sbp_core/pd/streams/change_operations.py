@@ -1,0 +1,149 @@
+"""UPDATE_STREAMS and TRIM_STREAMS on the metadata: wire items and a store in, wire results out.
+
+They run on the store's thread as what is in operations.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sbp_core.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    SbpError,
+    StatusCode,
+)
+from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.tables import range_table, stream_table
+from sbp_core.pd.model import ChangeRefusal, StreamChange, StreamRecord
+from sbp_core.pd.streams.stream_operations import check_stream_fields, no_stream
+from sbp_core.wire.headers import (
+    Stream,
+    StreamRange,
+    TrimmedStream,
+    TrimStreamResult,
+    UpdateStreamResult,
+)
+from sbp_core.wire.status import SUCCESS, shown, status_for
+
+
+def update_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[UpdateStreamResult]:
+    """Change streams (SPEC "UPDATE_STREAMS"), all in one transaction, in their order.
+
+    A field at its default leaves what it is, but for `retention_period_ms`, which is set as given.
+    """
+    planned: list[StreamChange | SbpError] = [_plan_change(stream) for stream in streams]
+    changes = [change for change in planned if isinstance(change, StreamChange)]
+    outcomes = iter(store.update_streams(changes) if changes else ())
+    return [
+        UpdateStreamResult(status=status_for(change))
+        if isinstance(change, SbpError)
+        else _updated(change, next(outcomes))
+        for change in planned
+    ]
+
+
+def _plan_change(stream: Stream) -> StreamChange | SbpError:
+    try:
+        check_stream_fields(stream)
+    except SbpError as error:
+        return error
+    maybe_bytes = stream.retention_bytes if stream.retention_bytes >= 0 else None
+    return StreamChange(stream.stream_id, stream.name, stream.retention_period_ms, maybe_bytes)
+
+
+def _updated(change: StreamChange, outcome: StreamRecord | ChangeRefusal) -> UpdateStreamResult:
+    if isinstance(outcome, StreamRecord):
+        return UpdateStreamResult(updated_stream=stream_table(outcome), status=SUCCESS)
+    if outcome is ChangeRefusal.NO_STREAM:
+        return UpdateStreamResult(status=status_for(no_stream(change.stream_id)))
+    taken = AlreadyExistsError(
+        StatusCode.CONFLICT,
+        f"another stream is named {shown(change.name or '')}; choose another name, or rename or"
+        " delete that one first. Nothing of this stream was changed",
+    )
+    return UpdateStreamResult(status=status_for(taken))
+
+
+@dataclass(frozen=True, slots=True)
+class TrimPlan:
+    """One item of TRIM_STREAMS: refused already, or to be done.
+
+    `maybe_open` is the open range whose tail, which its server knows, bounds the offset.
+    """
+
+    item: TrimmedStream
+    start_offset: int = 0
+    maybe_error: SbpError | None = None
+    maybe_open: StreamRange | None = None
+
+
+def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[TrimPlan]:
+    """Look at what TRIM_STREAMS asks for. Offsets that the metadata can judge are judged."""
+    addresses = store.server_addresses()
+    plans = []
+    for item in items:
+        last = store.maybe_last_range(item.stream_id)
+        if item.trim_offset < 0:
+            error: SbpError = InvalidRequestError(
+                StatusCode.INVALID_REQUEST,
+                f"trim_offset must be 0 or more, got {item.trim_offset}",
+            )
+            plans.append(TrimPlan(item, maybe_error=error))
+            continue
+        if last is None:
+            plans.append(TrimPlan(item, maybe_error=no_stream(item.stream_id)))
+            continue
+        (first,) = store.ranges_after(
+            (item.stream_id, -1), 1, stream_id=item.stream_id, server_id=None
+        )
+        plan = TrimPlan(item, first.start_offset)
+        if last.end_offset is not None:
+            plan = check_tail(plan, last.end_offset)
+        elif item.trim_offset > last.start_offset:
+            plan = replace(plan, maybe_open=range_table(last, addresses))
+        plans.append(plan)
+    return plans
+
+
+def check_tail(plan: TrimPlan, next_offset: int) -> TrimPlan:
+    """Refuse an offset that the stream, which ends at `next_offset`, has not reached yet."""
+    item = plan.item
+    if item.trim_offset <= next_offset:
+        return plan
+    error = OffsetOutOfRangeError(
+        StatusCode.OFFSET_OUT_OF_RANGE,
+        f"trim_offset {item.trim_offset} of stream {item.stream_id} is beyond its tail,"
+        f" {next_offset}; nothing of this stream was trimmed",
+        OffsetOutOfRangeError.encode_bounds(plan.start_offset, next_offset),
+    )
+    return replace(plan, maybe_error=error)
+
+
+def trim_streams(store: MetadataStore, plans: Sequence[TrimPlan]) -> list[TrimStreamResult]:
+    """Trim what is not refused (SPEC "TRIM_STREAMS"), all in one transaction, in its order."""
+    addresses = store.server_addresses()
+    trims = [
+        (plan.item.stream_id, plan.item.trim_offset) for plan in plans if plan.maybe_error is None
+    ]
+    outcomes = iter(store.trim_streams(trims) if trims else ())
+    results = []
+    for plan in plans:
+        error = plan.maybe_error
+        outcome = next(outcomes) if error is None else None
+        if outcome is None:
+            status = status_for(error or no_stream(plan.item.stream_id))
+            unknown = Stream(stream_id=plan.item.stream_id)
+            results.append(TrimStreamResult(trimmed_stream=unknown, status=status))
+        else:
+            stream, smallest = outcome
+            results.append(
+                TrimStreamResult(
+                    trimmed_stream=stream_table(stream),
+                    stream_range=range_table(smallest, addresses),
+                    status=SUCCESS,
+                )
+            )
+    return results

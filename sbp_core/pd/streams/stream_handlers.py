@@ -1,0 +1,412 @@
+"""The requests that a placement driver serves: headers in, response frames out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from sbp_core.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    StatusCode,
+    StatusError,
+)
+from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
+from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.model import ServerLoad
+from sbp_core.pd.servers.joining import Joining
+from sbp_core.pd.servers.log_marks import NO_POSITION, LogMarks, maybe_log_mark
+from sbp_core.pd.servers.proving import Prover
+from sbp_core.pd.servers.registry import Membership
+from sbp_core.pd.servers.syncing import RangeAnnouncer
+from sbp_core.pd.streams import change_operations as changes
+from sbp_core.pd.streams import range_operations as ranges
+from sbp_core.pd.streams import stream_operations as operations
+from sbp_core.pd.streams.cursor_handlers import CursorHandlers
+from sbp_core.pd.streams.schema_handlers import SchemaHandlers
+from sbp_core.pd.streams.sealing import Sealer
+from sbp_core.pd.streams.stream_operations import check_item_count
+from sbp_core.pd.streams.trimming import Trimmer
+from sbp_core.pd.txns.ending import RangeServers
+from sbp_core.pd.txns.publishing import Publisher
+from sbp_core.pd.txns.txn_handlers import TxnHandlers
+from sbp_core.server.answers import cut, respond_all, respond_in_parts
+from sbp_core.server.clock import Clock
+from sbp_core.server.cluster_id import check_cluster
+from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.trust import SECRETS_FEATURE, Standing, new_secret
+from sbp_core.wire.headers import (
+    ClientRole,
+    CreateRangeRequest,
+    CreateRangeResponse,
+    CreateStreamsRequest,
+    CreateStreamsResponse,
+    DeleteStreamsRequest,
+    DeleteStreamsResponse,
+    DescribePlacementDriverClusterResponse,
+    DescribeStreamResult,
+    DescribeStreamsRequest,
+    DescribeStreamsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    IdAllocationRequest,
+    IdAllocationResponse,
+    ListRangesRequest,
+    ListRangesResponse,
+    ListRangesResult,
+    PlacementDriverCluster,
+    PlacementDriverNode,
+    ReportMetricsRequest,
+    ReportMetricsResponse,
+    SealRangesRequest,
+    SealRangesResponse,
+    TrimStreamsRequest,
+    TrimStreamsResponse,
+    UpdateStreamsRequest,
+    UpdateStreamsResponse,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS, shown, status_for
+
+_NODE_NAME: Final = "placement-driver"
+_REFUSALS: Final = (InvalidRequestError, ConfigurationError, PermissionDeniedError)
+_NO_NUMBER: Final = -1
+
+
+class PlacementDriverHandlers:
+    """Serves the placement driver's operations from a store and a membership."""
+
+    def __init__(
+        self,
+        store: StoreThread,
+        membership: Membership,
+        clock: Clock,
+        endpoint: Callable[[], str],
+        *,
+        batch_number_leap_max: int,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._clock = clock
+        self._announcer = RangeAnnouncer()
+        self._joining = Joining(store, membership)
+        prover = Prover(store)
+        self._sealer = Sealer(store, membership, self._announcer, prover)
+        self._trimmer = Trimmer(store)
+        self._cursors = CursorHandlers(store, clock)
+        self._schemas = SchemaHandlers(store, clock)
+        self._log_marks = LogMarks(store, clock)
+        self._range_servers = RangeServers(store, prover)
+        self._publisher = Publisher(store, self._range_servers, self._sealer, clock)
+        self._txns = TxnHandlers(
+            store, self._publisher, self._range_servers, clock, batch_number_leap_max
+        )
+        self._endpoint = endpoint
+
+    def by_opcode(self) -> Mapping[Opcode, Handler]:
+        """Return the handler of each operation; what is not listed is not served."""
+        return {
+            Opcode.HEARTBEAT: self.heartbeat,
+            Opcode.ALLOCATE_ID: self.allocate_id,
+            Opcode.LIST_RANGES: self.list_ranges,
+            Opcode.SEAL_RANGE: self.seal_ranges,
+            Opcode.CREATE_RANGE: self.create_range,
+            Opcode.CREATE_STREAMS: self.create_streams,
+            Opcode.DELETE_STREAMS: self.delete_streams,
+            Opcode.UPDATE_STREAMS: self.update_streams,
+            Opcode.DESCRIBE_STREAMS: self.describe_streams,
+            Opcode.TRIM_STREAMS: self.trim_streams,
+            Opcode.REPORT_METRICS: self.report_metrics,
+            Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
+            **self._cursors.by_opcode(),
+            **self._schemas.by_opcode(),
+            **self._txns.by_opcode(),
+        }
+
+    async def start(self) -> None:
+        """Go on with what was committed and is not published yet."""
+        await self._publisher.start()
+
+    async def rest(self) -> None:
+        """Let nobody wait any longer for what goes on in the background."""
+        await self._publisher.stop()
+        with suppress(StatusError):  # a store that fails has said so
+            await self._log_marks.flush()
+
+    async def heartbeat(self, call: ServerCall) -> None:
+        """SPEC "HEARTBEAT": take note of a range server, tell everybody the cluster's id."""
+        request = call.decode(HeartbeatRequest)
+        status = SUCCESS
+        commit, promised = NO_COMMIT, NO_POSITION
+        try:
+            is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
+            check_cluster(
+                request.cluster_id,
+                self._store.cluster_id,
+                is_required=is_server and not call.is_one_frame,
+            )
+            if request.client_role == ClientRole.RANGE_SERVER:
+                await self._joining.heard(
+                    request.range_server, request.server_secret, call.standing
+                )
+                commit = await self._check_history(request, call.standing)
+            promised = await self._check_log(request, call.standing)
+        except (*_REFUSALS, AlreadyExistsError) as error:
+            status = status_for(error)
+        await call.greet(
+            request,
+            HeartbeatResponse(
+                client_id=request.client_id,
+                client_role=request.client_role,
+                range_server=request.range_server,
+                status=status,
+                features=tuple(each for each in request.features if each.name == SECRETS_FEATURE),
+                cluster_id=self._store.cluster_id,
+                store_commit=commit.number if commit.life_id else _NO_NUMBER,
+                store_life=commit.life_id or None,
+                promised_position=promised,
+            ),
+        )
+
+    async def _check_log(self, request: HeartbeatRequest, standing: Standing) -> int:
+        """Return how far a range server's log has to reach.
+
+        Only a server that proved its id may say how far its log reaches now. Others may ask: a
+        server does so before it serves.
+        """
+        if request.range_server is None:
+            return NO_POSITION
+        server_id = request.range_server.server_id
+        mark = maybe_log_mark(server_id, request.log_id, request.durable_position)
+        if mark is None:
+            return NO_POSITION
+        is_proven = server_id in standing.server_ids
+        if request.client_role == ClientRole.RANGE_SERVER and is_proven:
+            return await self._log_marks.note(mark)
+        return await self._log_marks.promised(mark)
+
+    async def _check_history(self, request: HeartbeatRequest, standing: Standing) -> CommitId:
+        """Return the store's last commit.
+
+        Raises StatusError if a commit is missing that a server was told of; only one that proved
+        its id may say so.
+        """
+        claimed = NO_COMMIT
+        server, life_id = request.range_server, request.store_life
+        if life_id is not None and server is not None and server.server_id in standing.server_ids:
+            if not is_life_id(life_id):
+                raise _invalid(f"{shown(life_id)} is no store_life of a HEARTBEAT")
+            claimed = CommitId(request.store_commit, life_id)
+
+        def check(store: MetadataStore) -> CommitId:
+            store.check_history(claimed)
+            return store.last_commit
+
+        return await self._store.run(check)
+
+    async def stop(self) -> None:
+        """Give up what goes on in the background."""
+        await self._publisher.stop()
+        await self._sealer.stop()
+        await self._range_servers.stop()
+        await self._announcer.stop()
+
+    async def report_metrics(self, call: ServerCall) -> None:
+        """SPEC "REPORT_METRICS": keep the load for placement; the server is alive."""
+        request = call.decode(ReportMetricsRequest)
+        status = SUCCESS
+        try:
+            await self._joining.reported(request.range_server, call.standing)
+            assert request.range_server is not None
+            self._membership.report(
+                ServerLoad(
+                    request.range_server.server_id,
+                    request.disk_free_space,
+                    request.network_append_rate,
+                )
+            )
+        except (*_REFUSALS, AlreadyExistsError) as error:
+            status = status_for(error)
+        await call.respond(ReportMetricsResponse(range_server=request.range_server, status=status))
+
+    async def allocate_id(self, call: ServerCall) -> None:
+        """SPEC "ALLOCATE_ID": an id for a range server, never issued before, and its secret.
+
+        Servers of the other dialect would never send a secret, so none is kept for them.
+        """
+        call.decode(IdAllocationRequest)
+        secret = None if call.is_one_frame else new_secret()
+        server_id = await self._store.run(_allocate, secret)
+        await call.respond(IdAllocationResponse(server_id, SUCCESS, secret))
+
+    async def create_streams(self, call: ServerCall) -> None:
+        """SPEC "CREATE_STREAMS": results in the order of the request."""
+        request = call.decode(CreateStreamsRequest)
+        check_item_count(len(request.streams))
+        results = await self._store.run(
+            operations.create_streams,
+            request.streams,
+            self._membership.live_servers(),
+            self._clock.wall_ms(),
+        )
+        self._announcer.announce(
+            result.stream_range for result in results if result.stream_range is not None
+        )
+        await respond_all(
+            call,
+            results,
+            lambda part: CreateStreamsResponse(create_responses=part, status=SUCCESS),
+        )
+
+    async def delete_streams(self, call: ServerCall) -> None:
+        """SPEC "DELETE_STREAMS": results in the order of the request."""
+        request = call.decode(DeleteStreamsRequest)
+        check_item_count(len(request.streams))
+        results = await self._store.run(operations.delete_streams, request.streams)
+        await respond_all(
+            call,
+            results,
+            lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
+        )
+
+    async def update_streams(self, call: ServerCall) -> None:
+        """SPEC "UPDATE_STREAMS": results in the order of the request."""
+        request = call.decode(UpdateStreamsRequest)
+        check_item_count(len(request.streams))
+        results = await self._store.run(changes.update_streams, request.streams)
+        await respond_all(
+            call,
+            results,
+            lambda part: UpdateStreamsResponse(update_responses=part, status=SUCCESS),
+        )
+
+    async def trim_streams(self, call: ServerCall) -> None:
+        """SPEC "TRIM_STREAMS": the smallest remaining ranges, in the order of the request."""
+        request = call.decode(TrimStreamsRequest)
+        check_item_count(len(request.trimmed_streams))
+        results = await self._trimmer.trim(request.trimmed_streams)
+        await respond_all(
+            call,
+            results,
+            lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
+        )
+
+    async def describe_streams(self, call: ServerCall) -> None:
+        """SPEC "DESCRIBE_STREAMS": results by id, then by name, or all streams by id."""
+        request = call.decode(DescribeStreamsRequest)
+        asked = len(request.stream_ids) + len(request.names)
+        check_item_count(asked)
+        if request.all_streams and asked:
+            raise _invalid("ask for all streams, or for some by id and name, not for both")
+        await respond_in_parts(
+            call,
+            self._all_streams() if request.all_streams else self._some_streams(request),
+            lambda part: DescribeStreamsResponse(describe_responses=part, status=SUCCESS),
+        )
+
+    async def _some_streams(
+        self, request: DescribeStreamsRequest
+    ) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
+        for ids in cut(request.stream_ids):
+            yield tuple(await self._store.run(operations.describe_by_id, ids))
+        for names in cut(request.names):
+            yield tuple(await self._store.run(operations.describe_by_name, names))
+
+    async def _all_streams(self) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
+        last_id = -1
+        while results := await self._store.run(operations.describe_after, last_id):
+            yield tuple(results)
+            last_id = results[-1].stream_id
+
+    async def list_ranges(self, call: ServerCall) -> None:
+        """SPEC "LIST_RANGES": results in the order of the owners.
+
+        The revision is read before the ranges, so what a client asks for next "since" it cannot
+        have been missed. A client that was told of a commit which the store lacks is no proof that
+        the store is older than it was, as clients are not trusted: it is answered, no more.
+        """
+        request = call.decode(ListRangesRequest)
+        owners = request.range_owners
+        check_item_count(len(owners))
+        revision, commit, lacks_commit = await self._store.run(
+            _standing, request.store_commit, request.store_life
+        )
+        if revision == request.since_revision:
+            owners = ()
+
+        async def parts() -> AsyncIterator[tuple[ListRangesResult, ...]]:
+            cursor: operations.ListCursor | None = operations.ListCursor() if owners else None
+            while cursor is not None:
+                results, cursor = await self._store.run(operations.list_ranges, owners, cursor)
+                yield tuple(results)
+
+        await respond_in_parts(
+            call,
+            parts(),
+            lambda part: ListRangesResponse(
+                list_responses=part,
+                status=SUCCESS,
+                revision=revision,
+                store_commit=commit.number,
+                store_life=commit.life_id,
+                lacks_commit=lacks_commit,
+            ),
+        )
+
+    async def seal_ranges(self, call: ServerCall) -> None:
+        """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
+        request = call.decode(SealRangesRequest)
+        check_item_count(len(request.ranges))
+        results = await self._sealer.seal(request.ranges)
+        await respond_all(
+            call,
+            results,
+            lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
+        )
+
+    async def create_range(self, call: ServerCall) -> None:
+        """Open the next range of a stream (SPEC "Frame Definitions", 0x2004)."""
+        request = call.decode(CreateRangeRequest)
+        try:
+            opened = await self._store.run(
+                ranges.create_range, request.stream_range, self._membership.live_servers()
+            )
+        except StatusError as error:
+            await call.respond(CreateRangeResponse(status=status_for(error)))
+        else:
+            self._announcer.announce([opened])
+            await call.respond(CreateRangeResponse(status=SUCCESS, stream_range=opened))
+
+    async def describe_cluster(self, call: ServerCall) -> None:
+        """SPEC "DESCRIBE_PD_CLUSTER": this one is alone, and leads."""
+        node = PlacementDriverNode(name=_NODE_NAME, advertise_addr=self._endpoint(), is_leader=True)
+        await call.respond(
+            DescribePlacementDriverClusterResponse(
+                status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))
+            )
+        )
+
+
+def _standing(
+    store: MetadataStore, known_commit: int, known_life: str | None
+) -> tuple[int, CommitId, bool]:
+    """Return the revision, the last commit, and whether one that a client knows was never made."""
+    lacks_commit = known_life is not None and not (
+        is_life_id(known_life) and store.has_commit(CommitId(known_commit, known_life))
+    )
+    return store.revision(), store.last_commit, lacks_commit
+
+
+def _allocate(store: MetadataStore, secret: str | None) -> int:
+    server_id = store.allocate_server_id()
+    if secret is not None:
+        store.secrets.claim(server_id, secret)
+    return server_id
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -1,0 +1,268 @@
+"""The operations on metadata: wire items and a store in, wire results out.
+
+They run on the store's thread, whole, so that nothing comes between their calls to the store. An
+item that fails gets a status of its own; the others are not affected by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sbp_core import limits
+from sbp_core.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    SbpError,
+    StatusCode,
+    StatusError,
+)
+from sbp_core.pd.capacity import Capacity
+from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.tables import range_table, server_table, stream_table
+from sbp_core.pd.model import (
+    NewStream,
+    RangeRecord,
+    ServerLoad,
+    StreamRecord,
+    check_stream_name,
+)
+from sbp_core.pd.servers.placement import Placement
+from sbp_core.wire.headers import (
+    CreateStreamResult,
+    DeleteStreamResult,
+    DescribeStreamResult,
+    ListRangesResult,
+    RangeCriteria,
+    Stream,
+)
+from sbp_core.wire.status import SUCCESS, shown, status_for
+
+_UNSET = -1
+"""An id that a peer did not set, by the schema's default."""
+
+_FIRST = (-1, -1)
+"""Before every (stream id, range index)."""
+
+
+def create_streams(
+    store: MetadataStore,
+    streams: Sequence[Stream],
+    servers: Sequence[ServerLoad],
+    created_at_ms: int,
+) -> list[CreateStreamResult]:
+    """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction."""
+    placement = Placement(servers, store.open_range_counts())
+    planned: list[NewStream | SbpError] = []
+    news: list[NewStream] = []
+    for asked in streams:
+        plan = _plan_stream(asked, placement, store.capacity, len(news))
+        planned.append(plan)
+        if isinstance(plan, NewStream):
+            news.append(plan)
+    created = iter(store.create_streams(news, created_at_ms) if news else ())
+    addresses = store.server_addresses()
+    results = []
+    for new in planned:
+        if not isinstance(new, NewStream):
+            results.append(CreateStreamResult(status=status_for(new)))
+        elif (done := next(created)) is None:
+            taken = AlreadyExistsError(
+                StatusCode.CONFLICT,
+                f"a stream named {shown(new.name or '')} exists already;"
+                " use it, choose another name, or delete it first",
+            )
+            results.append(CreateStreamResult(status=status_for(taken)))
+        else:
+            stream, first = done
+            results.append(
+                CreateStreamResult(
+                    stream=stream_table(stream),
+                    stream_range=range_table(first, addresses),
+                    status=SUCCESS,
+                )
+            )
+    return results
+
+
+def _plan_stream(
+    stream: Stream, placement: Placement, capacity: Capacity, planned_count: int
+) -> NewStream | SbpError:
+    try:
+        check_stream_fields(stream)
+        capacity.check_streams(planned_count + 1)
+        return NewStream(
+            name=stream.name,
+            replica_count=1,
+            ack_count=1,
+            retention_period_ms=stream.retention_period_ms,
+            server_ids=(placement.next_server(),),
+            retention_bytes=max(0, stream.retention_bytes),
+        )
+    except SbpError as error:
+        return error
+
+
+def check_stream_fields(stream: Stream) -> None:
+    """Raise InvalidRequestError unless a stream can be like that; defaults may be left out."""
+    if stream.replica_nums not in {0, 1}:
+        raise _invalid(
+            f"replication is not available yet: replica_nums must be 1, got {stream.replica_nums}"
+        )
+    if stream.ack_count not in {0, 1}:
+        raise _invalid(f"ack_count must be between 1 and replica_nums = 1, got {stream.ack_count}")
+    if stream.retention_period_ms < 0:
+        raise _invalid(
+            "retention_period_ms must be 0 (keep for ever) or more,"
+            f" got {stream.retention_period_ms}"
+        )
+    if stream.retention_bytes < -1:
+        raise _invalid(
+            "retention_bytes must be 0 (no limit) or more, or -1 (not given),"
+            f" got {stream.retention_bytes}"
+        )
+    if stream.name is not None:
+        check_stream_name(stream.name)
+
+
+def delete_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[DeleteStreamResult]:
+    """Delete streams and their ranges (SPEC "DELETE_STREAMS"), all in one transaction."""
+    stream_ids = [stream.stream_id for stream in streams]
+    return [
+        DeleteStreamResult(status=status_for(no_stream(stream_id)))
+        if deleted is None
+        else DeleteStreamResult(deleted_stream=stream_table(deleted), status=SUCCESS)
+        for stream_id, deleted in zip(stream_ids, store.delete_streams(stream_ids), strict=True)
+    ]
+
+
+def describe_by_id(store: MetadataStore, stream_ids: Sequence[int]) -> list[DescribeStreamResult]:
+    """Describe streams (SPEC "DESCRIBE_STREAMS") by id."""
+    return [
+        DescribeStreamResult(status=status_for(no_stream(stream_id)), stream_id=stream_id)
+        if found is None
+        else _described(found)
+        for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True)
+    ]
+
+
+def describe_by_name(store: MetadataStore, names: Sequence[str]) -> list[DescribeStreamResult]:
+    """Describe streams by name."""
+    return [
+        DescribeStreamResult(status=status_for(_not_found(f"no stream is named {shown(name)}")))
+        if found is None
+        else _described(found)
+        for name, found in zip(names, store.streams_by_name(names), strict=True)
+    ]
+
+
+def describe_after(store: MetadataStore, stream_id: int) -> list[DescribeStreamResult]:
+    """Describe the next streams beyond a stream id, one frame's worth of them."""
+    return [_described(found) for found in store.streams_after(stream_id, limits.RESULTS_PER_FRAME)]
+
+
+def _described(found: StreamRecord) -> DescribeStreamResult:
+    return DescribeStreamResult(
+        stream=stream_table(found), status=SUCCESS, stream_id=found.stream_id
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ListCursor:
+    """How far an answer to LIST_RANGES came: the owner at work, and its last range listed."""
+
+    owner_index: int = 0
+    after: tuple[int, int] = _FIRST
+
+
+def list_ranges(
+    store: MetadataStore, owners: Sequence[RangeCriteria], cursor: ListCursor
+) -> tuple[list[ListRangesResult], ListCursor | None]:
+    """List the ranges of owners (SPEC "LIST_RANGES") from `cursor`, one frame's worth of them.
+
+    An owner with more ranges than fit is gone on with: it then has several results, in order.
+    Returns where to go on, None at the end.
+    """
+    addresses = store.server_addresses()
+    results: list[ListRangesResult] = []
+    room = limits.RESULTS_PER_FRAME
+    owner_index, after = cursor.owner_index, cursor.after
+    while room > 0 and owner_index < len(owners):
+        owner = owners[owner_index]
+        echo = RangeCriteria(
+            stream_id=owner.stream_id,
+            range_server=owner.range_server
+            and server_table(owner.range_server.server_id, addresses),
+        )
+        try:
+            found = _ranges_of(store, owner, after, room + 1)
+        except StatusError as error:
+            found = []
+            result = ListRangesResult(
+                range_owner=echo, status=status_for(error), stream_id=owner.stream_id
+            )
+        else:
+            result = ListRangesResult(
+                range_owner=echo,
+                ranges=tuple(range_table(each, addresses) for each in found[:room]),
+                status=SUCCESS,
+                stream_id=owner.stream_id,
+                writers=_writers_for(store, owner, found[:room]),
+            )
+        weight = len(result.writers) // limits.WRITERS_PER_RESULT_BYTES
+        if weight > room and results:
+            break
+        results.append(result)
+        if len(found) > room:
+            last = found[room - 1]
+            return results, ListCursor(owner_index, (last.stream_id, last.range_index))
+        room -= len(found) + 1 + weight
+        owner_index, after = owner_index + 1, _FIRST
+    return results, ListCursor(owner_index) if owner_index < len(owners) else None
+
+
+def _writers_for(
+    store: MetadataStore, owner: RangeCriteria, listed: Sequence[RangeRecord]
+) -> bytes:
+    """Return the writers before the open range among those `listed`, for a server that hosts it."""
+    if owner.range_server is None or owner.stream_id == _UNSET:
+        return b""
+    if not listed or listed[-1].end_offset is not None:
+        return b""
+    return store.writers_before(listed[-1].stream_id, listed[-1].range_index)
+
+
+def _ranges_of(
+    store: MetadataStore, owner: RangeCriteria, after: tuple[int, int], count_max: int
+) -> list[RangeRecord]:
+    stream_id = owner.stream_id if owner.stream_id != _UNSET else None
+    server = owner.range_server
+    server_id = server.server_id if server and server.server_id != _UNSET else None
+    if stream_id is None and server_id is None:
+        raise _invalid("a range owner names neither a stream nor a range server; set one or both")
+    if stream_id is not None and store.streams_by_id([stream_id]) == [None]:
+        raise no_stream(stream_id)
+    return store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
+
+
+def check_item_count(count: int) -> None:
+    """Raise InvalidRequestError when a request has more items than are taken."""
+    if count > limits.STREAMS_PER_REQUEST_MAX:
+        raise _invalid(
+            f"a request for {count} items is over the limit of"
+            f" {limits.STREAMS_PER_REQUEST_MAX}; split it"
+        )
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
+
+
+def _not_found(message: str) -> NotFoundError:
+    return NotFoundError(StatusCode.NOT_FOUND, message)
+
+
+def no_stream(stream_id: int) -> NotFoundError:
+    """Return the error of a stream that there is not."""
+    return _not_found(f"stream {stream_id} does not exist (or was deleted)")

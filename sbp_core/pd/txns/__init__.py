@@ -1,0 +1,1 @@
+"""Transactions over range servers: decided, published, ended."""

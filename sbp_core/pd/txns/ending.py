@@ -1,0 +1,175 @@
+"""Ending transactions at range servers (SPEC "END_TXN"), and finding these servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.client import AsyncClient, TxnPart
+from sbp_core.client.programs.transactions_at_servers import Ended, TxnEnd, copy_staged, end_txns
+from sbp_core.errors import NoRangeServerError, SbpError, StatusCode
+from sbp_core.pd.combining import Combiner
+from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.metadata.tables import primary_address, range_table
+from sbp_core.pd.servers.proving import Prover
+from sbp_core.pd.txns.publications import Publication
+from sbp_core.pd.txns.transactions import Part
+from sbp_core.server.teardown import cancel_all
+
+_LOG: Final = logging.getLogger(__name__)
+
+_NOBODY: Final = "127.0.0.1:1"
+"""In place of a placement driver: the client is used for calls to range servers only."""
+
+RangeKey = tuple[int, int]
+"""(stream id, range index)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a range is; the address is empty if that is not known."""
+
+    address: str
+    is_last: bool
+
+
+def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | None]:
+    """Return where ranges are, in the order asked for; None where there is no such stream."""
+    addresses = store.server_addresses()
+    routes: list[Route | None] = []
+    for stream_id, range_index in keys:
+        last = store.maybe_last_range(stream_id)
+        if last is None:
+            routes.append(None)
+            continue
+        found = store.ranges_after(
+            (stream_id, range_index - 1), 1, stream_id=stream_id, server_id=None
+        )
+        is_there = bool(found) and found[0].range_index == range_index
+        address = primary_address(range_table(found[0], addresses)) if is_there else ""
+        routes.append(Route(address, last.range_index <= range_index))
+    return routes
+
+
+class RangeServers:
+    """The range servers, over connections that are kept.
+
+    What is asked of a server while it answers goes to it in one frame when it has answered. Raises
+    SbpError for a server that does not answer; nothing is tried again.
+    """
+
+    def __init__(self, store: StoreThread, prover: Prover) -> None:
+        self._client = AsyncClient(_NOBODY)
+        self._prover = prover
+        self._routes: Combiner[RangeKey, Route | None] = Combiner(
+            lambda keys: store.run(find_routes, keys), limits.STREAMS_PER_REQUEST_MAX
+        )
+        self._ends: dict[str, Combiner[TxnEnd, Ended | SbpError]] = {}
+        self._drops: set[asyncio.Task[None]] = set()
+        self._copying = asyncio.Semaphore(limits.TXN_COPIES_MAX)
+
+    async def maybe_route(self, stream_id: int, range_index: int) -> Route | None:
+        """Return where a range is; None if there is no such stream."""
+        return await self._routes.submit((stream_id, range_index))
+
+    async def publish(self, publication: Publication, address: str) -> SbpError | None:
+        """Publish in the range of `publication`, at its server; return why that refuses it.
+
+        What is raised says nothing of this publication: the server did not answer for it.
+        """
+        end = TxnEnd(
+            publication.stream_id,
+            publication.range_index,
+            publication.txn_ids,
+            is_commit=True,
+            record_count=publication.record_count,
+        )
+        ended = await self._combiner(_known(address, end.stream_id)).submit(end)
+        return ended if isinstance(ended, SbpError) else None
+
+    async def copy_earlier(self, publication: Publication, address: str) -> None:
+        """Stage what a publication has in earlier ranges in its own, at its server.
+
+        TXN_COPIES_MAX publications do that at a time: each holds a frame's worth of batches.
+        """
+        async with self._copying:
+            for part in publication.earlier:
+                route = await self.maybe_route(part.stream_id, part.range_index)
+                copy = partial(
+                    copy_staged,
+                    self._client,
+                    _known(route.address if route else "", part.stream_id),
+                    TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count),
+                    _known(address, part.stream_id),
+                    publication.range_index,
+                    timeout_ms=limits.END_TXN_TIMEOUT_MS,
+                )
+                await self._prover.ask(self._client, address, copy)
+
+    def drop(self, parts: Iterable[Part]) -> None:
+        """Let servers drop what is staged, in the background, unless too much is under way.
+
+        Best effort: what is left they find themselves.
+        """
+        ids: dict[RangeKey, list[str]] = {}
+        for part in parts:
+            ids.setdefault((part.stream_id, part.range_index), []).append(part.txn_id)
+        if ids and len(self._drops) < limits.SYNC_TASKS_MAX:
+            task = asyncio.create_task(self._drop(ids))
+            self._drops.add(task)
+            task.add_done_callback(self._drops.discard)
+
+    async def stop(self) -> None:
+        """Give up what is under way, and close the connections."""
+        await cancel_all(self._drops)
+        await self._routes.stop()
+        for combiner in self._ends.values():
+            await combiner.stop()
+        await self._client.close()
+
+    def _combiner(self, address: str) -> Combiner[TxnEnd, Ended | SbpError]:
+        if address not in self._ends:
+            self._ends[address] = Combiner(
+                lambda ends: self._end(address, ends), limits.STREAMS_PER_REQUEST_MAX
+            )
+        return self._ends[address]
+
+    async def _end(self, address: str, ends: Sequence[TxnEnd]) -> list[Ended | SbpError]:
+        end = partial(end_txns, self._client, address, ends, timeout_ms=limits.END_TXN_TIMEOUT_MS)
+        return await self._prover.ask(self._client, address, end)
+
+    async def _drop(self, ids: dict[RangeKey, list[str]]) -> None:
+        keys = list(ids)
+        by_address: dict[str, list[TxnEnd]] = {}
+        try:
+            routes = await asyncio.gather(*(self.maybe_route(*key) for key in keys))
+            for key, route in zip(keys, routes, strict=True):
+                if route is not None and route.address:
+                    end = TxnEnd(*key, tuple(dict.fromkeys(ids[key])), is_commit=False)
+                    by_address.setdefault(route.address, []).append(end)
+            outcomes = await asyncio.gather(
+                *(self._end(address, ends) for address, ends in by_address.items()),
+                return_exceptions=True,
+            )
+        except SbpError as error:
+            _LOG.debug("staged batches of %d ranges were not dropped: %s", len(keys), error)
+            return
+        for address, outcome in zip(by_address, outcomes, strict=True):
+            if isinstance(outcome, SbpError):
+                _LOG.debug("%s did not drop staged batches: %s", address, outcome)
+
+
+def _known(address: str, stream_id: int) -> str:
+    """Return an address. Raises NoRangeServerError if that is not known."""
+    if address:
+        return address
+    raise NoRangeServerError(
+        StatusCode.PD_NO_AVAILABLE_RS,
+        f"nobody knows where a range of stream {stream_id} is that holds staged batches",
+    )

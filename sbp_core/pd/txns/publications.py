@@ -1,0 +1,186 @@
+"""How what is committed becomes visible, stream by stream: the steps as a table.
+
+A *publication* is what one decision has in one stream. One END_TXN in one range makes it visible,
+in the last range in which something of it was staged. Where that range was sealed before, the next
+one is taken: what was staged earlier is copied there. A sealed range never publishes anything new,
+so that it refuses is final. But no range is passed over without asking: it may have been done there
+by an END_TXN whose answer got lost.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sbp_core.errors import (
+    InvalidRequestError,
+    RangeSealedError,
+    SbpError,
+    StatusCode,
+    StorageError,
+    TxnEndedError,
+    TxnIncompleteError,
+)
+from sbp_core.pd.txns.transactions import Part
+from sbp_core.session.machine import REFUSED, Machine, Refusal
+from sbp_core.wire.txn_id import copy_of
+
+
+class PublicationState(enum.Enum):
+    """How far a publication has come."""
+
+    ENDING = "END_TXN is to be sent to the server of the range"
+    COPYING = "what was staged in earlier ranges is to be staged in this one"
+    COPIED = "that is done: END_TXN is to be sent again"
+    STUCK = "it cannot be published as it was committed: what can be done is done again and again"
+    MOVING = "the range is sealed: the next one is to be found"
+    PUBLISHED = "the records are visible"
+    SETTLED = "that is recorded, or that it was given up, or the stream was deleted"
+
+
+class PublicationInput(enum.Enum):
+    """What a publication learns."""
+
+    DONE = "END_TXN was done, now or before"
+    SEALED = "END_TXN is refused: the range is sealed"
+    COPIES_LACKING = "END_TXN is refused: what was staged in earlier ranges is not here yet"
+    INCOMPLETE = "END_TXN is refused: other records are staged, or they were dropped"
+    FAULT = "something else is wrong with the request, or what is staged cannot be read"
+    COPIED = "what was staged in earlier ranges is staged here"
+    COPIES_REFUSED = "the range takes no copies: it is sealed, or END_TXN was done meanwhile"
+    MOVED = "the stream has a next range"
+    RECORDED = "the store knows that it is published"
+    GIVEN_UP = "somebody has given it up, and the store knows"
+    STREAM_DELETED = "there is no such stream any more"
+
+
+_ENDING, _COPYING, _COPIED, _STUCK, _MOVING, _PUBLISHED, _SETTLED = PublicationState
+
+
+def _row(**targets: PublicationState) -> dict[PublicationInput, PublicationState | Refusal]:
+    named = {"STREAM_DELETED": _SETTLED, **targets}
+    return {each: named.get(each.name, REFUSED) for each in PublicationInput}
+
+
+PUBLICATION: Final = Machine(
+    "publication",
+    PublicationState,
+    PublicationInput,
+    {
+        _ENDING: _row(
+            DONE=_PUBLISHED,
+            SEALED=_MOVING,
+            COPIES_LACKING=_COPYING,
+            INCOMPLETE=_STUCK,
+            FAULT=_STUCK,
+        ),
+        _COPYING: _row(COPIED=_COPIED, COPIES_REFUSED=_ENDING, FAULT=_STUCK),
+        _COPIED: _row(DONE=_PUBLISHED, SEALED=_MOVING, INCOMPLETE=_STUCK, FAULT=_STUCK),
+        _STUCK: _row(
+            DONE=_PUBLISHED,
+            SEALED=_MOVING,
+            COPIES_LACKING=_COPYING,
+            INCOMPLETE=_STUCK,
+            FAULT=_STUCK,
+            GIVEN_UP=_SETTLED,
+        ),
+        _MOVING: _row(MOVED=_ENDING),
+        _PUBLISHED: _row(RECORDED=_SETTLED),
+        _SETTLED: _row(),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The parts of a decision in one stream, in their order, to be published in a range."""
+
+    txn_number: int
+    stream_id: int
+    parts: tuple[Part, ...]
+    range_index: int
+    state: PublicationState = PublicationState.ENDING
+
+    @classmethod
+    def of(cls, txn_number: int, parts: Sequence[Part]) -> Publication:
+        """Return the publication of some parts, one or more, of the same stream."""
+        last = max(part.range_index for part in parts)
+        return cls(txn_number, parts[0].stream_id, tuple(parts), last)
+
+    @property
+    def txn_ids(self) -> tuple[str, ...]:
+        """What the parts are staged under in the range."""
+        return tuple(self.id_here(part) for part in self.parts)
+
+    @property
+    def record_count(self) -> int:
+        """Records of all parts."""
+        return sum(part.record_count for part in self.parts)
+
+    @property
+    def earlier(self) -> tuple[Part, ...]:
+        """The parts that were staged in earlier ranges."""
+        return tuple(part for part in self.parts if part.range_index < self.range_index)
+
+    @property
+    def leftovers(self) -> tuple[Part, ...]:
+        """What may be staged still once it is published: originals, and copies in between."""
+        return self._places(self.earlier, self.range_index)
+
+    @property
+    def remains(self) -> tuple[Part, ...]:
+        """What may be staged still once it is given up: that, and what is in the range itself."""
+        return self._places(self.parts, self.range_index + 1)
+
+    def id_here(self, part: Part) -> str:
+        """Return what a part is staged under in the range: its own id, or that of a copy."""
+        return self._id_in(part, self.range_index)
+
+    def after(self, received: PublicationInput) -> Publication:
+        """Return the publication after it learned something that it may learn now."""
+        state = PUBLICATION.maybe_next(self.state, received)
+        assert state is not None, f"{received} while {self.state}"
+        is_next = received is PublicationInput.MOVED
+        return replace(self, state=state, range_index=self.range_index + is_next)
+
+    def maybe_learned(self, error: SbpError | None) -> PublicationInput | None:
+        """Return what the outcome of END_TXN, or of copying, says; None: nothing, try again."""
+        match error:
+            case None if self.state is _COPYING:
+                return PublicationInput.COPIED
+            case None:
+                return PublicationInput.DONE
+            case RangeSealedError() | TxnEndedError() if self.state is _COPYING:
+                return PublicationInput.COPIES_REFUSED
+            case RangeSealedError():
+                return PublicationInput.SEALED
+            case TxnIncompleteError() if self.state in {_ENDING, _STUCK} and self.earlier:
+                return PublicationInput.COPIES_LACKING
+            case TxnIncompleteError() | TxnEndedError() if self.state is not _COPYING:
+                return PublicationInput.INCOMPLETE
+            case InvalidRequestError() | StorageError(code=StatusCode.RS_DATA_CORRUPTED):
+                return PublicationInput.FAULT
+            case _:
+                return None
+
+    def _places(self, parts: Iterable[Part], range_end: int) -> tuple[Part, ...]:
+        return tuple(
+            replace(part, range_index=index, txn_id=self._id_in(part, index))
+            for part in parts
+            for index in range(part.range_index, range_end)
+        )
+
+    @staticmethod
+    def _id_in(part: Part, range_index: int) -> str:
+        is_copy = part.range_index < range_index
+        return copy_of(part.txn_id, part.range_index) if is_copy else part.txn_id
+
+
+def publications_of(txn_number: int, parts: Sequence[Part]) -> list[Publication]:
+    """Return a publication for each stream that a decision has parts in."""
+    by_stream: dict[int, list[Part]] = {}
+    for part in parts:
+        by_stream.setdefault(part.stream_id, []).append(part)
+    return [Publication.of(txn_number, each) for each in by_stream.values()]

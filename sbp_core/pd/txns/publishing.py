@@ -1,0 +1,270 @@
+"""Making visible what was committed: in every stream one decision after the other.
+
+A decision is published stream by stream, in all of them at the same time; no END_TXN of a decision
+is sent for a stream before the store knows that the one before it is published there. What cannot
+be done now is tried again, also after a restart; only what a range server has lost is given up, if
+somebody wants that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import SbpError
+from sbp_core.pd.combining import Combiner
+from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.streams.sealing import Sealer
+from sbp_core.pd.txns.decision_progress import OpenDecisions, Progress
+from sbp_core.pd.txns.ending import RangeServers, Route
+from sbp_core.pd.txns.giving_up import (
+    EARLIER_FIRST,
+    STOPPING,
+    GiveUpWishes,
+    PublicationKey,
+    Reason,
+)
+from sbp_core.pd.txns.publications import (
+    Publication,
+    PublicationInput,
+    PublicationState,
+    publications_of,
+)
+from sbp_core.pd.txns.transactions import Decision, Manifest, TxnRecord
+from sbp_core.server.clock import Clock
+from sbp_core.server.teardown import cancel_all
+from sbp_core.wire.headers import RangeId
+from sbp_core.wire.status import check_status
+
+_LOG: Final = logging.getLogger(__name__)
+
+_ASKING: Final = {
+    PublicationState.ENDING,
+    PublicationState.COPIED,
+    PublicationState.STUCK,
+}
+_PAUSING: Final = {
+    None,
+    PublicationInput.INCOMPLETE,
+    PublicationInput.FAULT,
+    PublicationInput.COPIES_REFUSED,
+}
+"""What a publication learns that does not bring it on."""
+
+
+class Publisher:
+    """Publishes what was committed, in the background."""
+
+    def __init__(
+        self, store: StoreThread, servers: RangeServers, sealer: Sealer, clock: Clock
+    ) -> None:
+        self._store = store
+        self._servers = servers
+        self._sealer = sealer
+        self._clock = clock
+        self._queues: dict[int, deque[Publication]] = {}
+        self._open = OpenDecisions()
+        self._stuck: set[PublicationKey] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._recorder = Combiner(self._record, limits.STREAMS_PER_REQUEST_MAX)
+        self._wishes = GiveUpWishes()
+        self._is_stopped = False
+
+    async def start(self) -> None:
+        """Go on with what was not published when the last placement driver ended."""
+        for txn in await self._store.run(lambda store: store.transactions.unpublished()):
+            self.add(txn)
+
+    async def stop(self) -> None:
+        """Leave the rest to the next start; nobody waits any longer."""
+        self._is_stopped = True
+        self._open.stop()
+        self._wishes.stop()
+        await cancel_all(self._tasks)
+        await self._recorder.stop()
+
+    async def commit(self, manifest: Manifest, decided_at_ms: int, leap_max: int) -> Decision:
+        """Decide a batch; what is decided will be published, whatever becomes of the caller.
+
+        Raises what `check_leap` and `check_parts` raise.
+        """
+        loop = asyncio.get_running_loop()
+
+        def decide(store: MetadataStore) -> Decision:
+            decision = store.transactions.commit(manifest, decided_at_ms, leap_max)
+            if not decision.is_replay and decision.maybe_txn is not None:
+                loop.call_soon_threadsafe(self.add, decision.maybe_txn)
+            return decision
+
+        return await self._store.run(decide)
+
+    def add(self, txn: TxnRecord) -> None:
+        """Publish a decision; they have to come in their order."""
+        publications = publications_of(txn.txn_number, txn.parts)
+        if self._is_stopped or not publications:
+            return
+        self._open.add(txn)
+        for each in publications:
+            queue = self._queues.setdefault(each.stream_id, deque())
+            queue.append(each)
+            if len(queue) == 1:
+                task = asyncio.create_task(self._publish_all(each.stream_id, queue))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def wait_published(self, txn: TxnRecord, timeout_ms: float) -> Progress:
+        """Wait until a decision is visible, or given up, in all its streams, but not for longer."""
+        return await self._open.wait(txn, timeout_ms)
+
+    async def give_up(self, txn: TxnRecord, timeout_ms: float) -> dict[int, Reason]:
+        """Give up what a decision has in the streams whose range servers have lost some of it.
+
+        Return why the rest is not given up, by stream. What can be published is.
+        """
+        stream_ids = dict.fromkeys(part.stream_id for part in txn.parts)
+        reasons = await asyncio.gather(
+            *(self._give_up_in(txn.txn_number, each, timeout_ms) for each in stream_ids)
+        )
+        return {
+            stream_id: reason
+            for stream_id, reason in zip(stream_ids, reasons, strict=True)
+            if reason is not None
+        }
+
+    def stuck_numbers(self) -> set[int]:
+        """Return the decisions that cannot be published as they were committed, so far."""
+        return {txn_number for txn_number, _ in self._stuck}
+
+    async def _publish_all(self, stream_id: int, queue: deque[Publication]) -> None:
+        while queue:
+            await self._publish(queue)
+            queue.popleft()
+        del self._queues[stream_id]
+
+    async def _give_up_in(
+        self, txn_number: int, stream_id: int, timeout_ms: float
+    ) -> Reason | None:
+        if self._is_stopped:
+            return STOPPING
+        waiting = [each.txn_number for each in self._queues.get(stream_id, ())]
+        if txn_number not in waiting:
+            return None
+        if txn_number != waiting[0]:
+            return EARLIER_FIRST
+        return await self._wishes.wish((txn_number, stream_id), timeout_ms)
+
+    async def _publish(self, queue: deque[Publication]) -> None:
+        """Take the first of a stream's publications to its end."""
+        loop = asyncio.get_running_loop()
+        key = (queue[0].txn_number, queue[0].stream_id)
+        failure_count, logged_at = 0, -limits.STUCK_LOG_INTERVAL_MS / 1000
+        while queue[0].state is not PublicationState.SETTLED:
+            error: Exception | None
+            try:
+                error = await self._step(queue)
+            except Exception as failure:  # noqa: BLE001 - nothing that is decided is given up
+                error = failure
+            if error is None:
+                continue
+            self._wishes.answer(key, error)
+            if loop.time() - logged_at >= limits.STUCK_LOG_INTERVAL_MS / 1000:
+                logged_at = loop.time()
+                _log(queue[0], error)
+            wait_ms = limits.RETRY_BACKOFF_MS * 2 ** min(failure_count, 16)
+            await self._wishes.pause(key, min(wait_ms, limits.RETRY_BACKOFF_MS_MAX) / 1000)
+            failure_count += 1
+        self._stuck.discard(key)
+        self._wishes.answer(key, None)
+
+    async def _step(self, queue: deque[Publication]) -> SbpError | None:
+        """Do what the first publication's state says; return or raise why to wait before more."""
+        publication = queue[0]
+        if publication.state is PublicationState.PUBLISHED:
+            await self._settle(publication)
+            queue[0] = publication.after(PublicationInput.RECORDED)
+            return None
+        route = await self._servers.maybe_route(publication.stream_id, publication.range_index)
+        if route is None:
+            self._open.note_done(publication.txn_number, publication.stream_id)
+            queue[0] = publication.after(PublicationInput.STREAM_DELETED)
+            return None
+        if publication.state is PublicationState.MOVING:
+            await self._find_next(publication, route)
+            queue[0] = publication.after(PublicationInput.MOVED)
+            return None
+        error = await self._ask(publication, route)
+        learned = publication.maybe_learned(error)
+        if learned is not None:
+            queue[0] = publication.after(learned)
+        if queue[0].state is PublicationState.STUCK:
+            self._stuck.add((publication.txn_number, publication.stream_id))
+        if learned is PublicationInput.INCOMPLETE and await self._give_up(queue):
+            return None
+        return error if learned in _PAUSING else None
+
+    async def _ask(self, publication: Publication, route: Route) -> SbpError | None:
+        """Let range servers do what is next; return why they refuse it."""
+        if publication.state in _ASKING:
+            return await self._servers.publish(publication, route.address)
+        try:
+            await self._servers.copy_earlier(publication, route.address)
+        except SbpError as error:
+            return error
+        return None
+
+    async def _give_up(self, queue: deque[Publication]) -> bool:
+        """Give up the first publication, whose records are lost, if somebody wants that."""
+        stuck = queue[0]
+        key = (stuck.txn_number, stuck.stream_id)
+        with self._wishes.granting(key) as is_wished:
+            if is_wished:
+                now_ms = self._clock.wall_ms()
+                txn = await self._store.run(lambda store: store.transactions.give_up(*key, now_ms))
+                queue[0] = stuck.after(PublicationInput.GIVEN_UP)
+                _LOG.error(
+                    "batch %d of %s: %d records of stream %d are lost; the stream goes on without",
+                    txn.batch_number,
+                    txn.producer,
+                    stuck.record_count,
+                    stuck.stream_id,
+                )
+                self._open.note_given_up(txn)
+                self._open.note_done(*key)
+                self._servers.drop(stuck.remains)
+        return is_wished
+
+    async def _find_next(self, publication: Publication, route: Route) -> None:
+        """Make sure that there is a range after a sealed one: finish a seal that was cut short."""
+        if route.is_last:
+            (result,) = await self._sealer.seal(
+                [RangeId(publication.stream_id, publication.range_index)]
+            )
+            check_status(result.status)
+
+    async def _settle(self, publication: Publication) -> None:
+        key = (publication.txn_number, publication.stream_id)
+        self._open.note_done(*key)
+        await self._recorder.submit(key)
+        self._servers.drop(publication.leftovers)
+
+    async def _record(self, published: Sequence[tuple[int, int]]) -> list[None]:
+        await self._store.run(lambda store: store.transactions.record_published(published))
+        return [None] * len(published)
+
+
+def _log(publication: Publication, error: Exception) -> None:
+    is_stuck = publication.state is PublicationState.STUCK
+    _LOG.log(
+        logging.ERROR if is_stuck else logging.WARNING,
+        "decision %d cannot be published in stream %d %s: %s",
+        publication.txn_number,
+        publication.stream_id,
+        "as it was committed; it is tried again" if is_stuck else "yet",
+        error,
+        exc_info=None if isinstance(error, SbpError) else error,
+    )

@@ -1,0 +1,266 @@
+"""The requests that decide transactions, and tell what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from sbp_core import limits
+from sbp_core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    StatusCode,
+    UnsupportedError,
+)
+from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.streams.stream_operations import check_item_count
+from sbp_core.pd.txns.decision_progress import Progress
+from sbp_core.pd.txns.ending import RangeServers
+from sbp_core.pd.txns.giving_up import refusal, told
+from sbp_core.pd.txns.publishing import Publisher
+from sbp_core.pd.txns.transactions import (
+    AbortedTxn,
+    Manifest,
+    Part,
+    TxnRecord,
+    Verdict,
+    check_manifest,
+)
+from sbp_core.server.answers import cut_by_weight, respond_all, respond_in_parts
+from sbp_core.server.clock import Clock
+from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.wire.headers import (
+    CommitTxnRequest,
+    CommitTxnResponse,
+    DescribeTxnsRequest,
+    DescribeTxnsResponse,
+    TxnDescription,
+    TxnPart,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS, shown
+from sbp_core.wire.txn_id import is_producer, is_txn_id, maybe_batch_of
+
+_UNKNOWN: Final = -1
+"""In place of a number: not known, or there is none."""
+
+_WAIT_SHARE: Final = 0.75
+"""Of the time that the caller waits; the rest is for the answer to get there."""
+
+_FORGOTTEN: Final = Progress(is_published=True, given_up=())
+"""Of a decision that is older than what is kept: nothing of it waits."""
+
+
+class TxnHandlers:
+    """Serves COMMIT_TXN and DESCRIBE_TXNS."""
+
+    def __init__(
+        self,
+        store: StoreThread,
+        publisher: Publisher,
+        servers: RangeServers,
+        clock: Clock,
+        batch_number_leap_max: int,
+    ) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._servers = servers
+        self._clock = clock
+        self._leap_max = batch_number_leap_max
+
+    def by_opcode(self) -> Mapping[Opcode, Handler]:
+        """Return the handler of each opcode served here."""
+        return {Opcode.COMMIT_TXN: self.commit, Opcode.DESCRIBE_TXNS: self.describe}
+
+    async def commit(self, call: ServerCall) -> None:
+        """Decide a batch, and wait for it to be published; or give up transactions, or parts."""
+        request = call.decode(CommitTxnRequest)
+        check_item_count(len(request.parts))
+        if call.is_one_frame:
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                "servers of this dialect agree on no features, so they publish no transactions",
+            )
+        parts = tuple(
+            Part(
+                each.txn_id or "",
+                each.stream_id,
+                each.range_index,
+                each.record_count,
+                each.batch_count,
+            )
+            for each in request.parts
+        )
+        if request.give_up:
+            await self._give_up(call, request)
+            return
+        if not request.commit:
+            await self._abort(call, parts)
+            return
+        manifest = Manifest(
+            request.producer or "",
+            request.batch_number,
+            parts,
+            request.record_count,
+            request.digest,
+        )
+        check_manifest(manifest)
+        decision = await self._publisher.commit(manifest, self._clock.wall_ms(), self._leap_max)
+        txn = decision.maybe_txn
+        progress = _FORGOTTEN
+        if txn is not None:
+            progress = await self._publisher.wait_published(txn, _wait_ms(request))
+        await _respond(call, txn, progress, is_replay=decision.is_replay)
+
+    async def _give_up(self, call: ServerCall, request: CommitTxnRequest) -> None:
+        """Let go of what range servers have lost of a decided batch, so that others can follow."""
+        producer, batch_number = request.producer or "", request.batch_number
+        if request.commit or request.parts or not is_producer(producer):
+            raise _invalid("to give up what is lost of a batch, name a producer and the batch only")
+        batch = f"batch {batch_number} of {producer}"
+        txn = await self._decided(producer, batch_number, batch)
+        message = None
+        if txn is not None and txn.parts:
+            reasons = await self._publisher.give_up(txn, _wait_ms(request))
+            txn = await self._decided(producer, batch_number, batch)
+            if txn is not None and txn.parts and not txn.given_up:
+                raise refusal(batch, reasons)
+            message = told(reasons) or None
+        progress = Progress(not txn.parts, txn.given_up) if txn else _FORGOTTEN
+        await _respond(call, txn, progress, is_replay=True, message=message)
+
+    async def _decided(self, producer: str, batch_number: int, batch: str) -> TxnRecord | None:
+        """Return what was decided, None if that is forgotten. Raises NotFoundError if nothing."""
+        decision = await self._store.run(
+            lambda store: store.transactions.maybe_decided(producer, batch_number)
+        )
+        if decision is None:
+            raise NotFoundError(StatusCode.NOT_FOUND, f"{batch} is not decided")
+        return decision.maybe_txn
+
+    async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> None:
+        for part in parts:
+            if not is_txn_id(part.txn_id):
+                raise _invalid(f"{shown(part.txn_id)} is not the id of a transaction")
+        verdicts = await self._store.run(
+            lambda store: store.transactions.abort(parts, self._clock.wall_ms())
+        )
+        dead = [
+            part
+            for part, verdict in zip(parts, verdicts, strict=True)
+            if verdict is not Verdict.KEPT
+        ]
+        await respond_all(
+            call,
+            [_part_table(part) for part in dead],
+            lambda some: CommitTxnResponse(status=SUCCESS, parts=some),
+        )
+        self._servers.drop(part for part in dead if part.record_count >= 0)
+
+    async def describe(self, call: ServerCall) -> None:
+        """Tell what was decided of a producer, or of all, and what was given up."""
+        request = call.decode(DescribeTxnsRequest)
+        if request.producer is not None and not is_producer(request.producer):
+            raise _invalid(f"{shown(request.producer)} cannot name a producer")
+        await respond_in_parts(
+            call,
+            self._descriptions(request.producer),
+            lambda some: DescribeTxnsResponse(status=SUCCESS, txns=some),
+        )
+
+    async def _descriptions(
+        self, producer: str | None
+    ) -> AsyncIterator[tuple[TxnDescription, ...]]:
+        number = -1
+        while txns := await self._store.run(_txns_after, number, producer):
+            stuck = self._publisher.stuck_numbers()
+            described = [_description(txn, is_stuck=txn.txn_number in stuck) for txn in txns]
+            for some in cut_by_weight(described, _weight):
+                yield tuple(some)
+            number = txns[-1].txn_number
+        txn_id = ""
+        while aborted := await self._store.run(_aborted_after, txn_id, producer):
+            yield tuple(map(_aborted_description, aborted))
+            txn_id = aborted[-1].txn_id
+
+
+async def _respond(
+    call: ServerCall,
+    txn: TxnRecord | None,
+    progress: Progress,
+    *,
+    is_replay: bool,
+    message: str | None = None,
+) -> None:
+    """Tell what was decided, and what has become of it."""
+    await respond_all(
+        call,
+        [_part_table(part) for part in progress.given_up],
+        lambda some: CommitTxnResponse(
+            status=replace(SUCCESS, message=message),
+            is_replay=is_replay,
+            is_published=progress.is_published,
+            record_count=_UNKNOWN if txn is None else txn.record_count,
+            digest=b"" if txn is None else txn.digest,
+            parts=some,
+        ),
+    )
+
+
+def _wait_ms(request: CommitTxnRequest) -> float:
+    wait_ms = _WAIT_SHARE * (request.timeout_ms or limits.REQUEST_TIMEOUT_MS)
+    return min(wait_ms, limits.REQUEST_TIMEOUT_MS)
+
+
+def _txns_after(store: MetadataStore, number: int, producer: str | None) -> list[TxnRecord]:
+    return store.transactions.txns_after(number, limits.TXNS_PER_FRAME, producer)
+
+
+def _aborted_after(store: MetadataStore, txn_id: str, producer: str | None) -> list[AbortedTxn]:
+    return store.transactions.aborted_after(txn_id, limits.RESULTS_PER_FRAME, producer)
+
+
+def _weight(described: TxnDescription) -> int:
+    return 1 + len(described.parts) + len(described.lost)
+
+
+def _description(txn: TxnRecord, *, is_stuck: bool) -> TxnDescription:
+    if txn.parts:
+        state = "stuck" if is_stuck else "publishing"
+    else:
+        state = "lost" if txn.given_up else "published"
+    return TxnDescription(
+        producer=txn.producer,
+        batch_number=txn.batch_number,
+        parts=tuple(map(_part_table, txn.parts)),
+        lost=tuple(map(_part_table, txn.given_up)),
+        state=state,
+        record_count=txn.record_count,
+        digest=txn.digest,
+        decided_at_ms=txn.decided_at_ms,
+    )
+
+
+def _aborted_description(txn: AbortedTxn) -> TxnDescription:
+    producer, batch_number = maybe_batch_of(txn.txn_id) or (None, _UNKNOWN)
+    return TxnDescription(
+        producer=producer,
+        batch_number=batch_number,
+        parts=(TxnPart(txn_id=txn.txn_id),),
+        state="aborted",
+        record_count=_UNKNOWN,
+        decided_at_ms=txn.aborted_at_ms,
+    )
+
+
+def _part_table(part: Part) -> TxnPart:
+    return TxnPart(
+        part.txn_id, part.stream_id, part.record_count, part.range_index, part.batch_count
+    )
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -1,0 +1,1 @@
+"""APPEND: checked, numbered, and committed in groups."""

@@ -1,0 +1,1 @@
+"""FETCH: which batches, from memory or disk, in whose turn."""

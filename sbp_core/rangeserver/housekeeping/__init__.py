@@ -1,0 +1,1 @@
+"""What a range server does with time and space: retention, cleaning, freeing."""

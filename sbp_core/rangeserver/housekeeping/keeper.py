@@ -1,0 +1,206 @@
+"""Now and then: trim what has been kept long enough, tell the placement driver, free disk space.
+
+What was staged and will never be published is dropped in between (see staged_sweep.py).
+
+The placement driver says how long a stream is kept, the log how old its batches are. A trim is
+durable here before the placement driver hears of it; as long as it knows less than the log, it is
+told again. A stream that it does not know is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+from sbp_core import limits
+from sbp_core.errors import LogError, SbpError
+from sbp_core.log.cleaning.cleaner import Cleaned
+from sbp_core.log.durable_log import Log
+from sbp_core.rangeserver.hosted_ranges import HostedRange
+from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
+from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
+from sbp_core.rangeserver.housekeeping.freeing import SpaceFreer
+from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired_below
+from sbp_core.rangeserver.housekeeping.steady_time import SteadyTime
+from sbp_core.rangeserver.transactions.staged_sweep import StagedSweep
+from sbp_core.server.clock import Clock
+from sbp_core.server.teardown import cancel_all
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class RetentionSource(Protocol):
+    """Who says how long streams are kept, and has to know where they begin."""
+
+    async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
+        """Return the retention of the streams that exist."""
+
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
+        """Return the ranges of these streams that are placed on this server."""
+
+    async def report_trims(self, offsets: Mapping[int, int]) -> None:
+        """Let streams begin at these offsets."""
+
+
+class Housekeeping:
+    """Runs from its making until `stop`, one round every `interval_ms`."""
+
+    def __init__(
+        self,
+        host: RangeHost,
+        log: Log,
+        source: RetentionSource,
+        freer: SpaceFreer,
+        sweep: StagedSweep,
+        *,
+        disk_space: DiskSpace,
+        clock: Clock,
+        interval_ms: int,
+    ) -> None:
+        self._host = host
+        self._log = log
+        self._source = source
+        self._freer = freer
+        self._disk_space = disk_space
+        self._sweep = sweep
+        self._time = SteadyTime(clock, log.recovery.newest_ms)
+        self._interval_ms = interval_ms
+        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End after the segment that is being cleaned."""
+        self._freer.stop()
+        await cancel_all([self._task])
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self) -> None:
+        if not self._disk_space.is_short:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._freer.keep_reserve)
+            await self._disk_space.refresh()
+        try:
+            await self._find_retentions()
+        except SbpError as error:
+            _LOG.warning("streams could not be compared with the placement driver's: %s", error)
+        while True:
+            await self._pause()
+            maybe_now_ms = self._time.maybe_now_ms()
+            try:
+                await self._retain(maybe_now_ms)
+            except SbpError as error:
+                _LOG.warning("no stream's retention can be looked after now: %s", error)
+            try:
+                if maybe_now_ms is not None:
+                    await self._sweep.sweep(maybe_now_ms)
+            except SbpError as error:
+                _LOG.warning("nothing that is staged can be looked after now: %s", error)
+            try:
+                await self._clean()
+            except LogError as error:
+                _LOG.error("disk space cannot be freed now: %s", error)
+
+    async def _pause(self) -> None:
+        """Wait for the next round: not long where appends wait for room, or may soon."""
+        left_ms = self._interval_ms
+        while left_ms > 0:
+            step_ms = min(left_ms, limits.DISK_SHORT_CHECK_INTERVAL_MS)
+            await asyncio.sleep(step_ms / 1000)
+            left_ms = 0 if self._disk_space.is_short else left_ms - step_ms
+
+    async def _retain(self, maybe_now_ms: int | None) -> None:
+        table = self._host.table
+        found = await self._find_retentions()
+        limited = {each: kept for each, kept in found.items() if not kept.is_for_ever}
+        if not limited:
+            return
+        streams = [(table.ranges_of(stream_id), kept) for stream_id, kept in limited.items()]
+        offsets = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._expired, streams, maybe_now_ms
+        )
+        await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
+        await self._report(list(limited))
+
+    async def _find_retentions(self) -> dict[int, Retention]:
+        """Return how long streams are kept, and refuse those whose ids belong to others by now."""
+        table = self._host.table
+        live = table.live_streams()
+        found = await self._source.find_retentions(live) if live else {}
+        return {
+            each: kept for each, kept in found.items() if table.is_own(each, kept.created_at_ms)
+        }
+
+    def _expired(
+        self,
+        streams: Sequence[tuple[list[HostedRange], Retention]],
+        maybe_now_ms: int | None,
+    ) -> dict[int, int]:
+        """Return where streams should begin, of those that hold more. Runs on the thread.
+
+        While the time is not known for sure, nothing goes for its age.
+        """
+        offsets: dict[int, int] = {}
+        for ranges, retention in streams:
+            kept = replace(retention, period_ms=0) if maybe_now_ms is None else retention
+            try:
+                offset = self._expired_below(ranges, kept, maybe_now_ms or 0)
+            except LogError as error:
+                _LOG.error("stream %d cannot be trimmed: %s", ranges[0].stream_id, error)
+                continue
+            if offset > ranges[0].start_offset:
+                offsets[ranges[0].stream_id] = offset
+        return offsets
+
+    def _expired_below(
+        self, ranges: Sequence[HostedRange], retention: Retention, now_ms: int
+    ) -> int:
+        size_bytes = 0
+        if retention.size_bytes:
+            size_bytes = sum(self._log.bytes_from(each.key, each.start_offset) for each in ranges)
+        held = Held(ranges[0].start_offset, ranges[-1].next_offset, size_bytes)
+        batches = itertools.chain.from_iterable(
+            self._log.batches_from(each.key, each.start_offset) for each in ranges
+        )
+        return expired_below(held, batches, retention, now_ms)
+
+    async def _trim(self, stream_id: int, offset: int) -> None:
+        try:
+            await self._host.trim(stream_id, offset)
+        except SbpError as error:
+            _LOG.warning("stream %d was not trimmed at %d: %s", stream_id, offset, error)
+        else:
+            _LOG.info("stream %d begins at offset %d, by its retention", stream_id, offset)
+
+    async def _report(self, stream_ids: Sequence[int]) -> None:
+        """Report where streams begin in ranges that the placement driver lets begin before."""
+        offsets: dict[int, int] = {}
+        for each in await self._source.list_hosted_ranges(stream_ids):
+            placed = each.stream_range
+            if not self._host.table.has_range(placed.stream_id, placed.range_index):
+                continue
+            hosted = self._host.table.range_at(placed.stream_id, placed.range_index)
+            if hosted.start_offset > placed.start_offset:
+                known = offsets.get(placed.stream_id, 0)
+                offsets[placed.stream_id] = max(known, hosted.start_offset)
+        if offsets:
+            await self._source.report_trims(offsets)
+
+    async def _clean(self) -> None:
+        loop = asyncio.get_running_loop()
+        await self._disk_space.refresh()
+        free = partial(self._freer.free, is_short=self._disk_space.is_short)
+        cleaned = await loop.run_in_executor(self._thread, free)
+        await self._disk_space.refresh()
+        if cleaned != Cleaned():
+            _LOG.info(
+                "%d bytes freed: %d segments removed, %d rewritten",
+                cleaned.freed_bytes,
+                cleaned.removed_count,
+                cleaned.rewritten_count,
+            )

@@ -1,0 +1,1 @@
+"""Staged batches: kept, read, published or dropped."""

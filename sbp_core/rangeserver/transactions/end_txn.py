@@ -1,0 +1,196 @@
+"""END_TXN: publish what transactions staged in a range, in one step, or drop it (SPEC "END_TXN").
+
+The log publishes by one entry, which gives the staged batches the next offsets of their range. It
+remembers the last ends of every stream, so that who asks again is answered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sbp_core import limits
+from sbp_core.errors import (
+    InvalidRequestError,
+    LogWriteError,
+    SbpError,
+    StatusCode,
+    StatusError,
+    TxnEndedError,
+    TxnIncompleteError,
+)
+from sbp_core.failpoints import failpoint
+from sbp_core.log.entry import Entry
+from sbp_core.log.states.staged_states import Staging, commit_entry, drop_entry
+from sbp_core.rangeserver.appending.commit import GroupCommitter
+from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest
+from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.transactions.staging import Stagings, check_txn_ids
+from sbp_core.server.answers import respond_all
+from sbp_core.server.dispatch import ServerCall
+from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest, EndTxnResponse, EndTxnResult
+from sbp_core.wire.status import SUCCESS, status_for
+
+_NO_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What was done, now or before: so many records from `base_offset` on, -1 for none."""
+
+    base_offset: int
+    record_count: int
+
+
+class EndTxnHandler:
+    """Serves END_TXN. Every item of a frame succeeds or fails by itself."""
+
+    def __init__(self, host: RangeHost, stagings: Stagings, committer: GroupCommitter) -> None:
+        self._host = host
+        self._stagings = stagings
+        self._committer = committer
+        self._at_work: set[asyncio.Task[_Ended]] = set()
+
+    async def __call__(self, call: ServerCall) -> None:
+        """Answer one frame. What is begun is brought to its end, also if nobody waits any more."""
+        infos = call.decode(EndTxnRequest).end_requests
+        await self._host.learn((info.stream_id, info.range_index) for info in infos if info.commit)
+        await respond_all(
+            call,
+            await asyncio.gather(*map(self._answer, infos)),
+            lambda part: EndTxnResponse(end_responses=part, status=SUCCESS),
+        )
+
+    async def drop(self, stream_id: int, range_index: int, txn_ids: Sequence[str]) -> int:
+        """Drop what is staged under some ids in a range, in all of the stream if that is -1.
+
+        Return how many records that were. What was published stays. Raises StatusError when the log
+        cannot be written.
+        """
+        info = EndTxnInfo(stream_id, txn_ids=tuple(txn_ids), range_index=range_index)
+        return (await self._finish(info)).record_count
+
+    async def stop(self) -> None:
+        """Bring to its end what was begun."""
+        if self._at_work:
+            await asyncio.wait(self._at_work, timeout=limits.DRAIN_TIMEOUT_MS / 1000)
+
+    async def _answer(self, info: EndTxnInfo) -> EndTxnResult:
+        try:
+            ended = await self._finish(info)
+        except SbpError as error:
+            return EndTxnResult(info.stream_id, info.request_index, status=status_for(error))
+        return EndTxnResult(
+            info.stream_id, info.request_index, ended.base_offset, ended.record_count, SUCCESS
+        )
+
+    async def _finish(self, info: EndTxnInfo) -> _Ended:
+        task = asyncio.create_task(self._end(info))
+        self._at_work.add(task)
+        task.add_done_callback(self._on_finished)
+        return await asyncio.shield(task)
+
+    def _on_finished(self, task: asyncio.Task[_Ended]) -> None:
+        self._at_work.discard(task)
+        task.exception()  # nobody may be there any more to be told
+
+    async def _end(self, info: EndTxnInfo) -> _Ended:
+        check_txn_ids(info.txn_ids)
+        with self._stagings.closing(info.stream_id, info.txn_ids):
+            await self._stagings.settle(info.stream_id, self._ranges_of(info), info.txn_ids)
+            # From here to its entry nothing is waited for: what is judged is what is written.
+            return await (self._publish(info) if info.commit else self._drop(info))
+
+    def _ranges_of(self, info: EndTxnInfo) -> list[int]:
+        """Return the ranges in which something may be staged."""
+        if info.range_index >= 0:
+            return [info.range_index]
+        if not self._host.table.has_stream(info.stream_id):
+            return []
+        return [hosted.range_index for hosted in self._host.table.ranges_of(info.stream_id)]
+
+    async def _publish(self, info: EndTxnInfo) -> _Ended:
+        done = self._maybe_done(info)
+        if done is not None:
+            return done
+        if info.range_index < 0:
+            raise _invalid("say which range is to publish, by its range_index")
+        hosted = self._host.table.range_at(info.stream_id, -1)
+        check_latest(hosted, info.range_index)
+        hosted.receive(RangeInput.APPEND)
+        stagings = self._staged(info)
+        record_count = sum(staging.record_count for staging in stagings)
+        if not record_count:
+            return _Ended(_NO_OFFSET, 0)
+        entry = commit_entry(*hosted.key, hosted.assigned_offset, stagings)
+        base_offset = hosted.assign(record_count)
+        await self._write(info.txn_ids, entry)
+        return _Ended(base_offset, record_count)
+
+    def _maybe_done(self, info: EndTxnInfo) -> _Ended | None:
+        """Return what was done, if that was published before. Raises if something else was done.
+
+        TxnEndedError, InvalidRequestError.
+        """
+        ends = self._stagings.known.ends(info.stream_id)
+        for end in reversed(ends):
+            if end.is_commit and end.txn_ids == info.txn_ids:
+                return _Ended(end.base_offset, end.record_count)
+        for end in reversed(ends):
+            for txn_id in set(info.txn_ids) & set(end.txn_ids):
+                if end.is_commit:
+                    raise _invalid(
+                        f"transaction {txn_id} was published in stream {info.stream_id} together"
+                        f" with others, {len(end.txn_ids)} in all; the first is {end.txn_ids[0]}"
+                    )
+                raise TxnEndedError(
+                    StatusCode.TXN_ENDED,
+                    f"what transaction {txn_id} staged in stream {info.stream_id} was dropped",
+                )
+        return None
+
+    def _staged(self, info: EndTxnInfo) -> list[Staging]:
+        """Return what is staged under each id. Raises TxnIncompleteError if that is not all."""
+        key = (info.stream_id, info.range_index)
+        found = [self._stagings.known.maybe_staging(*key, each) for each in info.txn_ids]
+        record_count = sum(staging.record_count for staging in found if staging is not None)
+        is_complete = record_count == info.record_count or (info.record_count < 0 < record_count)
+        if not is_complete:
+            expected = "one or more are" if info.record_count < 0 else f"{info.record_count} were"
+            raise TxnIncompleteError(
+                StatusCode.TXN_INCOMPLETE,
+                f"{record_count} records are staged under these {len(found)} transactions in range"
+                f" {info.range_index} of stream {info.stream_id}, and {expected} to be published;"
+                " nothing was",
+            )
+        return [
+            staging or Staging(*key, txn_id, staged_at_ms=0)
+            for staging, txn_id in zip(found, info.txn_ids, strict=True)
+        ]
+
+    async def _drop(self, info: EndTxnInfo) -> _Ended:
+        wanted = set(info.txn_ids)
+        staged = [
+            staging
+            for staging in self._stagings.known.stagings_of(info.stream_id)
+            if staging.txn_id in wanted and info.range_index in {-1, staging.range_index}
+        ]
+        if staged:
+            txn_ids = list(dict.fromkeys(staging.txn_id for staging in staged))
+            await self._write(txn_ids, drop_entry(info.stream_id, info.range_index, txn_ids))
+        return _Ended(_NO_OFFSET, sum(staging.record_count for staging in staged))
+
+    async def _write(self, txn_ids: Sequence[str], entry: Entry) -> None:
+        failpoint("txn.before_end")
+        written = self._committer.submit([entry])
+        self._stagings.follow_end(entry.stream_id, txn_ids, written)
+        try:
+            await written
+        except LogWriteError as error:
+            raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
+        failpoint("txn.after_end")
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -1,0 +1,225 @@
+"""Batches that are staged under transactions: the next one is taken, a repeat is answered.
+
+And how that ends: from the moment when somebody begins to end a transaction nothing more is taken
+for it, and what waits for the disk is waited for. What the log knows then is all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from sbp_core import limits
+from sbp_core.errors import (
+    InvalidRequestError,
+    StatusCode,
+    ThrottledError,
+    TxnEndedError,
+    WriterGapError,
+)
+from sbp_core.log.entry import Entry
+from sbp_core.log.states.staged_states import StagedStates, staged_entry
+from sbp_core.rangeserver.appending.append_items import Item
+from sbp_core.rangeserver.appending.in_flight import InFlight, PendingAppend
+from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
+from sbp_core.rangeserver.transactions.staged_repeats import (
+    NO_OFFSET,
+    StagedNumber,
+    StagedRepeat,
+    other_content,
+)
+from sbp_core.records import are_same
+from sbp_core.wire.status import shown
+from sbp_core.wire.txn_id import is_txn_id, original_of
+
+
+def check_txn_ids(txn_ids: Collection[str]) -> None:
+    """Raise InvalidRequestError unless these can be the ids of one transaction or more."""
+    for txn_id in txn_ids:
+        if not is_txn_id(txn_id):
+            raise _invalid(
+                f"{shown(txn_id)} cannot name a transaction: use 1 to {limits.TXN_ID_LENGTH_MAX} of"
+                " A-Z a-z 0-9 . _ ~ -"
+            )
+    if not txn_ids or len(set(txn_ids)) < len(txn_ids):
+        raise _invalid("name one transaction or more, each once")
+
+
+def _number_of(item: Item) -> StagedNumber:
+    """Return what a batch that is to be staged is called. Raises InvalidRequestError."""
+    info = item.info
+    number = StagedNumber(item.stream_id, item.range_index, info.txn_id or "", info.sequence)
+    check_txn_ids((number.txn_id,))
+    if info.writer_id is not None:
+        raise _invalid("a transaction numbers its batches itself; stage them without writer_id")
+    if number.range_index < 0:
+        raise _invalid(f"{number}: say which range, by its range_index")
+    if number.sequence < 0:
+        raise _invalid(
+            f"transaction {number.txn_id} names no sequence, or {number.sequence}; its first batch"
+            " in a range has sequence 0, each next one 1 more"
+        )
+    return number
+
+
+class Stagings:
+    """What is staged in all ranges, with what was taken and is not written yet."""
+
+    def __init__(self, known: StagedStates, in_flight: InFlight) -> None:
+        self.known = known
+        self._in_flight = in_flight
+        self._closing: Counter[tuple[int, str]] = Counter()
+        self._count_max = len(known.stagings())
+        """So many stagings there are at most; what has ended since they were counted is in it."""
+        self._ends: dict[tuple[int, str], asyncio.Future[int]] = {}
+        """Of transactions, by stream and id, the end that waits for the disk."""
+
+    def take(
+        self, item: Item, latest: HostedRange, record_count: int
+    ) -> tuple[PendingAppend | StagedRepeat, Sequence[Entry]]:
+        """Take a batch; return where it is, or will be, and the entries that stage it.
+
+        There are none for a repeat, which is still to be compared with what is staged. That is
+        looked for first: what was staged once stays so, whatever became of its range. `latest` is
+        the stream's latest range. Raises SbpError when it is refused.
+        """
+        number = _number_of(item)
+        repeated = self._maybe_repeat(number, record_count, item.batch)
+        if repeated is not None:
+            return repeated, ()
+        check_latest(latest, number.range_index)
+        latest.receive(RangeInput.APPEND)
+        self._check_next(number)
+        self._count_max += number.sequence == 0
+        entry = staged_entry(*number.numberer, number.sequence, record_count, item.batch)
+        taken = self._in_flight.begin(
+            number.numberer, number.sequence, NO_OFFSET, record_count, item.batch
+        )
+        return taken, (entry,)
+
+    @contextmanager
+    def closing(self, stream_id: int, txn_ids: Iterable[str]) -> Iterator[None]:
+        """Take nothing for these transactions meanwhile."""
+        places = [(stream_id, txn_id) for txn_id in txn_ids]
+        self._closing.update(places)
+        try:
+            yield
+        finally:
+            for place in places:
+                self._closing[place] -= 1
+                if not self._closing[place]:
+                    del self._closing[place]
+
+    async def settle(
+        self, stream_id: int, range_indexes: Sequence[int], txn_ids: Sequence[str]
+    ) -> None:
+        """Wait until the log knows all that was taken for transactions, and whether they ended.
+
+        They are `closing`, so that is all there will be. What could not be written does not count.
+        """
+        while waiting := self._waiting(stream_id, range_indexes, txn_ids):
+            await asyncio.wait(waiting)
+
+    def follow_end(
+        self, stream_id: int, txn_ids: Iterable[str], written: asyncio.Future[int]
+    ) -> None:
+        """Let others who would end these transactions wait for `written`."""
+        for txn_id in txn_ids:
+            place = (stream_id, txn_id)
+            self._ends[place] = written
+            written.add_done_callback(partial(self._on_ended, place))
+
+    def _maybe_repeat(
+        self, number: StagedNumber, record_count: int, batch: memoryview
+    ) -> PendingAppend | StagedRepeat | None:
+        """Return a batch that was taken before; None for one that was not.
+
+        Raises TxnEndedError if nothing is taken any more, InvalidRequestError if the one before was
+        another batch.
+        """
+        place = (number.stream_id, number.txn_id)
+        if place in self._closing or self.known.is_ended(*place):
+            raise TxnEndedError(
+                StatusCode.TXN_ENDED,
+                f"{number} was not staged: the transaction was published or dropped, or is about"
+                " to be",
+            )
+        found: PendingAppend | StagedRepeat | None
+        found = self._in_flight.of(number.numberer).get(number.sequence)
+        if found is None:
+            staging = self.known.maybe_staging(*number.numberer)
+            if staging is None or number.sequence >= staging.batch_count:
+                return None
+            count = staging.record_counts[number.sequence]
+            found = StagedRepeat(number, staging, count, batch)
+        if found.record_count != record_count:
+            raise _invalid(
+                f"{number} had {found.record_count} records, this one has {record_count}: two"
+                " transactions must not have the same id"
+            )
+        if isinstance(found, PendingAppend) and not are_same(found.batch, batch):
+            raise other_content(number)
+        return found
+
+    def _check_next(self, number: StagedNumber) -> None:
+        """Raise WriterGapError unless a batch, no repeat, is the next one.
+
+        InvalidRequestError if there are as many already as can be published at once, ThrottledError
+        if it would be the first one and too much else is staged.
+        """
+        expected = self._next_sequence(number)
+        if expected == 0 and original_of(number.txn_id) == number.txn_id:
+            self._check_room()  # what is decided is copied in any case
+        if number.sequence != expected:
+            raise WriterGapError(
+                StatusCode.WRITER_GAP,
+                f"{number} was not staged: batch {expected} comes next",
+                WriterGapError.encode_expected(expected),
+            )
+        if expected >= limits.TXN_BATCHES_MAX:
+            raise _invalid(
+                f"{number} was not staged: one stream takes {limits.TXN_BATCHES_MAX} batches of a"
+                " transaction; stage larger ones"
+            )
+
+    def _check_room(self) -> None:
+        if self._count_max >= limits.STAGINGS_MAX:
+            self._count_max = len(self.known.stagings())
+        if self._count_max >= limits.STAGINGS_MAX:
+            raise ThrottledError(
+                StatusCode.TOO_MANY_REQUESTS,
+                f"{self._count_max} transactions have something staged at this server already; try"
+                " again when some of them are decided",
+            )
+
+    def _on_ended(self, place: tuple[int, str], written: asyncio.Future[int]) -> None:
+        if self._ends.get(place) is written:
+            del self._ends[place]
+
+    def _waiting(
+        self, stream_id: int, range_indexes: Sequence[int], txn_ids: Sequence[str]
+    ) -> set[asyncio.Future[int]]:
+        waiting = {
+            append.written
+            for txn_id in txn_ids
+            for range_index in range_indexes
+            for append in self._in_flight.of((stream_id, range_index, txn_id)).values()
+            if append.written is not None
+        }
+        ends = (self._ends.get((stream_id, txn_id)) for txn_id in txn_ids)
+        waiting.update(end for end in ends if end is not None)
+        return {each for each in waiting if not each.done()}
+
+    def _next_sequence(self, number: StagedNumber) -> int:
+        last = self._in_flight.maybe_last(number.numberer)
+        if last is not None:
+            return last + 1
+        staging = self.known.maybe_staging(*number.numberer)
+        return 0 if staging is None else staging.batch_count
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
