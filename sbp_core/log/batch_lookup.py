@@ -9,8 +9,8 @@ files have that time; they are read once, and kept. A missing or stale index fil
 its segment by the first lookup that needs it. It is not written if damage may hide rows of the
 segment: it would be taken for whole.
 
-Every lookup may run in any thread. What it shares with the writer is one immutable `Extent`, which
-the writer replaces whole, and rows that only grow.
+Every lookup may run in any thread. It shares with the writer one immutable `Extent`, which the
+writer replaces whole, and rows that only grow.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from sbp_core.log.states.range_states import LoggedRange, RangeKey
 _LOG: Final = logging.getLogger(__name__)
 
 _PLACE_BYTES: Final = 4096
-"""What an index takes besides its columns, roughly."""
+"""Memory of an index besides its columns, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What of the log can be read: the full segments, and the durable `rows` of the active one."""
+    """The readable part of the log: the full segments, and the durable `rows` of the active one."""
 
     sealed: tuple[Segment, ...]
     active: SegmentView

@@ -1,8 +1,8 @@
 """Bodies of batches: read from the disk and verified, or kept in memory since they were written.
 
-What rotted on the disk is never served. Batches that lie close together are read in one go. What
-stands in front of a body follows from the body, its place and its range, so an index that is wrong
-is noticed as well. A batch that was staged has the body that was appended: it does not say its base
+A body that rotted on the disk is never served. Batches that lie close together are read in one go.
+The header of an entry follows from the body, its place and its range, so an index that is wrong is
+noticed as well. A batch that was staged has the body that was appended: it does not say its base
 offset.
 
 The bodies that were appended last are kept for readers that follow the tail. They are what was
@@ -128,7 +128,7 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
 
 
 _BATCH_COST_BYTES: Final = 512
-"""What a batch takes besides its body, roughly."""
+"""Memory of a batch besides its body, roughly."""
 
 
 class RecentBody:
@@ -165,7 +165,7 @@ class RecentBodies:
     def keep(self, entries: Sequence[Entry], locations: Sequence[Location]) -> None:
         """Keep the batches among entries that were written as a group; they do not change any more.
 
-        Of staged ones those that have their prefix beside the body. A buffer that several came in
+        Staged ones are kept if their prefix is beside the body. A buffer that several came in
         is kept for as long as any of them is.
         """
         kept = {

@@ -166,9 +166,9 @@ class Log:
 
     @property
     def staged(self) -> StagedStates:
-        """What is staged now, or as a group that is being synced makes it, and what ended last.
+        """The staged batches now, or as a group that is being synced makes them, and the last ends.
 
-        What is published is found in its range before it is staged no more.
+        Batches that are published are found in their range before they leave this.
         """
         return self._states.staged
 
@@ -268,7 +268,7 @@ class Log:
 
     @property
     def extent(self) -> Extent:
-        """What can be read of the log at this moment."""
+        """The part of the log that can be read at this moment."""
         return self._extent
 
     def maybe_range(self, key: RangeKey) -> LoggedRange | None:

@@ -53,7 +53,7 @@ COMMIT_MARKER: Final = bytes.fromhex("9d4be1f603c85a17b27ec40f6891d5aa")
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry says. COMMIT and the snapshots are the log's own."""
+    """The kinds of entries. COMMIT and the snapshots are the log's own."""
 
     COMMIT = 0
     BATCH = 1
@@ -71,13 +71,13 @@ class EntryKind(enum.IntEnum):
 
 
 APPENDED_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.WRITER_MARK, EntryKind.STAGED})
-"""Of what APPEND writes. All else are decisions, which others build on."""
+"""Written by APPEND. All others are decisions, on which later ones build."""
 BATCH_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.STAGED})
-"""Of what holds records."""
+"""Those that hold records."""
 SNAPSHOT_KINDS: Final = frozenset(
     {EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS, EntryKind.SNAPSHOT_STAGED}
 )
-"""Of what a segment begins with."""
+"""Those at the start of a segment."""
 _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 
@@ -230,7 +230,7 @@ def unpack_at(form: struct.Struct, body: Octets, position: int) -> tuple[Any, ..
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a COMMIT entry says: what was durable before its group, and when that was written."""
+    """The content of a COMMIT entry: what was durable before its group, and the group's time."""
 
     durable_upto: int
     time_ms: int

@@ -89,7 +89,7 @@ _COLUMNS: Final = (
     ("prefix_bytes", _U1, "rows"),
 )
 _IDENTITY_FIELDS: Final = 5
-"""Of the header, those that tell whose index it is."""
+"""Fields of the header that say which segment, and state of it, the index belongs to."""
 _SLOT_COLUMNS: Final = ("base_offset", "count", "position", "length", "time_ms", "prefix_bytes")
 _SLOTS_PER_STEP: Final = 256
 
@@ -153,7 +153,7 @@ def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What an index says in front; `latest_ms` is the latest time of a batch."""
+    """The header of an index; `latest_ms` is the latest time of a batch."""
 
     range_count: int
     row_count: int
@@ -240,10 +240,9 @@ def read_index(file: DiskFile, segment: Segment) -> SegmentIndex:
 
 @dataclass(frozen=True, slots=True)
 class SegmentUse:
-    """What a segment holds: bytes and streams of all batches, and of those that are live.
+    """Bytes and streams of all batches of a segment, and of those that are live.
 
-    Of those that were staged the bytes count where they stand, the streams where they were
-    published.
+    The bytes of staged batches count where they stand, the streams where they were published.
     """
 
     held_bytes: int
@@ -357,8 +356,8 @@ class SegmentIndex:
     def held(self, live_from: Callable[[RangeKey], int], staged_live_bytes: int) -> SegmentUse:
         """Weigh the batches; those are live that reach beyond what `live_from` says of a range.
 
-        Of those that were staged in the segment `staged_live_bytes` are. Of those that it published
-        it holds what names them, all that were published together as long as one of them is live.
+        `staged_live_bytes` are live of those that were staged in the segment. Those that it
+        published count with the bytes that name them, which stay while one of them is live.
         """
         is_live = self._is_live(live_from)
         is_published = self._columns["prefix_bytes"] > 0

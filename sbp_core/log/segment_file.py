@@ -52,7 +52,7 @@ INSTANCE_BYTES_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself; `end` is 0 where the file's length tells it."""
+    """The header of a segment; `end` is 0 where the file's length tells it."""
 
     base: int
     generation: int = 0

@@ -199,7 +199,7 @@ class SegmentRows:
     def take(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Add what the next entry says of batches. Raises LogCorruptionError if it makes no sense.
 
-        Of a damaged one only the header may be there, if it is no TXN_END.
+        A damaged one may have its header only, if it is no TXN_END.
         """
         key = (entry.stream_id, entry.range_index)
         if entry.kind is EntryKind.BATCH:

@@ -7,9 +7,9 @@ on, in their order, each at a new position, and the ends of transactions that pu
 that else was in the segment is history, which the snapshots of the later ones sum up.
 
 No append or read waits for the cleaner. It runs in a thread of its own, and what it has prepared
-becomes visible by one assignment between two groups. What was live once it looked may be dead by
-now, never the other way round. A reader of a segment that is removed or replaced goes on in the old
-file.
+becomes visible by one assignment between two groups. Batches that were live when it looked may be
+dead by now, never the other way round. A reader of a segment that is removed or replaced goes on in
+the old file.
 
 A crash at any moment leaves the log as it was or as it was to become: segments are removed only
 when a durable `start` lies behind them, and a rewritten one is durable before it takes the name.
@@ -54,7 +54,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a round of cleaning did."""
+    """The result of a round of cleaning."""
 
     removed_count: int = 0
     rewritten_count: int = 0

@@ -34,9 +34,9 @@ def live_from(log: Log, key: RangeKey) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What is live of a log's full segments at `extent`; what is so once may be dead by now.
+    """The live batches of a log's full segments at `extent`; some may be dead by now.
 
-    Never the other way round, though more is published meanwhile. `staged` are the batches that
+    Never the other way round, though more may be published since. `staged` are the batches that
     were staged and are live, by where they were written first. Where that is not known because of
     damage, all of them count as live.
     """
@@ -84,7 +84,7 @@ class LivenessSeeker:
     def find(self) -> Liveness:
         """Look at the whole log. Raises LogError when the disk fails.
 
-        What is undecided is read before what is published: rows are there before a batch is staged
+        Undecided batches are read before published ones: rows are there before a batch is staged
         no more, so whatever it becomes meanwhile, it is found. And what is staged from now on does
         not stand in the full segments of the extent that was taken before.
         """

@@ -2,11 +2,11 @@
 
 Nothing is changed. Every byte is read, from the disk and not from the page cache.
 
-What is lost follows from one rule: of every range that was not deleted, all records from its start
-to its end are somewhere in the log. The ranges are told by the snapshot that each segment begins
+The loss follows from one rule: all records of a range that was not deleted, from its start to its
+end, are somewhere in the log. The ranges are told by the snapshot that each segment begins
 with, and by the entries of the last one. So the loss is known exactly, also where damage hides
 which entries were there. Only what came after the last intact entry of a range in the last segment
-is known to nobody.
+cannot be known.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DamagedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What makes a log usable that has faults.
+    """The changes that make a log with faults usable.
 
     `damaged` segments are rewritten, `useless_indexes` are removed. The log goes on in a new
     segment at `end`, and starts at `start`, where these are positions.
@@ -68,7 +68,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class LogInspection:
-    """What was found in a log.
+    """The state of a log, read whole.
 
     `faults` is what is wrong with its files. `lost` is what is not there, by these faults or since
     an earlier repair. A torn tail is no fault: a crash leaves it, and the next start cuts it.

@@ -19,7 +19,7 @@ from sbp_core.log.states.range_states import RangeStates, RecordSpan
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """What was cut: `cut_bytes` bytes of `path`, from log position `position` on, and why."""
+    """The bytes that were cut: `cut_bytes` of `path`, from log position `position` on, and why."""
 
     path: Path
     position: int
@@ -44,7 +44,7 @@ class DamagedBatch:
 
     @property
     def records(self) -> str:
-        """What it held, in words."""
+        """Its records, in words."""
         if self.base_offset < 0:
             return "records of a transaction"
         return f"offsets [{self.base_offset}, {self.end_offset})"
@@ -52,7 +52,7 @@ class DamagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LostTail:
-    """What is missing at the end of a segment: log positions [position, end), which were synced.
+    """The missing end of a segment: log positions [position, end), which were synced.
 
     `records` are those that stood there.
     """

@@ -1,23 +1,23 @@
-"""What happens when a log is opened: read the last segment, cut what a crash tore, refuse rot.
+"""Opening a log: read the last segment, cut what a crash tore, refuse rot.
 
 Only the last segment is read: its snapshot says what the ranges were when it began, its entries
-what came after. Of the others the headers are read, so that a missing file is noticed; their
+what came after. The headers of the others are read, so that a missing file is noticed; their
 entries are verified when they are served.
 
 Bytes that were written but not yet synced reach the disk in any order, or not at all, so a damaged
-entry may stand before intact ones after a mere crash. What tells rot from a torn tail is
+entry may stand before intact ones after a mere crash. Rot is told from a torn tail by
 `durable_upto`, which every group commit carries: what lies below the highest one found was synced.
 
 * Damage at or above it was not synced, as far as is known (it may be the very last group before an
   unclean end); with `fsync = "always"` that is to say, not acknowledged. The log is cut there, and
   goes on in a new segment, away from blocks that may have failed.
-* Damage below it to the body of a batch, whose header tells whose it is: reported, and refused to
-  whoever fetches that batch. All else is served.
+* Damage below it to the body of a batch, whose header says whose it is: reported, and a FETCH of
+  that batch is refused. All else is served.
 * Damage below it to the snapshot that the last segment begins with: the ranges are taken from the
   segment before. It is reported, and the log goes on in a new segment.
 * What is below the high-water mark (boundaries.py) was synced, too. A last segment that ends before
   it lost its end: the log goes on behind that, in a new segment, with the offsets that the ranges
-  had. What is lost is refused by name, and served again once the file is put back whole.
+  had. Lost batches are refused by name, and served again once the file is put back whole.
 * Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. That the
   last one is missing is told by the index of the one before: an index is written when the segment
   behind its own is durable.
@@ -75,7 +75,7 @@ _OWN_NAME: Final = re.compile(r"([0-9]{20})\.(?:log|idx)(?:\.tmp)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What was found: segments by base position, entries of the last one, the log's end.
+    """The findings: segments by base position, entries of the last one, the log's end.
 
     `entry_count` leaves out what the log writes for itself. `durable_upto` is the highest position
     that a group commit proves to have been synced, `newest_ms` when the last group was written, 0

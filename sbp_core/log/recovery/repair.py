@@ -65,7 +65,7 @@ class _Repair:
             self._set_aside(damaged.segment.base)
             segment = damaged.segment
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
-            # Of writers and what is staged the last segment's snapshot counts.
+            # The last segment's snapshot counts for writers and staged batches.
             self._rewrite(header, segment, RangeStates(damaged.ranges))
         for path in remedy.useless_indexes:
             self._remove(path)

@@ -98,13 +98,13 @@ class LogFault:
 
 
 class SegmentReading:
-    """What the first `segment.size` bytes of a file say.
+    """The first `segment.size` bytes of a file, read.
 
     `expected` are the ranges at its base, in case its own snapshot is not whole; `coverage` takes
     in its intact batches. Afterwards `ranges_at_base` is what the snapshot holds, or should, and
-    `states` the ranges at its end. Of writers only those are in there of whom nothing can be
-    missing: damage that hides entries makes all forgotten who appended before. What is staged may
-    have been published or dropped by an entry that is hidden.
+    `states` the ranges at its end. These have only writers of which nothing can be missing: damage
+    that hides entries makes all forgotten that appended before. Staged batches may have been
+    published or dropped by an entry that is hidden.
 
     `batch_count` are its intact batches, `has_records` tells whether there are any, or the end of a
     transaction that published some.

@@ -1,1 +1,1 @@
-"""What the entries of a log add up to: ranges, writers, transactions."""
+"""The states that the entries of a log add up to: ranges, writers, transactions."""

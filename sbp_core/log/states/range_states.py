@@ -1,4 +1,4 @@
-"""What the entries of a log say of its ranges: entries in, states out.
+"""The states of ranges: entries in, states out.
 
 A snapshot, the first group of a segment, carries the states of all ranges in chunks, behind what is
 known of writers and of transactions (state_snapshot.py). Each chunk is a SNAPSHOT entry:
@@ -33,7 +33,7 @@ STATE_COLUMNS: Final = (
     ("range_index", np.dtype("<i4")),
     ("state_code", np.dtype("u1")),
 )
-"""What index files have of a range, too."""
+"""The columns that index files have, too."""
 _CREATED_COLUMN: Final = ("created_at_ms", np.dtype("<i8"))
 _ALL_COLUMNS: Final = (*STATE_COLUMNS, _CREATED_COLUMN)
 _CREATED_BODY: Final = struct.Struct("<Bq")
@@ -51,7 +51,7 @@ class RangeState(enum.Enum):
 
     @property
     def code(self) -> int:
-        """What stands for it on the disk; it grows with the range's life."""
+        """Its number on the disk; it grows with the range's life."""
         return _STATES.index(self)
 
     def or_later(self, other: RangeState) -> RangeState:
@@ -79,7 +79,7 @@ class LoggedRange:
 
     @property
     def key(self) -> RangeKey:
-        """What tells it from the others."""
+        """Its stream and index."""
         return self.stream_id, self.range_index
 
     @property

@@ -51,7 +51,7 @@ _COLUMNS: Final[tuple[tuple[str, np.dtype[Any]], ...]] = (
 )
 
 STAGED_BATCH_BYTES: Final = sum(dtype.itemsize for _, dtype in _COLUMNS)
-"""What a batch takes in the entry that ends its transaction, and in a snapshot."""
+"""Bytes of a batch in the entry that ends its transaction, and in a snapshot."""
 
 
 class BatchColumns:
@@ -181,7 +181,7 @@ def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
 def maybe_kept(entry: Entry, location: Location) -> Entry | None:
     """Return what is written of an entry when its segment is rewritten, None for nothing.
 
-    All batches are, and the ends that publish some. What was staged says from then on where it was
+    All batches are, and the ends that publish some. A staged batch says from then on where it was
     written first.
     """
     if entry.kind is EntryKind.STAGED:
@@ -192,7 +192,7 @@ def maybe_kept(entry: Entry, location: Location) -> Entry | None:
 
 @dataclass(frozen=True, slots=True)
 class EndedBatches:
-    """What a TXN_END entry is about: ids in their order, how many batches each has, and these."""
+    """The content of a TXN_END entry: ids in their order, how many batches each has, and these."""
 
     is_commit: bool
     txn_ids: tuple[str, ...]

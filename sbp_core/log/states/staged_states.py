@@ -1,15 +1,14 @@
-"""What the entries of a log say of transactions: what is staged, and what became of others.
+"""The states of transactions, staged and ended: entries in, states out.
 
 A *staging* is what is staged under one id in one range: batches without offsets, numbered 0, 1, 2,
-... They become readable, or are dropped, by one TXN_END entry. The last ends of
-every stream are remembered, so that a repeated request is answered again: of either kind at most
-TXN_ENDS_KEPT that have TXN_ENDED_IDS_MAX ids together, and the last published one however many it
-has. What is known
-follows from the entries alone; so it goes on from the snapshot that a segment begins with.
+... They become readable, or are dropped, by one TXN_END entry. The last ends of every stream are
+remembered, so that a repeated request is answered again: of either kind at most TXN_ENDS_KEPT that
+have TXN_ENDED_IDS_MAX ids together, and the last published one however many it has. The states
+follow from the entries alone, beginning with the snapshot at the start of a segment.
 
-A staged batch whose entry is damaged: where it was is known, but not in whose transaction. The next
-intact batch of that transaction tells how many are missing in front of it. All of those are lost,
-so if no more are lost there than are missing, they are the ones.
+The place of a staged batch whose entry is damaged is known, but not its transaction. The next
+intact batch of that transaction says how many are missing in front of it. If no more are lost there
+than are missing, the lost ones are these.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class LostBatches:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """What is staged under an id in a range; `staged_at_ms` is the time of its first batch.
+    """The batches staged under an id in a range; `staged_at_ms` is the time of the first one.
 
     It grows while it is looked at.
     """
@@ -112,7 +111,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class LoggedTxnEnd:
-    """What became of transactions in a range: published from `base_offset` on, or dropped.
+    """The end of transactions in a range: published from `base_offset` on, or dropped.
 
     For dropped ones that is -1; so is `range_index` if they were in all ranges of the stream.
     `time_ms` is when it was written, since the epoch, UTC.
@@ -166,7 +165,7 @@ class _StreamTxns:
 
 
 class StagedStates:
-    """What is staged in all ranges, and the last ends, at one position of the log.
+    """The staged batches of all ranges, and the last ends, at one position of the log.
 
     One thread changes it, any may ask.
     """
@@ -218,8 +217,8 @@ class StagedStates:
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.
 
-        A STAGED entry without its body was damaged: it does not say whose it is. What comes behind
-        it in its transaction may tell. Else that has lost what it follows, and counts for nothing.
+        A STAGED entry without its body was damaged: it does not say whose it is. Later
+        batches of its transaction may tell. Else they do not follow, and do not count.
         """
         match entry.kind:
             case EntryKind.STAGED:

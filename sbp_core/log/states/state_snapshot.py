@@ -1,4 +1,4 @@
-"""What a segment begins with: all that the entries before it say of ranges, writers, transactions.
+"""The snapshot at the start of a segment: ranges, writers, transactions, as of the entries before.
 
 In this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED, and then at least one SNAPSHOT (range_states.py).
 The first two are left out where nothing is known.

@@ -1,9 +1,9 @@
-"""What the entries of a log say of writers: who numbers batches, and where they were appended.
+"""The writers that number batches, and where these were appended: entries in, states out.
 
-A writer numbers its batches of a stream 0, 1, 2, ... Of each writer the last sequence is known, and
-where the last WRITER_BATCHES_KEPT batches are, or were: what is trimmed meanwhile stays known. Of a
-stream those WRITERS_PER_STREAM_MAX writers are remembered that appended last, of all streams
-WRITERS_MAX; of others nothing is known. What is remembered follows from the entries alone.
+A writer numbers its batches of a stream 0, 1, 2, ... Each state has the last sequence, and where
+the last WRITER_BATCHES_KEPT batches are, or were: those that are trimmed stay known. A stream keeps
+the WRITERS_PER_STREAM_MAX writers that appended last, all streams together WRITERS_MAX; nothing is
+known of others. The states follow from the entries alone.
 
 Bytes, big-endian. A WRITER_MARK has the body
 
@@ -53,7 +53,7 @@ _UNKNOWN_DIGEST: Final = bytes(16)
 
 DIGEST_BYTES: Final = len(_UNKNOWN_DIGEST)
 NO_WRITERS: Final = _VERSION
-"""What is said of the writers of a stream to which none appended."""
+"""The bytes of no writers: no numbered batch was appended to the stream."""
 
 
 class NumberedBatch(NamedTuple):
@@ -125,8 +125,9 @@ class WriterStates:
     def apply(self, entry: Entry, time_ms: int) -> None:
         """Take in an entry; a WRITER_MARK only if its batch stands behind it.
 
-        Of the writers before a range the first entry counts: there may be appends since. From where
-        on they are known is said last: who asks for that first, and then for a writer, finds them.
+        The first entry about the writers before a range counts: there may be appends since. The
+        range from which on they are known is set last: a thread that reads that first, and then a
+        writer, finds it.
         Raises LogCorruptionError for a body that makes no sense, and changes nothing.
         """
         match entry.kind:
