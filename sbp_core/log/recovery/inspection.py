@@ -27,8 +27,8 @@ from sbp_core.log.index_file import (
     is_old_index,
     read_index,
 )
-from sbp_core.log.recovery.last_segment import TornTail
-from sbp_core.log.recovery.salvage import Coverage, LogFault, SegmentReading
+from sbp_core.log.recovery.last_segment import LogFault, TornTail
+from sbp_core.log.recovery.salvage import Coverage, SegmentReading
 from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases
 from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,

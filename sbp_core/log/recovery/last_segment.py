@@ -64,12 +64,17 @@ class LostTail:
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedSnapshot:
-    """A part of a segment's snapshot, at a log position, that could be done without."""
+class LogFault:
+    """Damage to a file at a log position; `records` are those that stood there, if known."""
 
     path: Path
     position: int
     reason: str
+    records: RecordSpan | None = None
+
+    def __str__(self) -> str:
+        what = f" ({self.records})" if self.records else ""
+        return f"{self.path} is damaged at log position {self.position}{what}: {self.reason}"
 
 
 class LastSegment:
@@ -95,7 +100,7 @@ class LastSegment:
         self.newest_ms = 0
         self.torn_tail: TornTail | None = None
         self.damaged_batches: list[DamagedBatch] = []
-        self.maybe_damaged_snapshot: DamagedSnapshot | None = None
+        self.maybe_damaged_snapshot: LogFault | None = None
         self.end = base + SEGMENT_HEADER_BYTES
         self._file = file
         self._base = base
@@ -191,9 +196,7 @@ class LastSegment:
 
     def _restore(self, damage: Damage) -> None:
         if not self.replay.is_restored:
-            self.maybe_damaged_snapshot = DamagedSnapshot(
-                self._file.path, damage.position, damage.reason
-            )
+            self.maybe_damaged_snapshot = LogFault(self._file.path, damage.position, damage.reason)
             is_of_ranges = damage.header is not None and damage.header.kind is EntryKind.SNAPSHOT
             snapshot = self.replay.snapshot
             is_rest_known = is_of_ranges and snapshot.has_all_but_ranges

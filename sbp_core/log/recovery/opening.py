@@ -46,8 +46,8 @@ from sbp_core.log.disk import (
 from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
 from sbp_core.log.recovery.last_segment import (
     DamagedBatch,
-    DamagedSnapshot,
     LastSegment,
+    LogFault,
     LostTail,
     TornTail,
 )
@@ -90,7 +90,7 @@ class RecoveryReport:
     torn_tail: TornTail | None
     maybe_lost_tail: LostTail | None = None
     damaged_batches: tuple[DamagedBatch, ...] = ()
-    maybe_damaged_snapshot: DamagedSnapshot | None = None
+    maybe_damaged_snapshot: LogFault | None = None
 
 
 @dataclass(frozen=True, slots=True)

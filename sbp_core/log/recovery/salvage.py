@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import DiskFile
 from sbp_core.log.entry import BATCH_KINDS, SNAPSHOT_KINDS, Entry, EntryKind, Location
+from sbp_core.log.recovery.last_segment import LogFault
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_scan import Damage, SegmentScanner, maybe_find_proof
 from sbp_core.log.states.range_states import (
@@ -81,20 +81,6 @@ class Coverage:
             at = max(at, found_end)
         if at < end_offset:
             yield range(at, end_offset)
-
-
-@dataclass(frozen=True, slots=True)
-class LogFault:
-    """Damage to a file at a log position; `records` are those that stood there, if known."""
-
-    path: Path
-    position: int
-    reason: str
-    records: RecordSpan | None = None
-
-    def __str__(self) -> str:
-        what = f" ({self.records})" if self.records else ""
-        return f"{self.path} is damaged at log position {self.position}{what}: {self.reason}"
 
 
 class SegmentReading:
