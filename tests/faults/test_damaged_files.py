@@ -274,6 +274,11 @@ def read_server(
     return found, named
 
 
+def ask_driver(cluster: FaultCluster) -> None:
+    with Client(cluster.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
+        assert client.list_streams()
+
+
 @pytest.mark.timeout(240)
 def test_a_damaged_file_of_a_server(
     tmp_path: Path, rng: random.Random, rounds: Callable[[int], int], verdicts: Verdicts
@@ -298,7 +303,8 @@ def test_a_damaged_file_of_a_server(
                 found, named = read_server(cluster, written)
             except SbpError as error:
                 named = [str(error)]
-            assert found or not is_running, f"{what}: it is dead"
+            if is_running and not found:
+                ask_driver(cluster)  # each read was refused, by a server that lives
             verdicts.check(kind, what, found, written, named)
             cluster.end()
     finally:
