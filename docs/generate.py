@@ -20,7 +20,7 @@ from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.machine import REFUSED, Machine
 from sbp_core.session.states import CALL, CONNECTION
 from sbp_core.wire.status import SUCCESS_CODES
-from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
+from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Option
 
 DOCS: Final = Path(__file__).parent
 
@@ -313,11 +313,10 @@ def states_document() -> str:
     return "\n".join(lines)
 
 
-def options_table(specs: Iterable[OptionSpec]) -> Iterator[str]:
+def options_table(options: Iterable[Option[Any]]) -> Iterator[str]:
     """Yield the table of one side's options."""
     rows = [
-        [f"`{spec.name}`", spec.default or "required", spec.meaning.replace("|", "\\|")]
-        for spec in specs
+        [f"`{each.name}`", each.shown_default, each.meaning.replace("|", "\\|")] for each in options
     ]
     yield from table(["option", "default", "meaning"], rows)
 

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from sbp_spark.options.batching import Batching
-from sbp_spark.options.catalog import (
-    CatalogOptions,
-    Table,
-    is_table_given,
-    parse_catalog_options,
-)
-from sbp_spark.options.columns import ColumnOptions
-from sbp_spark.options.contents import Contents, SourceEncoding
-from sbp_spark.options.data_loss import OnDataLoss
-from sbp_spark.options.delivery import BatchKey, Delivery, DeliveryOptions, OnReplayMismatch
-from sbp_spark.options.groups import CommitOptions
-from sbp_spark.options.partitions import PartitionLimits
+from sbp_spark.options.declaring import Option
 from sbp_spark.options.positions import (
     Ago,
     AtCursor,
@@ -27,9 +15,37 @@ from sbp_spark.options.positions import (
     Position,
     Positions,
 )
-from sbp_spark.options.servers import TABLE_REMEDY, Endpoint, Servers
-from sbp_spark.options.sink import SinkOptions, parse_sink_options
-from sbp_spark.options.source import SourceOptions, parse_source_options
+from sbp_spark.options.servers import (
+    TABLE_REMEDY,
+    CatalogOptions,
+    Endpoint,
+    Servers,
+    Table,
+    is_table_given,
+)
+from sbp_spark.options.sink import (
+    SINK_OPTIONS,
+    Batching,
+    BatchKey,
+    Delivery,
+    DeliveryOptions,
+    OnReplayMismatch,
+    SinkOptions,
+    parse_sink_options,
+)
+from sbp_spark.options.source import (
+    SOURCE_OPTIONS,
+    AvailableNowEnd,
+    CommitOptions,
+    Contents,
+    OnDataLoss,
+    PartitionLimits,
+    SourceEncoding,
+    SourceOptions,
+    TriggerLimits,
+    parse_catalog_options,
+    parse_source_options,
+)
 from sbp_spark.options.streams import (
     FoundStream,
     Selection,
@@ -39,9 +55,14 @@ from sbp_spark.options.streams import (
     find_ids,
     parse_stream_ref,
 )
-from sbp_spark.options.table import SINK_OPTIONS, SOURCE_OPTIONS, OptionSpec
-from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing, Targets
-from sbp_spark.options.triggers import AvailableNowEnd, TriggerLimits
+from sbp_spark.options.targets import (
+    BadRecordPolicy,
+    ColumnOptions,
+    Creation,
+    OnBadRecord,
+    Routing,
+    Targets,
+)
 
 __all__ = [
     "SINK_OPTIONS",
@@ -71,7 +92,7 @@ __all__ = [
     "OnBadRecord",
     "OnDataLoss",
     "OnReplayMismatch",
-    "OptionSpec",
+    "Option",
     "PartitionLimits",
     "Position",
     "Positions",

@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options.groups import maybe_group
-from sbp_spark.options.reading import INT64_MAX, OptionReader, shown
+from sbp_core.limits import GROUP_NAME_LENGTH_MAX
+from sbp_spark.options.declaring import INT64_MAX, Given, Kind, named, shown
 from sbp_spark.options.streams import FoundStream, parse_stream_ref
 
 _EARLIEST_IN_JSON: Final = -2
 _LATEST_IN_JSON: Final = -1
 _GROUP_PREFIX: Final = "group:"
+_GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{GROUP_NAME_LENGTH_MAX}}}")
+GROUP: Final = named(_GROUP, GROUP_NAME_LENGTH_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,41 +106,37 @@ class ValueSyntax(NamedTuple):
     remedy: str
 
 
-def read_offsets(reader: OptionReader, name: str, *, is_start: bool) -> Positions | None:
-    """Return the positions that startingOffsets or endingOffsets names, None if it is absent.
+def offsets(*, is_start: bool) -> Kind[Positions | None]:
+    """Return what startingOffsets or endingOffsets name."""
 
-    None also after a fault.
-    """
-    text = reader.maybe_text(name)
-    if text is None:
-        return None
-    position = _maybe_word(text, is_start=is_start)
-    if position is not None:
-        return Positions(position, option=name)
-    syntax = ValueSyntax(
-        lambda value: _maybe_offset(value, is_start=is_start),
-        '{"stream": 42}',
-        "give a whole number: an offset, -2 (earliest) or -1 (latest)"
-        + (', or "group:NAME"' if is_start else ""),
-    )
-    found = maybe_object(reader, name, text, syntax)
-    if found is None:
-        words = "earliest, latest, group:NAME" if is_start else "latest"
-        expected = f"{words}, -1000 (records before the tail) or JSON like {syntax.example}"
-        reader.add_fault(name, f"is {shown(text)}", expected, "correct it")
-    return found
+    def parse(given: Given) -> Positions | None:
+        position = _maybe_word(given.text, is_start=is_start)
+        if position is not None:
+            return Positions(position, option=given.name)
+        syntax = ValueSyntax(
+            lambda value: _maybe_offset(value, is_start=is_start),
+            '{"stream": 42}',
+            "give a whole number: an offset, -2 (earliest) or -1 (latest)"
+            + (', or "group:NAME"' if is_start else ""),
+        )
+        found = maybe_object(given, syntax)
+        if found is None:
+            words = "earliest, latest, group:NAME" if is_start else "latest"
+            expected = f"{words}, -1000 (records before the tail) or JSON like {syntax.example}"
+            given.refuse(f"is {shown(given.text)}", expected, "correct it")
+        return found
+
+    return Kind(parse)
 
 
-def maybe_object(
-    reader: OptionReader, name: str, text: str, syntax: ValueSyntax
-) -> Positions | None:
+def maybe_object(given: Given, syntax: ValueSyntax) -> Positions | None:
     """Return the positions of a JSON object with a value for each stream, None if it is none.
 
     What is wrong inside of it is noted as a fault.
     """
     try:
         # An object becomes a tuple of pairs, so that a repeated key is seen.
-        pairs = json.loads(text, object_pairs_hook=tuple)
+        pairs = json.loads(given.text, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
         return None
     if not isinstance(pairs, tuple):
@@ -149,20 +147,20 @@ def maybe_object(
     for stream, value in pairs:
         if stream in seen:
             wrong, remedy = f"names {shown(stream)} more than once", "name each stream once"
-            reader.add_fault(name, wrong, expected, remedy)
+            given.refuse(wrong, expected, remedy)
             continue
         seen.add(stream)
         try:
             parse_stream_ref(stream)
         except ConfigurationError as error:
-            reader.add_fault(name, f"names no stream: {error}", expected, "correct it")
+            given.refuse(f"names no stream: {error}", expected, "correct it")
         position = syntax.maybe_position(value)
         if position is None:
             wrong = f"has for {shown(stream)} the value {shown(str(value))}"
-            reader.add_fault(name, wrong, expected, syntax.remedy)
+            given.refuse(wrong, expected, syntax.remedy)
         else:
             found[stream] = position
-    return Positions(None, found, name)
+    return Positions(None, found, given.name)
 
 
 def _maybe_word(text: str, *, is_start: bool) -> Position | None:
@@ -177,8 +175,8 @@ def _maybe_word(text: str, *, is_start: bool) -> Position | None:
 
 
 def _maybe_cursor(text: str) -> AtCursor | None:
-    group = maybe_group(text.removeprefix(_GROUP_PREFIX))
-    return AtCursor(group) if text.startswith(_GROUP_PREFIX) and group is not None else None
+    group = text.removeprefix(_GROUP_PREFIX)
+    return AtCursor(group) if group != text and _GROUP.fullmatch(group) else None
 
 
 def _maybe_offset(value: object, *, is_start: bool) -> Position | None:

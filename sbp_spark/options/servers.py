@@ -1,14 +1,28 @@
-"""Where the servers are, and how to talk to them."""
+"""Where the servers are, how to talk to them, and which table of what they know is read."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX
-from sbp_spark.options.reading import OptionReader, shown
+from sbp_spark.options.declaring import (
+    FLAG,
+    Given,
+    Kind,
+    Option,
+    OptionReader,
+    named,
+    option,
+    reads,
+    shown,
+    word,
+    words,
+)
 
 TABLE_REMEDY: Final = (
     "Spark keeps no options of a table, so name them at each use: SELECT * FROM t WITH (endpoint ="
@@ -17,6 +31,7 @@ TABLE_REMEDY: Final = (
 _HOST_LENGTH_MAX: Final = 253
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
 _ISOLATION_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{ISOLATION_CLASS_LENGTH_MAX}}}")
+_ENDPOINT_EXPECTED: Final = "host:port of the placement driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +45,6 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """The servers of a cluster: where its placement driver is, and how to talk to them.
-
-    `isolation_class` "" is the class of those that name none. With `reads_locally` the logs of
-    servers on the same machine are read from their files.
-    """
-
-    endpoint: Endpoint
-    is_compressed: bool = False
-    isolation_class: str = ""
-    reads_locally: bool = True
-
-    def __str__(self) -> str:
-        return str(self.endpoint)
-
-
 class _WrongAddressError(Exception):
     """An address that cannot be used: what is wrong with it, and the remedy."""
 
@@ -56,21 +54,15 @@ class _WrongAddressError(Exception):
         self.remedy = remedy
 
 
-def read_endpoint(reader: OptionReader) -> Endpoint | None:
-    """Return the option `endpoint`, None after a fault."""
-    expected = "host:port of the placement driver"
-    remedy = f'add .option("endpoint", ...); {TABLE_REMEDY}'
-    text = reader.required_text("endpoint", expected, remedy)
-    if text is None:
-        return None
+def _parse_endpoint(given: Given) -> Endpoint | None:
     try:
-        return _parse_endpoint(text)
+        return _endpoint(given.text)
     except _WrongAddressError as error:
-        reader.add_fault("endpoint", error.wrong, expected, error.remedy)
+        given.refuse(error.wrong, _ENDPOINT_EXPECTED, error.remedy)
         return None
 
 
-def _parse_endpoint(text: str) -> Endpoint:
+def _endpoint(text: str) -> Endpoint:
     if "@" in text:  # may hold a password, so it is not shown
         raise _WrongAddressError("has an '@'", "leave out user and password")
     if "://" in text:
@@ -98,19 +90,90 @@ def _parse_endpoint(text: str) -> Endpoint:
     return Endpoint(host, int(port))
 
 
-def read_compression(reader: OptionReader) -> bool:
-    """Return whether records travel compressed."""
-    return reader.choice("networkCompression", ("none", "zstd"), "none") == "zstd"
+_ENDPOINT: Final = Option(
+    "endpoint",
+    Kind(_parse_endpoint),
+    Endpoint("", 0),  # after a fault only
+    "Placement driver to ask, host:port; an IPv6 address stands in brackets.",
+    unset="required",
+    kafka="kafka.bootstrap.servers",
+)
 
 
-def read_isolation_class(reader: OptionReader) -> str:
-    """Return the name of the class of readers, "" for none."""
-    text = reader.maybe_text("isolationClass") or ""
-    if text and not _ISOLATION_NAME.fullmatch(text):
-        reader.add_fault(
-            "isolationClass",
-            f"is {shown(text)}",
-            f"1 to {ISOLATION_CLASS_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -",
-            "correct it, or leave it out",
-        )
-    return text
+def _read_endpoint(reader: OptionReader) -> Endpoint:
+    remedy = f'add .option("endpoint", ...); {TABLE_REMEDY}'
+    return reader.required(_ENDPOINT, _ENDPOINT_EXPECTED, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers of a cluster: where its placement driver is, and how to talk to them.
+
+    `isolation_class` "" is the class of those that name none. With `reads_locally` the logs of
+    servers on the same machine are read from their files.
+    """
+
+    endpoint: Endpoint = field(metadata=reads(_read_endpoint, _ENDPOINT))
+    is_compressed: bool = option(
+        "networkCompression",
+        words({"none": False, "zstd": True}),
+        False,
+        "How records travel between Spark's workers and the range servers: none, or zstd, which"
+        " spares a slow network and costs processor time. A server that knows no compression gets"
+        " none.",
+    )
+    isolation_class: str = option(
+        "isolationClass",
+        named(_ISOLATION_NAME, ISOLATION_CLASS_LENGTH_MAX),
+        "",
+        "Name of a class of readers, such as backfill: a range server divides its reads fairly"
+        " between classes, so that none of them waits behind the backlog of another.",
+        unset="none",
+        side="source",
+    )
+    reads_locally: bool = option(
+        "localReads",
+        FLAG,
+        True,
+        "Whether tasks on the machine of a range server read large record batches from its files,"
+        " checked by their checksums, without a way through the server: true, false."
+        " They do where they may open the files, so where they run as the same user; where they may"
+        " not, the server reads for them.",
+        side="source",
+    )
+
+    def __str__(self) -> str:
+        return str(self.endpoint)
+
+
+class Table(Enum):
+    """Values of the option `table`."""
+
+    STREAMS = "streams"
+    RANGES = "ranges"
+    CURSORS = "cursors"
+
+
+def _read_servers(reader: OptionReader) -> Servers:
+    return Servers(_read_endpoint(reader))
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogOptions:
+    """Which table of which cluster is read."""
+
+    servers: Servers = field(metadata=reads(_read_servers, _ENDPOINT))
+    table: Table = option(
+        "table",
+        word(Table),
+        Table.STREAMS,
+        "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
+        " consumer groups); null is what a range server that is away would have to tell. In a batch"
+        " only, and with no option beside it but endpoint.",
+        unset="none",
+    )
+
+
+def is_table_given(options: Mapping[str, str]) -> bool:
+    """Whether metadata are to be read, not records."""
+    return any(key.lower() == "table" for key in options)

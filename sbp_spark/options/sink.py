@@ -2,28 +2,244 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
-from sbp_spark.options.batching import Batching, read_batching
-from sbp_spark.options.catalog import is_table_given
-from sbp_spark.options.columns import ColumnOptions, read_columns
-from sbp_spark.options.delivery import DeliveryOptions, read_delivery
-from sbp_spark.options.reading import OptionReader
-from sbp_spark.options.servers import Servers, read_compression, read_endpoint
+from sbp_core import limits
+from sbp_core.client import is_producer
+from sbp_core.limits import PRODUCER_LENGTH_MAX
+from sbp_core.records import Compression
+from sbp_spark.options.declaring import (
+    COUNT,
+    DURATION,
+    FLAG,
+    INT64_MAX,
+    SIZE,
+    Given,
+    Kind,
+    Only,
+    Option,
+    OptionReader,
+    at_most,
+    option,
+    options_of,
+    reads,
+    shown,
+    word,
+    words,
+)
+from sbp_spark.options.servers import Servers, is_table_given
 from sbp_spark.options.streams import FoundStream
-from sbp_spark.options.table import SINK_OPTIONS
 from sbp_spark.options.targets import (
+    BAD_RECORDS,
+    CREATE_STREAMS,
+    ENCODING,
     BadRecordPolicy,
+    ColumnOptions,
     Creation,
     Targets,
-    read_bad_record_policy,
+    read_columns,
     read_creation,
-    read_targets,
 )
 
-_KEYS_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+_KEYS_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "table"})
+_ONE_SHOT: Final = "once-"
+"""How the names of producers begin that are soon forgotten: see `one_shot_producer`."""
+_NUMBERED: Final = Only(
+    False,
+    "is given in a streaming write, which numbers its batches itself",
+    "it in a batch write only",
+)
+
+
+_COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4", "zstd": "zstd"}
+
+
+class Delivery(Enum):
+    """Values of the option `delivery`."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+class OnReplayMismatch(Enum):
+    """Values of the option `onReplayMismatch`."""
+
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKey:
+    """What the first decision counts for: a batch of a producer."""
+
+    producer: str
+    batch_number: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_number} of {self.producer}"
+
+
+def _parse_producer(given: Given) -> str | None:
+    wrong = f"is {shown(given.text)}"
+    if given.text.startswith(_ONE_SHOT):
+        forgotten = f"{wrong}; names that begin with {_ONE_SHOT} are forgotten after a day"
+        given.refuse(forgotten, "another name", "correct it")
+    if is_producer(given.text):
+        return given.text
+    expected = f"1 to {PRODUCER_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
+    given.refuse(wrong, expected, "correct it")
+    return None
+
+
+def _parse_version(given: Given) -> int | None:
+    if re.fullmatch(r"[0-9]{1,19}", given.text) and int(given.text) <= INT64_MAX:
+        return int(given.text)
+    expected = "a whole number from 0 on, larger with each write"
+    given.refuse(f"is {shown(given.text)}", expected, "correct it")
+    return None
+
+
+_APP_ID: Final[Option[str | None]] = Option(
+    "txnAppId",
+    Kind(_parse_producer),
+    None,
+    "With txnVersion: name of an application that numbers its batch writes, so that one that is"
+    " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not"
+    " beginning with once-. Without the two each batch write is atomic, and writes its rows"
+    " again when it is done again.",
+    unset="none",
+    only=_NUMBERED,
+)
+_VERSION: Final[Option[int | None]] = Option(
+    "txnVersion",
+    Kind(_parse_version),
+    None,
+    "Number of the write, such as foreachBatch's batch id; one that is not above that of the"
+    " last write with this txnAppId was done before. Writes of one DataFrame to several places"
+    " in one foreachBatch need a txnAppId each.",
+    unset="none",
+    only=_NUMBERED,
+)
+
+
+def _maybe_key(reader: OptionReader) -> BatchKey | None:
+    given = [each.name for each in (_APP_ID, _VERSION) if reader.is_given(each.name)]
+    if len(given) == 1:
+        (other,) = {_APP_ID.name, _VERSION.name} - set(given)
+        reader.add_fault(given[0], f"is given without {other}", "both or none", f"add {other}")
+    app_id, version = reader.value(_APP_ID), reader.value(_VERSION)
+    return None if app_id is None or version is None else BatchKey(app_id, version)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryOptions:
+    """What is promised of a write: how often a row is there afterwards.
+
+    `maybe_key` is the one that the user gave to a batch write, `is_truncating` whether what was in
+    the streams before goes.
+    """
+
+    delivery: Delivery = option(
+        "delivery",
+        word(Delivery),
+        Delivery.EXACTLY_ONCE,
+        "`exactly-once`: rows are staged, and become readable when Spark commits the micro-batch or"
+        " the write as a whole: each row once, however often tasks, commits or the query are"
+        " repeated, also in other partitions. Of several streams all or nothing, though not at the"
+        " same instant. At most 20000 parts, one for each stream of each task, are committed"
+        ' together: beyond that use .repartition("stream"). A new checkpoint is a new query.'
+        " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"
+        " before it failed stays; for servers without transactions, such as those that speak"
+        " elasticstream-2023-04.",
+    )
+    on_replay_mismatch: OnReplayMismatch = option(
+        "onReplayMismatch",
+        word(OnReplayMismatch),
+        OnReplayMismatch.WARN,
+        "What happens when a micro-batch that was committed before comes again with other rows:"
+        " what was committed first stays in any case. `warn` writes that to the log (`sbp_spark`),"
+        " `fail` fails the query. Either the query does not give the same rows each time, or two"
+        " queries run on copies of one checkpoint. The same happens to a batch that was committed"
+        " by another version of this package, or another producer, in a way that cannot be"
+        " compared. A batch with rows whose number is below that of a committed one, and of which"
+        " no decision is known, fails the query in any case: its rows may never have been written."
+        " For a batch write beside txnAppId.",
+    )
+    maybe_key: BatchKey | None = field(default=None, metadata=reads(_maybe_key, _APP_ID, _VERSION))
+    is_truncating: bool = option(
+        "truncate",
+        FLAG,
+        False,
+        "What mode('overwrite') needs: when the new rows can be read, what was there before the"
+        " commit is trimmed from the streams that `stream` or `streams` name, or that the rows are"
+        " for; that of dead letters is left alone. So a write that fails before it is committed"
+        " loses nothing, and for a moment readers see both. If the new rows cannot be read within a"
+        " minute, because a server is away, or some of them are lost (`sbp txns give-up`), nothing"
+        " is trimmed and the write fails. Not with txnAppId.",
+        only=_NUMBERED._replace(wrong="is given in a streaming write, which only ever appends"),
+    )
+
+    def check_options(self, reader: OptionReader) -> None:
+        """Note what decides nothing beside the rest, or must not stand beside it."""
+        is_replay = self.maybe_key is not None or reader.streaming is not False
+        if reader.is_given("onReplayMismatch") and not is_replay:
+            wrong = "is given without txnAppId and txnVersion, so no write is a replay of another"
+            remedy = "give them, or remove it"
+            reader.add_fault("onReplayMismatch", wrong, "it beside these", remedy)
+        if self.delivery is Delivery.AT_LEAST_ONCE:
+            wrong = "is given beside delivery=at-least-once, which decides nothing"
+            deciding = tuple(each for each in options_of(type(self)) if each.name != "delivery")
+            reader.refuse_given(deciding, wrong, "exactly-once", "remove one of them")
+        elif self.is_truncating and self.maybe_key is not None:
+            wrong = "is given beside txnAppId: if the write was done before, its own rows would go"
+            reader.add_fault("truncate", wrong, "one of the two", "remove one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When a record batch is full: of bytes, of records, or `linger_ms` after its first row."""
+
+    target_bytes: int = option(
+        "batchBytes",
+        at_most(
+            limits.RECORD_BYTES_MAX,
+            SIZE,
+            f"{limits.RECORD_BYTES_MAX} octets at most, which is what a server takes",
+        ),
+        limits.BATCH_TARGET_BYTES,
+        "Octets of a record batch before compression, about; rows of one stream are put together"
+        " until there are so many, or no more.",
+    )
+    records_max: int = option(
+        "batchRecords",
+        at_most(
+            limits.BATCH_RECORDS_MAX,
+            COUNT,
+            f"{limits.BATCH_RECORDS_MAX} at most, which is what a server takes",
+        ),
+        limits.BATCH_RECORDS_MAX,
+        "Most records of a record batch. 1 for data nodes of ElasticStream whose ranges are sealed,"
+        " which hides records of larger batches.",
+    )
+    linger_ms: int | None = option(
+        "lingerDuration",
+        DURATION,
+        None,
+        "How long rows wait for others, such as 1s, before their record batch is sent; looked at"
+        " when more rows come. Without it they wait until it is full or the task ends.",
+        unset="unlimited",
+    )
+    compression: Compression = option(
+        "batchCompression",
+        words(_COMPRESSIONS),
+        "none",
+        "Compression of record batches, from here over the servers' disks to the readers: none, lz4"
+        " or zstd. Record sequences, for servers that speak elasticstream-2023-04, have none.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +251,32 @@ class SinkOptions:
     is meant, whatever it is called by now.
     """
 
-    servers: Servers
-    targets: Targets = field(default_factory=Targets)
-    delivery: DeliveryOptions = field(default_factory=DeliveryOptions)
-    batching: Batching = field(default_factory=Batching)
-    bad_records: BadRecordPolicy = field(default_factory=BadRecordPolicy)
-    maybe_creation: Creation | None = None
-    maybe_columns: ColumnOptions | None = None
+    servers: Servers = field(metadata=reads(Servers))
+    targets: Targets = field(default_factory=Targets, metadata=reads(Targets))
+    maybe_columns: ColumnOptions | None = field(
+        default=None, metadata=reads(read_columns, ENCODING, ColumnOptions)
+    )
+    maybe_creation: Creation | None = field(
+        default=None, metadata=reads(read_creation, CREATE_STREAMS, Creation)
+    )
+    delivery: DeliveryOptions = field(
+        default_factory=DeliveryOptions, metadata=reads(DeliveryOptions)
+    )
+    bad_records: BadRecordPolicy = option(
+        "onBadRecord",
+        BAD_RECORDS,
+        BadRecordPolicy(),
+        "What happens to rows that cannot be written: too large, without a stream, of one that"
+        " does not exist or has a schema, with headers that are no UTF-8; of columns, with a null"
+        " that the stream does not take, or a text that is no UTF-8; in a record sequence, without"
+        " a value or that of a header, or with a key or header that is no UTF-8. `fail` fails the"
+        " task; `skip` leaves them out, with their number in the log; `deadletter:STREAM` writes"
+        " them to that"
+        " stream in the same transaction, with the headers `sbp.error` and `sbp.stream`, and"
+        " without a value that is too large. Of columns the value is the row as JSON; the stream"
+        " has no schema.",
+    )
+    batching: Batching = field(default_factory=Batching, metadata=reads(Batching))
     found: Mapping[str, FoundStream] = field(default_factory=dict)
 
     @property
@@ -50,25 +285,19 @@ class SinkOptions:
         return "key" if self.maybe_columns is None else self.maybe_columns.routing_column
 
 
+SINK_OPTIONS: Final = options_of(SinkOptions, side="sink")
+
+
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool | None = None) -> SinkOptions:
     """Return the sink's options; what Spark itself adds to them is passed over.
 
     `streaming` is None where it is not known yet whether a batch or a stream is written. Raises
     ConfigurationError with one line per fault.
     """
-    reader = OptionReader(options, SINK_OPTIONS, _KEYS_OF_SPARK | {"table"})
+    reader = OptionReader(options, SINK_OPTIONS, streaming=streaming, ignored=_KEYS_OF_SPARK)
     if is_table_given(options):
         remedy = "remove it; streams are changed by the command `sbp streams`"
         reader.add_fault("table", "is for reading only", "records to be written", remedy)
-    endpoint = read_endpoint(reader)
-    targets = read_targets(reader)
-    columns = read_columns(reader)
-    delivery = read_delivery(reader, is_streaming=streaming)
-    batching = read_batching(reader)
-    bad_records = read_bad_record_policy(reader)
-    creation = read_creation(reader)
-    is_compressed = read_compression(reader)
+    found = reader.group(SinkOptions)
     reader.check_faults("sink")
-    assert endpoint is not None
-    servers = Servers(endpoint, is_compressed)
-    return SinkOptions(servers, targets, delivery, batching, bad_records, creation, columns)
+    return found

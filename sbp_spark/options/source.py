@@ -1,27 +1,311 @@
-"""Options of the source."""
+"""Options of the source, and of a read of metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
 
 from sbp_core.client import StreamInfo
-from sbp_spark.options.bounds import check_order, read_ending, read_starting
-from sbp_spark.options.contents import Contents, read_contents
-from sbp_spark.options.data_loss import OnDataLoss, read_on_data_loss
-from sbp_spark.options.groups import CommitOptions, read_commit_options
-from sbp_spark.options.partitions import PartitionLimits, read_partition_limits
-from sbp_spark.options.positions import Earliest, Latest, Positions
-from sbp_spark.options.reading import OptionReader
-from sbp_spark.options.servers import (
-    Servers,
-    read_compression,
-    read_endpoint,
-    read_isolation_class,
+from sbp_core.limits import MIB
+from sbp_spark.options.bounds import ENDS, STARTS, STRATEGY, check_order, read_ending, read_starting
+from sbp_spark.options.declaring import (
+    COUNT,
+    DURATION,
+    FLAG,
+    SIZE,
+    Only,
+    OptionReader,
+    at_most,
+    option,
+    options_of,
+    reads,
+    word,
 )
-from sbp_spark.options.streams import FoundStream, Selection, read_selection
-from sbp_spark.options.table import SOURCE_OPTIONS
-from sbp_spark.options.triggers import TriggerLimits, read_limits
+from sbp_spark.options.positions import GROUP, Earliest, Latest, Positions
+from sbp_spark.options.servers import CatalogOptions, Servers
+from sbp_spark.options.streams import SELECTIONS, FoundStream, Selection, read_selection
+
+PARTITIONS_MAX: Final = 10_000
+"""Beyond so many, input partitions get larger instead: Spark's driver keeps each in memory, and a
+server may claim that a stream has any number of records."""
+FETCH_BUFFER_BYTES_DEFAULT: Final = 16 * MIB
+
+_TRIGGERS: Final = Only(
+    True, "is given in a batch read, which has no triggers", "it in readStream only"
+)
+_COMMITS: Final = Only(
+    True, "is given in a batch read, which commits nothing", "it in readStream only"
+)
+
+
+class AvailableNowEnd(Enum):
+    """Values of availableNowEnd: where a run ends that goes on with one that was cut short."""
+
+    KEPT = "kept"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """How much a micro-batch over all streams takes, and how long it waits; None is no bound.
+
+    With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
+    It takes as many as are read and processed in `target_ms`, as far as that is known.
+    Servers that have been away for `stall_ms_max` are not waited for any longer. A run with
+    Trigger.AvailableNow that goes on with one that was cut short ends at `available_now_end`.
+    """
+
+    records_max: int | None = option(
+        "maxRecordsPerTrigger",
+        COUNT,
+        None,
+        "Upper bound on the records of one micro-batch over all streams, shared in proportion to"
+        " their backlogs; no stream starves. Not with Trigger.Once.",
+        unset="unlimited",
+        only=_TRIGGERS,
+        kafka="maxOffsetsPerTrigger",
+    )
+    bytes_max: int | None = option(
+        "maxBytesPerTrigger",
+        SIZE,
+        None,
+        "The same for octets of records as they are stored, such as 64m. Servers do not tell the"
+        " size of records that were not fetched, so it is an estimate: of each stream one record"
+        " batch, at which reading goes on, is sampled again and again. It is exact where the"
+        " records of a stream are alike. One record is always taken, however long it is.",
+        unset="unlimited",
+        only=_TRIGGERS,
+    )
+    records_min: int | None = option(
+        "minRecordsPerTrigger",
+        COUNT,
+        None,
+        "With fewer new records there is no micro-batch, for maxTriggerDelay at most, unless other"
+        " limits let no more into one. Not with Trigger.Once and"
+        " Trigger.AvailableNow.",
+        unset="none",
+        only=_TRIGGERS,
+        kafka="minOffsetsPerTrigger",
+    )
+    delay_ms_max: int = option(
+        "maxTriggerDelay",
+        DURATION,
+        15 * 60 * 1000,
+        "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h.",
+        beside="minRecordsPerTrigger",
+        only=_TRIGGERS,
+    )
+    target_ms: int | None = option(
+        "targetBatchDuration",
+        DURATION,
+        None,
+        "How long a micro-batch should take, such as 10s, with all that the query does: each takes"
+        " as many records as fit, judged by how long those before it took. The first one takes"
+        " 10000 at most, none is held below 1000, and maxRecordsPerTrigger and maxBytesPerTrigger"
+        " hold, too. Time in which Spark waits for its trigger does not count; but how long a"
+        " micro-batch took that was over before the next trigger nobody can tell a source, so a"
+        " trigger interval above this duration counts as the duration. Where micro-batches take"
+        " longer whatever they read, that is logged, and they get as many records as are worth"
+        " the time. Not with Trigger.Once.",
+        unset="none",
+        only=_TRIGGERS,
+    )
+    stall_ms_max: int | None = option(
+        "maxRangeStall",
+        DURATION,
+        None,
+        "How long a range server may be away, such as 30s, before micro-batches leave out what only"
+        " it can serve. The other streams then go on, and its own ones catch up from where they"
+        " were when it is back. Each stall is in the log (`sbp_spark`), and the streams are in the"
+        " query's progress, under `stalled`, with the time in ms since when. A stream whose start"
+        " cannot be found out for that begins, by startingOffsets, when its server is back. A run"
+        " with Trigger.AvailableNow ends without what is stalled; the next one reads it. A"
+        " micro-batch that was planned is never changed: it is read, or fails. Without the option a"
+        " query waits for a minute, and fails.",
+        unset="none",
+        only=_TRIGGERS,
+    )
+    available_now_end: AvailableNowEnd = option(
+        "availableNowEnd",
+        word(AvailableNowEnd),
+        AvailableNowEnd.KEPT,
+        "Where a run with Trigger.AvailableNow ends if the run before it was cut short. `kept`:"
+        " where that one was to end, which is in the checkpoint; the run after it reads what has"
+        " come since, and a line in the log (`sbp_spark`) says so. `latest`: at the tails as they"
+        " are when it starts, as any other run.",
+        only=_TRIGGERS,
+    )
+
+    def check_options(self, reader: OptionReader) -> None:
+        """Note which limits contradict each other."""
+        if (
+            self.records_max is not None
+            and self.records_min is not None
+            and self.records_min > self.records_max
+        ):
+            reader.add_fault(
+                "minRecordsPerTrigger",
+                f"is {self.records_min}, above maxRecordsPerTrigger, {self.records_max}",
+                "no minimum above the maximum",
+                "lower the one, or raise the other",
+            )
+        if reader.is_given("maxTriggerDelay") and not reader.is_given("minRecordsPerTrigger"):
+            expected = "it beside minRecordsPerTrigger"
+            reader.add_fault(
+                "maxTriggerDelay", "delays nothing", expected, "add that, or remove it"
+            )
+
+
+class OnDataLoss(Enum):
+    """Values of failOnDataLoss."""
+
+    FAIL = "true"
+    SKIP = "false"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOptions:
+    """What servers are told once Spark has committed a micro-batch.
+
+    The cursors of the group are set, and what was read is trimmed.
+    """
+
+    maybe_group: str | None = option(
+        "group",
+        GROUP,
+        None,
+        "Name of a consumer group whose cursors follow the query, for `sbp lag` and for"
+        " `startingOffsets` of other queries: the placement driver is told of a micro-batch when"
+        " the next one is looked for. It is told of the last one when the query is started again,"
+        " if that did not come any more. The query itself goes on from its checkpoint, and never"
+        " fails or waits for more than a second because the cursors cannot be set: that is written"
+        " to the log (`sbp_spark`), and tried again.",
+        unset="none",
+        only=_COMMITS._replace(
+            remedy='remove it; startingOffsets="group:NAME" reads from where a group is'
+        ),
+    )
+    is_trimming: bool = option(
+        "trimOnCommit",
+        FLAG,
+        False,
+        "Whether records are trimmed, for good, once they are not needed any more: those of"
+        " micro-batches that Spark has committed, when it has begun the next one, so the last"
+        " micro-batch can always be repeated. All that lies before them goes, too, also what lay"
+        " before the query's start. Let no other query read these streams: a queue has one"
+        " consumer. Failures are treated as those of `group`.",
+        only=_COMMITS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLimits:
+    """Bounds of one input partition, how many there are at least, and what a task reads ahead."""
+
+    records_max: int = option(
+        "maxRecordsPerPartition",
+        COUNT,
+        1_000_000,
+        "Most records that one task reads, more only where that would take over"
+        f" {PARTITIONS_MAX} tasks. Longer spans of a stream are split evenly; short ones"
+        " on the same range server share a task, whose requests serve many streams at once.",
+    )
+    bytes_max: int | None = option(
+        "maxBytesPerPartition",
+        SIZE,
+        None,
+        "The same for octets, such as 128m; estimated as for maxBytesPerTrigger.",
+        unset="unlimited",
+    )
+    count_min: int = option(
+        "minPartitions",
+        at_most(
+            PARTITIONS_MAX,
+            COUNT,
+            f"{PARTITIONS_MAX} at most, which Spark's driver can keep in memory",
+        ),
+        1,
+        "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records."
+        f" At most {PARTITIONS_MAX}.",
+    )
+    buffer_bytes: int = option(
+        "fetchBufferBytes",
+        SIZE,
+        FETCH_BUFFER_BYTES_DEFAULT,
+        "Octets that a task holds of what it has asked for and not decoded yet, about: half of it,"
+        " and 8m at most, is asked for at a time, while the rest is decoded. More of it helps where"
+        " range servers are far away.",
+    )
+
+
+class SourceEncoding(Enum):
+    """Values of the option `encoding` of a source; AUTO: columns if a stream has a schema."""
+
+    AUTO = "auto"
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is read: headers are a part of rows only, metadata stand beside columns only."""
+
+    encoding: SourceEncoding = option(
+        "encoding",
+        word(SourceEncoding),
+        SourceEncoding.AUTO,
+        "What records are read as: `rows` (key, value, headers, timestamp), `columns` (those of the"
+        " schemas that typed streams have), or `auto`: columns if any of the streams has a schema"
+        " when the query starts, else rows. Beside `streamsPattern`, `rows` and `columns` select:"
+        " of the streams that match only those without a schema are read, or only those with one,"
+        " also of those that come while a query runs. So no stream of the other kind can end it, as"
+        " it can with `auto`. Of several streams the columns of all are read; what a stream lacks"
+        " is null. A query keeps the columns it started with: columns that are new are seen by the"
+        " next query, or after a restart, and where a type was widened meanwhile the query fails,"
+        " and goes on when it is loaded and started again.",
+    )
+    include_headers: bool = option(
+        "includeHeaders",
+        FLAG,
+        False,
+        "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"
+        " names it itself. Not with columns.",
+    )
+    include_metadata: bool = option(
+        "includeMetadata",
+        FLAG,
+        False,
+        "Whether there is the column `_metadata` behind those of typed streams: true, false. It is"
+        " a struct of stream, stream_id, range_index, offset and timestamp; the time is that of the"
+        " column that the writer named in timestampColumn, else that of the record batch. Not with"
+        " rows, which have these columns of themselves.",
+    )
+
+    def check_options(self, reader: OptionReader) -> None:
+        """Note what is to stand beside rows or columns that have no such thing."""
+        if self.include_headers and self.encoding is SourceEncoding.COLUMNS:
+            wrong = "is given with encoding=columns, and columns have no headers"
+            reader.add_fault("includeHeaders", wrong, "it with rows", "remove one of them")
+        if self.include_metadata and self.encoding is SourceEncoding.ROWS:
+            wrong = "is given with encoding=rows, which have these columns of themselves"
+            reader.add_fault("includeMetadata", wrong, "it with columns", "remove one of them")
+        is_auto = self.encoding is SourceEncoding.AUTO
+        if is_auto and self.include_headers and self.include_metadata:
+            wrong = "is given beside includeHeaders"
+            expected = "this one with columns, that one with rows"
+            reader.add_fault("includeMetadata", wrong, expected, "remove one of them")
+
+
+_FROM_EARLIEST: Final = Positions(Earliest())
+_FROM_LATEST: Final = Positions(Latest())
+
+
+def _read_starting(reader: OptionReader) -> Positions:
+    default = _FROM_EARLIEST if reader.streaming is False else _FROM_LATEST
+    return read_starting(reader) or default
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +315,38 @@ class SourceOptions:
     `ending` is None where nothing is said: to the tail in a batch, for ever in a stream.
     """
 
-    servers: Servers
-    selection: Selection
-    starting: Positions
-    ending: Positions | None
-    limits: TriggerLimits
-    partitions: PartitionLimits
-    contents: Contents = field(default_factory=Contents)
-    on_data_loss: OnDataLoss = OnDataLoss.FAIL
-    commits: CommitOptions = field(default_factory=CommitOptions)
+    servers: Servers = field(metadata=reads(Servers))
+    selection: Selection = field(metadata=reads(read_selection, *SELECTIONS))
+    starting: Positions = field(metadata=reads(_read_starting, *STARTS, STRATEGY))
+    ending: Positions | None = field(metadata=reads(read_ending, *ENDS))
+    limits: TriggerLimits = field(metadata=reads(TriggerLimits))
+    on_data_loss: OnDataLoss = option(
+        "failOnDataLoss",
+        word(OnDataLoss),
+        OnDataLoss.FAIL,
+        "What happens when records that were to be read are gone (trimmed, or with their stream),"
+        " or cannot be decoded."
+        " `true` fails with an error that names every interval, also where a stream is no longer"
+        " selected that the query has read; `false` writes them to the log"
+        " (`sbp_spark`) and goes on behind them; `report` also keeps them in the offsets, under"
+        " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
+        " task reads it is in the log of that task only. A stream that is no longer selected but"
+        " exists is not lost: its position stays in the checkpoint, under `left_out`, and it is"
+        " read on from there when it is selected again. Where the placement driver's data directory"
+        " was put back to an older copy, `false` and `report` only log it: the query goes on from"
+        " its offsets, and which records below them are others now is not known.",
+    )
+    commits: CommitOptions = field(default_factory=CommitOptions, metadata=reads(CommitOptions))
+    partitions: PartitionLimits = field(
+        default_factory=PartitionLimits, metadata=reads(PartitionLimits)
+    )
+    contents: Contents = field(default_factory=Contents, metadata=reads(Contents))
+
+    def check_options(self, reader: OptionReader) -> None:
+        """Note ends that lie before their starts, as far as it is known where those are."""
+        is_start_known = reader.streaming is not None or self.starting is not _FROM_LATEST
+        if self.ending is not None and is_start_known:
+            check_order(reader, self.starting, self.ending)
 
     def knowing(self, infos: Iterable[StreamInfo]) -> SourceOptions:
         """Return the options, in which the names of these streams go on to mean them."""
@@ -49,43 +356,34 @@ class SourceOptions:
         return replace(self, starting=starting, ending=ending)
 
 
+SOURCE_OPTIONS: Final = options_of(SourceOptions, CatalogOptions, side="source")
+
+
 def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     """Return the source's options; `streaming` tells readStream from read.
 
     None: it is not known yet, so only what is wrong in both is told. Raises ConfigurationError
     with one line per fault.
     """
-    reader = OptionReader(options, SOURCE_OPTIONS, frozenset())
+    reader = OptionReader(options, SOURCE_OPTIONS, streaming=streaming)
     if reader.is_given("table"):
         expected = "records to be read"
         reader.add_fault("table", "is for batches only", expected, "use spark.read, or remove it")
-    is_batch = streaming is False
-    endpoint = read_endpoint(reader)
-    selection = read_selection(reader)
-    given = read_starting(reader, is_batch=is_batch)
-    starting = given or Positions(Earliest() if is_batch else Latest())
-    ending = read_ending(reader)
-    if ending is not None and (given is not None or streaming is not None):
-        check_order(reader, starting, ending)
-    limits = read_limits(reader, is_batch=is_batch)
-    partitions = read_partition_limits(reader)
-    contents = read_contents(reader)
-    on_data_loss = read_on_data_loss(reader)
-    commits = read_commit_options(reader, is_batch=is_batch)
-    is_compressed = read_compression(reader)
-    isolation_class = read_isolation_class(reader)
-    reads_locally = reader.flag("localReads", default=True)
+    found = reader.group(SourceOptions)
     reader.check_faults("source")
-    assert endpoint is not None
-    servers = Servers(endpoint, is_compressed, isolation_class, reads_locally)
-    return SourceOptions(
-        servers,
-        selection,
-        starting,
-        ending,
-        limits,
-        partitions,
-        contents,
-        on_data_loss,
-        commits,
-    )
+    return found
+
+
+def parse_catalog_options(options: Mapping[str, str]) -> CatalogOptions:
+    """Return the options of a read of metadata, `table` among them; those about records are faults.
+
+    Raises ConfigurationError with one line per fault.
+    """
+    reader = OptionReader(options, SOURCE_OPTIONS)
+    found = reader.group(CatalogOptions)
+    of_tables = options_of(CatalogOptions)
+    about_records = tuple(each for each in SOURCE_OPTIONS if each not in of_tables)
+    wrong = "is given beside table, and is about records"
+    reader.refuse_given(about_records, wrong, "endpoint and table only", "remove one of them")
+    reader.check_faults("tables")
+    return found

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import STREAM_NAME_LENGTH_MAX
-from sbp_spark.options.reading import INT64_MAX, OptionReader, shown
+from sbp_spark.options.declaring import INT64_MAX, Given, Kind, Option, OptionReader, shown
 
 _STREAM_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{STREAM_NAME_LENGTH_MAX}}}")
 
@@ -99,42 +99,20 @@ class StreamPattern:
 
 Selection: TypeAlias = StreamList | StreamPattern
 
-SELECTIONS: Final = ("streams", "streamsPattern", "path")
 
-
-def read_selection(reader: OptionReader) -> Selection:
-    """Return the streams that are read; after a fault the result has no meaning."""
-    given = [name for name in SELECTIONS if reader.is_given(name)]
-    if len(given) != 1:
-        wrong = f"is given beside {' and '.join(given[1:])}" if given else "is missing"
-        expected = f"exactly one of {', '.join(SELECTIONS)}"
-        remedy = "keep one of them" if given else 'add .option("streams", ...)'
-        reader.add_fault(given[0] if given else "streams", wrong, expected, remedy)
-    if given == ["streamsPattern"]:
-        return _read_pattern(reader)
-    return read_stream_list(reader, given[0]) if len(given) == 1 else StreamList(())
-
-
-def _read_pattern(reader: OptionReader) -> StreamPattern:
-    name = "streamsPattern"
-    text = reader.maybe_text(name) or ""
+def maybe_stream_ref(given: Given) -> StreamRef | None:
+    """Return the stream that an option names, None after a fault."""
     try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        wrong = f"is {shown(text)}, which is wrong: {error}"
-        remedy = "correct it, for example orders-.*"
-        reader.add_fault(name, wrong, "a regular expression for whole names", remedy)
-    return StreamPattern(text)
+        return parse_stream_ref(given.text)
+    except ConfigurationError as error:
+        given.refuse(f"names no stream: {error}", "one name or id", "correct it")
+        return None
 
 
-def read_stream_list(reader: OptionReader, option: str) -> StreamList:
-    """Return the streams that an option lists, those of them that are right."""
+def _parse_list(given: Given) -> StreamList:
     expected = "stream names or ids, separated by commas"
-    text = reader.maybe_text(option)
-    if text is None:
-        return StreamList((), option)
     streams: dict[str, StreamRef] = {}
-    for position, item in enumerate(text.split(","), start=1):
+    for position, item in enumerate(given.text.split(","), start=1):
         name = item.strip()
         wrong = remedy = ""
         if not name:
@@ -147,5 +125,65 @@ def read_stream_list(reader: OptionReader, option: str) -> StreamList:
             except ConfigurationError as error:
                 wrong, remedy = f"at position {position}: {error}", "correct the name"
         if wrong:
-            reader.add_fault(option, wrong, expected, remedy)
-    return StreamList(tuple(streams.values()), option)
+            given.refuse(wrong, expected, remedy)
+    return StreamList(tuple(streams.values()), given.name)
+
+
+def _parse_pattern(given: Given) -> StreamPattern:
+    try:
+        re.compile(given.text)
+    except (re.error, RecursionError, OverflowError) as error:
+        wrong = f"is {shown(given.text)}, which is wrong: {error}"
+        remedy = "correct it, for example orders-.*"
+        given.refuse(wrong, "a regular expression for whole names", remedy)
+    return StreamPattern(given.text)
+
+
+STREAM: Final = Kind(maybe_stream_ref)
+STREAM_LIST: Final = Kind(_parse_list)
+NO_STREAMS: Final = StreamList(())
+
+SELECTIONS: Final[tuple[Option[Selection], ...]] = (
+    Option(
+        "streams",
+        STREAM_LIST,
+        NO_STREAMS,
+        "Streams to read: names or ids, separated by commas. Or give streamsPattern, or path. A"
+        " query finds each name once, when it starts: it reads on a stream that is renamed, also if"
+        " another one gets its name. When it is started again, give the new name, or the id; the"
+        " checkpoint knows streams by their ids.",
+        unset="required",
+        kafka="subscribe",
+    ),
+    Option(
+        "streamsPattern",
+        Kind(_parse_pattern),
+        NO_STREAMS,
+        "Instead of `streams`: a regular expression (Python's) that the whole name of a stream"
+        " matches. A streaming query finds streams that are created while it runs, and reads them"
+        " from their first record. One whose new name does not match is no longer read, which is"
+        " data loss to failOnDataLoss.",
+        unset="none",
+        kafka="subscribePattern",
+    ),
+    Option(
+        "path",
+        STREAM_LIST,
+        NO_STREAMS,
+        "Instead of `streams`, as in .load('orders,clicks').",
+        unset="none",
+    ),
+)
+
+
+def read_selection(reader: OptionReader) -> Selection:
+    """Return the streams that are read; after a fault the result has no meaning."""
+    given = [each for each in SELECTIONS if reader.is_given(each.name)]
+    if len(given) == 1:
+        return reader.value(given[0])
+    names = [each.name for each in given]
+    wrong = f"is given beside {' and '.join(names[1:])}" if given else "is missing"
+    expected = f"exactly one of {', '.join(each.name for each in SELECTIONS)}"
+    remedy = "keep one of them" if given else 'add .option("streams", ...)'
+    reader.add_fault(names[0] if given else "streams", wrong, expected, remedy)
+    return NO_STREAMS

@@ -1,15 +1,36 @@
-"""Where rows go: which streams, how they are chosen, and whether missing ones are created."""
+"""Where rows go: which streams, as records or columns, and what is done about those that cannot."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from sbp_core.client import StreamSpec
-from sbp_core.errors import ConfigurationError
-from sbp_spark.options.reading import OptionReader, shown
-from sbp_spark.options.streams import StreamRef, parse_stream_ref, read_stream_list
+from sbp_spark.options.declaring import (
+    COUNT,
+    DURATION,
+    FLAG,
+    SIZE,
+    TEXT,
+    Given,
+    Kind,
+    Option,
+    OptionReader,
+    at_most,
+    option,
+    options_of,
+    reads,
+    shown,
+    word,
+)
+from sbp_spark.options.streams import (
+    NO_STREAMS,
+    STREAM,
+    STREAM_LIST,
+    StreamRef,
+    maybe_stream_ref,
+)
 
 _REPLICAS_MAX: Final = 127
 _DEAD_LETTER: Final = "deadletter:"
@@ -22,25 +43,200 @@ class Routing(Enum):
     ROUND_ROBIN = "round-robin"
 
 
+_STREAM: Final[Option[StreamRef | None]] = Option(
+    "stream",
+    STREAM,
+    None,
+    "Stream to write to, a name or id; overrides the columns `stream` and `stream_id`. Where"
+    " the column `stream` is null or missing, `stream_id` tells the stream.",
+    unset="the column `stream`",
+    kafka="topic",
+)
+_STREAMS: Final = Option(
+    "streams",
+    STREAM_LIST,
+    NO_STREAMS,
+    "Instead of `stream`: several streams, separated by commas, over which the rows are spread"
+    " as `routing` says.",
+    unset="none",
+    kafka="subscribe",
+)
+
+
+def _read_refs(reader: OptionReader) -> tuple[StreamRef, ...]:
+    if not reader.is_given("streams"):
+        ref = reader.value(_STREAM)
+        return (ref,) if ref else ()
+    if reader.is_given("stream"):
+        reader.add_fault("stream", "is given beside streams", "one of the two", "keep one of them")
+    return reader.value(_STREAMS).refs
+
+
 @dataclass(frozen=True, slots=True)
 class Targets:
     """The streams that options name; with none of them each row names its own."""
 
-    refs: tuple[StreamRef, ...] = ()
-    routing: Routing = Routing.KEY
+    refs: tuple[StreamRef, ...] = field(default=(), metadata=reads(_read_refs, _STREAM, _STREAMS))
+    routing: Routing = option(
+        "routing",
+        word(Routing),
+        Routing.KEY,
+        "How a row gets one of `streams`. `key`: the stream at place crc32(key) mod their number,"
+        " counted from 0, as Spark's function crc32 computes it, so one key always gets the same"
+        " stream while the list stays as it is; rows without a key go round robin. `round-robin`:"
+        " each task goes from stream to stream, row by row. Columns have a key if `routingColumn`"
+        " names one, and go round robin otherwise.",
+        beside="streams",
+    )
+
+    def check_options(self, reader: OptionReader) -> None:
+        """Note a routing where there is no choice."""
+        if reader.is_given("routing") and not reader.is_given("streams"):
+            wrong = "is given without streams, so there is nothing to choose among"
+            reader.add_fault("routing", wrong, "several streams", "add streams, or remove it")
+
+
+class Encoding(Enum):
+    """Values of the sink's option `encoding`."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+ENCODING: Final = Option(
+    "encoding",
+    word(Encoding),
+    Encoding.ROWS,
+    "What is written. `rows`: plain records, from the columns key, value, headers and"
+    " timestamp. `columns`: every column of the DataFrame, with its type, to typed streams,"
+    " which `stream` or `streams` name; only the struct `_metadata` that a source adds, or some"
+    " of its fields, is left out. The first write gives a stream its schema; a column which"
+    " Spark knows to have no nulls becomes required. Later ones have to fit, by the names"
+    " of columns: columns that may be null may be missing, types may be narrower, the order is"
+    " any. Streams with plain records take no columns, and the other way round.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOptions:
+    """How columns are written.
+
+    `is_merging` lets the schemas of streams grow; the columns named may tell a row's stream, and
+    its time.
+    """
+
+    is_merging: bool = option(
+        "mergeSchema",
+        FLAG,
+        False,
+        "With encoding=columns: whether the schemas of streams may grow, so that new columns are"
+        " added, which are null in what was written before, types widen (integers, floats, decimals"
+        " to larger ones), and required columns may be null. Nothing is ever taken away. Without it"
+        " such a DataFrame is refused, with what differs; but a column that may be null where the"
+        " stream requires it is accepted, and a null in it is a bad record.",
+    )
+    routing_column: str | None = option(
+        "routingColumn",
+        TEXT,
+        None,
+        "With encoding=columns and `streams`: the column whose value is the key of `routing`, as"
+        " text (cast to string) or octets. A string, binary, integer, boolean or date, of dates"
+        " those of the years 0 to 9999.",
+        unset="none",
+    )
+    timestamp_column: str | None = option(
+        "timestampColumn",
+        TEXT,
+        None,
+        "With encoding=columns: the column, a timestamp, that tells when a row's event was; readers"
+        " get it as the record's timestamp. Without it that is the time of writing.",
+        unset="none",
+    )
+
+
+def read_columns(reader: OptionReader) -> ColumnOptions | None:
+    """Return how columns are written, None if plain records are."""
+    encoding = reader.value(ENCODING)
+    columns = reader.group(ColumnOptions)
+    if encoding is Encoding.ROWS:
+        wrong = "is given without encoding=columns, and plain records have no columns"
+        remedy = "add encoding=columns, or remove it"
+        reader.refuse_given(options_of(ColumnOptions), wrong, "both", remedy)
+        return None
+    if not reader.is_given("stream") and not reader.is_given("streams"):
+        wrong = "is columns without stream or streams; a column stream would be data like others"
+        reader.add_fault("encoding", wrong, "both", 'add .option("stream", "name")')
+    _check_routing(reader)
+    return columns
+
+
+def _check_routing(reader: OptionReader) -> None:
+    """Note what contradicts itself in how a row gets one of several streams."""
+    if reader.is_given("routingColumn"):
+        if not reader.is_given("streams"):
+            wrong = "is given without streams, so there is nothing to choose among"
+            remedy = "add streams, or remove it"
+            reader.add_fault("routingColumn", wrong, "several streams", remedy)
+        if reader.is_given("routing", Routing.ROUND_ROBIN.value):
+            wrong = "is given beside routing=round-robin, which looks at no column"
+            reader.add_fault("routingColumn", wrong, "one of the two", "remove one of them")
+    elif reader.is_given("routing", Routing.KEY.value):
+        wrong = "is key without routingColumn, and columns have no key of their own"
+        remedy = "add routingColumn, or remove it"
+        reader.add_fault("routing", wrong, "a column to choose by", remedy)
+
+
+CREATE_STREAMS: Final = Option(
+    "createStreams",
+    FLAG,
+    False,
+    "Whether streams that an option or a column names, and that do not exist, are created. A"
+    " write finds those that options name when it is planned, a streaming query with the option"
+    " checkpointLocation at its first micro-batch in a Spark session: one that is renamed then"
+    " is written on, and no other is created under the old name. Name it by its new name, or"
+    " its id, in another session.",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
     """With what missing streams are created; 0 keeps records for ever, or as many as there are."""
 
-    replica_count: int = 1
-    retention_period_ms: int = 0
-    retention_bytes: int = 0
+    replica_count: int = option(
+        "createReplicas",
+        at_most(_REPLICAS_MAX, COUNT, f"1 to {_REPLICAS_MAX} replicas", "correct it"),
+        1,
+        "Replicas of a stream that is created.",
+    )
+    retention_period_ms: int = option(
+        "createRetentionPeriod",
+        DURATION,
+        0,
+        "How long a stream that is created keeps records, such as 7d.",
+        unset="for ever",
+    )
+    retention_bytes: int = option(
+        "createRetentionBytes",
+        SIZE,
+        0,
+        "What each range server keeps of a stream that is created, such as 10g.",
+        unset="unlimited",
+    )
 
     def spec(self, name: str) -> StreamSpec:
         """Return the stream to create."""
         return StreamSpec(name, self.replica_count, self.retention_period_ms, self.retention_bytes)
+
+
+def read_creation(reader: OptionReader) -> Creation | None:
+    """Return with what missing streams are created, None if they are not."""
+    is_creating = reader.value(CREATE_STREAMS)
+    if not is_creating:
+        wrong = "is given without createStreams=true, so no stream is created"
+        remedy = "add createStreams, or remove it"
+        reader.refuse_given(options_of(Creation), wrong, "both", remedy)
+    creation = reader.group(Creation)
+    return creation if is_creating else None
 
 
 class OnBadRecord(Enum):
@@ -59,59 +255,15 @@ class BadRecordPolicy:
     dead_letters: StreamRef | None = None
 
 
-def read_targets(reader: OptionReader) -> Targets:
-    """Return where rows go."""
-    routing = Routing(reader.choice("routing", [each.value for each in Routing], Routing.KEY.value))
-    if reader.is_given("stream") and reader.is_given("streams"):
-        remedy = "keep one of them"
-        reader.add_fault("stream", "is given beside streams", "one of the two", remedy)
-    if reader.is_given("routing") and not reader.is_given("streams"):
-        wrong = "is given without streams, so there is nothing to choose among"
-        reader.add_fault("routing", wrong, "several streams", "add streams, or remove it")
-    if reader.is_given("streams"):
-        return Targets(read_stream_list(reader, "streams").refs, routing)
-    ref = _maybe_ref(reader, "stream", reader.maybe_text("stream"))
-    return Targets((ref,) if ref else ())
-
-
-def read_creation(reader: OptionReader) -> Creation | None:
-    """Return with what missing streams are created, None if they are not."""
-    is_creating = reader.flag("createStreams", default=False)
-    details = ("createReplicas", "createRetentionPeriod", "createRetentionBytes")
-    for name in details if not is_creating else ():
-        if reader.is_given(name):
-            wrong = "is given without createStreams=true, so no stream is created"
-            reader.add_fault(name, wrong, "both", "add createStreams, or remove it")
-    replica_count = reader.maybe_count(details[0]) or 1
-    if replica_count > _REPLICAS_MAX:
-        expected = f"1 to {_REPLICAS_MAX} replicas"
-        reader.add_fault(details[0], f"is {replica_count}", expected, "correct it")
-    creation = Creation(
-        replica_count,
-        reader.maybe_duration_ms(details[1]) or 0,
-        reader.maybe_size_bytes(details[2]) or 0,
-    )
-    return creation if is_creating else None
-
-
-def read_bad_record_policy(reader: OptionReader) -> BadRecordPolicy:
-    """Return what happens to rows that cannot be written."""
-    text = reader.maybe_text("onBadRecord") or OnBadRecord.FAIL.value
-    if text.lower().startswith(_DEAD_LETTER):
-        ref = _maybe_ref(reader, "onBadRecord", text[len(_DEAD_LETTER) :].strip())
-        return BadRecordPolicy(OnBadRecord.DEAD_LETTER, ref)
-    if text.lower() in {OnBadRecord.FAIL.value, OnBadRecord.SKIP.value}:
-        return BadRecordPolicy(OnBadRecord(text.lower()))
+def _parse_bad_records(given: Given) -> BadRecordPolicy | None:
+    if given.text.lower().startswith(_DEAD_LETTER):
+        stream = given._replace(text=given.text[len(_DEAD_LETTER) :].strip())
+        return BadRecordPolicy(OnBadRecord.DEAD_LETTER, maybe_stream_ref(stream))
+    if given.text.lower() in {OnBadRecord.FAIL.value, OnBadRecord.SKIP.value}:
+        return BadRecordPolicy(OnBadRecord(given.text.lower()))
     expected = "fail, skip, or deadletter:STREAM"
-    reader.add_fault("onBadRecord", f"is {shown(text)}", expected, "give one of them")
-    return BadRecordPolicy()
+    given.refuse(f"is {shown(given.text)}", expected, "give one of them")
+    return None
 
 
-def _maybe_ref(reader: OptionReader, option: str, text: str | None) -> StreamRef | None:
-    if text is None:
-        return None
-    try:
-        return parse_stream_ref(text)
-    except ConfigurationError as error:
-        reader.add_fault(option, f"names no stream: {error}", "one name or id", "correct it")
-        return None
+BAD_RECORDS: Final = Kind(_parse_bad_records, lambda policy: policy.action.value)

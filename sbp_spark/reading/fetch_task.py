@@ -15,7 +15,7 @@ from sbp_core.errors import ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Servers
-from sbp_spark.options.partitions import FETCH_BUFFER_BYTES_DEFAULT
+from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.reading.columns_layout import ColumnsLayout
 from sbp_spark.reading.damaged_batches import StoredRun, decode_run
 from sbp_spark.reading.layout import Form, Layout, Piece, RenamedLayout, is_enough

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from sbp_spark.log import LOG
-from sbp_spark.options.partitions import PARTITIONS_MAX
+from sbp_spark.options.source import PARTITIONS_MAX
 from sbp_spark.reading.data_loss import Loss
 from sbp_spark.reading.offsets import Interval
 

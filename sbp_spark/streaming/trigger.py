@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from sbp_spark.options import TriggerLimits
-from sbp_spark.options.reading import INT64_MAX
+from sbp_spark.options.declaring import INT64_MAX
 from sbp_spark.reading.record_sizes import RecordSizes
 from sbp_spark.streaming.admission import admit
 from sbp_spark.streaming.micro_batch import Way

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options import Routing, Targets
-from sbp_spark.options.reading import INT64_MAX
+from sbp_spark.options.declaring import INT64_MAX
 from sbp_spark.writing.bad_records import BadRows
 from sbp_spark.writing.directory import StreamDirectory
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_spark.options import Ago, AtTime
-from sbp_spark.options.timestamps import maybe_time
+from sbp_spark.options.bounds import maybe_time
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,24 +25,34 @@ moments = st.datetimes(
 def test_iso_8601_is_the_ms_since_1970_in_utc_unless_a_zone_is_named(moment, separator):
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     expected = (aware - EPOCH) // timedelta(milliseconds=1)
-    assert maybe_time(moment.isoformat(separator), None) == AtTime(expected, must_exist=True)
+    assert maybe_time(moment.isoformat(separator), is_start=True) == AtTime(
+        expected, must_exist=True
+    )
 
 
 @given(st.integers(0, (2**63 - 1) // 1000).filter(lambda time_ms: len(str(time_ms)) != 8))
 def test_ms_are_the_same_as_number_and_as_text(time_ms):
-    assert maybe_time(time_ms, None) == maybe_time(str(time_ms), None) == AtTime(time_ms, True)
+    assert (
+        maybe_time(time_ms, is_start=True)
+        == maybe_time(str(time_ms), is_start=True)
+        == AtTime(time_ms, True)
+    )
 
 
 @given(st.dates(datetime.fromisoformat("1970-01-01").date()))
 def test_eight_digits_are_a_date_as_number_and_as_text(day):
     text = day.strftime("%Y%m%d")
-    assert maybe_time(int(text), None) == maybe_time(text, None) == maybe_time(str(day), None)
+    assert (
+        maybe_time(int(text), is_start=True)
+        == maybe_time(text, is_start=True)
+        == maybe_time(str(day), is_start=True)
+    )
 
 
 @given(st.integers(1, 10**9), st.sampled_from(["ms", "s", "m", "h", "d"]))
 def test_relative_times(count, unit):
     scale = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}[unit]
-    assert maybe_time(f"-{count}{unit}", None) == Ago(count * scale)
+    assert maybe_time(f"-{count}{unit}", is_start=True) == Ago(count * scale)
 
 
 json_values = st.recursive(
@@ -52,7 +62,7 @@ json_values = st.recursive(
 
 @given(json_values | st.text("0123456789-+:TZW. msdh"))
 def test_anything_else_is_no_time_or_one_that_servers_take(value):
-    found = maybe_time(value, None)
+    found = maybe_time(value, is_start=True)
     assert found is None or isinstance(found, AtTime | Ago)
     if isinstance(found, AtTime):
         assert 0 <= found.time_ms * 1000 < 2**63

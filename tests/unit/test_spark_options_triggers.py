@@ -6,7 +6,7 @@ import pytest
 from source_options import GOOD, faults, only_fault, source
 
 from sbp_spark.options import AvailableNowEnd, PartitionLimits, TriggerLimits
-from sbp_spark.options.partitions import PARTITIONS_MAX
+from sbp_spark.options.source import PARTITIONS_MAX
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,378 @@
+"""What an option is: one field of a frozen dataclass, from which everything else follows.
+
+    records_max: int | None = option(
+        "maxRecordsPerTrigger", COUNT, None, "Most records of one micro-batch.", unset="unlimited"
+    )
+
+The field is the whole declaration. From it follow the names that are known, with suggestions for
+those that are not; the parsed value and its default; where the option is refused; and its row in
+docs/OPTIONS.md. A value that takes several options is a field with `reads(function, ...)`, and a
+dataclass inside another one `reads(Group)`. What contradicts itself is told by `check_options`, a
+method of the group.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from sbp_core.errors import ConfigurationError
+
+INT64_MAX: Final = 2**63 - 1
+_SHOWN_LENGTH_MAX: Final = 80
+
+# As Spark's own settings spell them; a size without a unit is in bytes, a time in ms.
+_BYTE_UNITS: Final = {
+    unit: 1024**power
+    for power, letter in enumerate(("", "k", "m", "g", "t"))
+    for unit in (letter, f"{letter}b", f"{letter}ib")
+    if unit != "ib"
+}
+TIME_UNITS: Final = {
+    "": 1,
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
+
+_Value = TypeVar("_Value")
+_Default = TypeVar("_Default")
+_Word = TypeVar("_Word", bound=Enum)
+
+
+def shown(text: str) -> str:
+    """Return a value as messages quote it; a long one is cut."""
+    if len(text) > _SHOWN_LENGTH_MAX:
+        return repr(text[:_SHOWN_LENGTH_MAX]) + "..."
+    return repr(text)
+
+
+class Given(NamedTuple):
+    """The text that is given for an option; what is wrong with it is noted among the faults."""
+
+    name: str
+    text: str
+    faults: list[str]
+
+    def refuse(self, wrong: str, expected: str, remedy: str) -> None:
+        """Note what is wrong; the reader raises it with all other faults."""
+        self.faults.append(f"{self.name} {wrong}; expected {expected}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[_Value]):
+    """How a text becomes a value, and how the documentation shows one.
+
+    `parse` returns None after a fault, or what is right in spite of it.
+    """
+
+    parse: Callable[[Given], _Value | None]
+    show: Callable[[_Value], str] = str
+
+
+class Only(NamedTuple):
+    """An option has a meaning only in a stream, or only in a batch: what is said in the other."""
+
+    streaming: bool
+    wrong: str
+    expected: str
+    remedy: str = "remove it"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option(Generic[_Value]):
+    """One option of the source or the sink, as `option` describes it."""
+
+    name: str
+    kind: Kind[Any]
+    default: _Value
+    text: str
+    unset: str = ""
+    beside: str = ""
+    only: Only | None = None
+    side: str = ""
+    kafka: str = ""
+
+    @property
+    def shown_default(self) -> str:
+        """The default as the documentation shows it."""
+        text = self.unset or self.kind.show(self.default)
+        return f"{text} (with {self.beside})" if self.beside else text
+
+    @property
+    def meaning(self) -> str:
+        """What the documentation says of the option."""
+        if self.only is None:
+            return self.text
+        return f"{self.text} {'Streaming' if self.only.streaming else 'Batch'} only."
+
+
+def option(
+    name: str,
+    kind: Kind[_Value],
+    default: _Default,
+    text: str,
+    *,
+    unset: str = "",
+    beside: str = "",
+    only: Only | None = None,
+    side: str = "",
+    kafka: str = "",
+) -> _Value | _Default:
+    """Declare the field of a dataclass as an option with this name, default and documentation.
+
+    `unset` is shown instead of the default, where that is no value to be given; `beside` names the
+    option without which the default does not count. `side` is "source" or "sink" where both use
+    the group, and only one of them has the option. `kafka` is what Spark's Kafka connector calls
+    it, for those who come from there.
+    """
+    declared = Option(name, kind, default, text, unset, beside, only, side, kafka)
+    return field(default=default, metadata=reads(lambda reader: reader.value(declared), declared))
+
+
+def reads(read: Any, *parts: Any) -> dict[str, Any]:
+    """Return metadata of a field that is made of options: of a group, or by a function of several.
+
+    `read` is the group, a dataclass, or takes an OptionReader; `parts` are the options, or groups
+    of options, that such a function reads.
+    """
+    if isinstance(read, type):
+        group = read
+        return {"read": lambda reader: reader.group(group), "options": options_of(group)}
+    options = [
+        each for part in parts for each in ([part] if _is_option(part) else options_of(part))
+    ]
+    return {"read": read, "options": options}
+
+
+def _is_option(part: Any) -> bool:
+    return isinstance(part, Option)
+
+
+def options_of(*groups: type[Any], side: str = "") -> tuple[Option[Any], ...]:
+    """Return the options of dataclasses, in the order of their fields: all, or those of a side."""
+    found = [
+        each
+        for group in groups
+        for part in fields(group)
+        for each in part.metadata.get("options", ())
+    ]
+    return tuple(each for each in dict.fromkeys(found) if not side or each.side in {"", side})
+
+
+def maybe_scaled(text: str, units: Mapping[str, int]) -> int | None:
+    """Return a number above 0 times its unit, None if the text is none."""
+    found = re.fullmatch(r"([0-9]{1,19}) ?([A-Za-z]*)", text)
+    value = int(found[1]) * units.get(found[2].lower(), 0) if found else 0
+    return value if 0 < value <= INT64_MAX else None
+
+
+def _scaled(units: Mapping[str, int], expected: str) -> Callable[[Given], int | None]:
+    def parse(given: Given) -> int | None:
+        value = maybe_scaled(given.text, units)
+        if value is None:
+            given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
+        return value
+
+    return parse
+
+
+def _show_scaled(units: Mapping[str, int]) -> Callable[[int], str]:
+    def show(value: int) -> str:
+        whole = [each for each in units.items() if value % each[1] == 0]
+        unit, factor = min(whole, key=lambda each: (-each[1], len(each[0])))
+        return f"{value // factor}{unit}"
+
+    return show
+
+
+def _parse_count(given: Given) -> int | None:
+    if re.fullmatch(r"[0-9]{1,19}", given.text) and 0 < int(given.text) <= INT64_MAX:
+        return int(given.text)
+    remedy = "give such a number, or leave the option out for no limit"
+    given.refuse(f"is {shown(given.text)}", "a whole number above 0", remedy)
+    return None
+
+
+TEXT: Final[Kind[str]] = Kind(lambda given: given.text)
+COUNT: Final = Kind(_parse_count)
+SIZE: Final = Kind(_scaled(_BYTE_UNITS, "a size, such as 64m or 1g"), _show_scaled(_BYTE_UNITS))
+"""A number of bytes."""
+DURATION: Final = Kind(
+    _scaled(TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h"), _show_scaled(TIME_UNITS)
+)
+"""A time in ms."""
+
+
+def at_most(most: int, kind: Kind[int], expected: str, remedy: str = "give less") -> Kind[int]:
+    """Return numbers of a kind that are not above a bound."""
+
+    def parse(given: Given) -> int | None:
+        value = kind.parse(given)
+        if value is None or value <= most:
+            return value
+        given.refuse(f"is {value}", expected, remedy)
+        return None
+
+    return Kind(parse, kind.show)
+
+
+def words(values: Mapping[str, _Value]) -> Kind[_Value]:
+    """Return words, in any case, and what each means."""
+
+    def parse(given: Given) -> _Value | None:
+        if given.text.lower() not in values:
+            remedy = "give one of them, or leave it out"
+            given.refuse(f"is {shown(given.text)}", " or ".join(values), remedy)
+        return values.get(given.text.lower())
+
+    return Kind(parse, lambda value: next(word for word in values if values[word] == value))
+
+
+def word(kind: type[_Word]) -> Kind[_Word]:
+    """Return the values of an Enum as words."""
+    return words({each.value: each for each in kind})
+
+
+FLAG: Final = words({"true": True, "false": False})
+
+
+def named(pattern: re.Pattern[str], length_max: int) -> Kind[str]:
+    """Return names that match a pattern, which is A-Z a-z 0-9 . _ - up to a length."""
+
+    def parse(given: Given) -> str | None:
+        if pattern.fullmatch(given.text):
+            return given.text
+        expected = f"1 to {length_max} of the characters A-Z a-z 0-9 . _ -"
+        given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
+        return None
+
+    return Kind(parse)
+
+
+class OptionReader:
+    """The options of one reader or writer, looked up without regard to case; collects faults.
+
+    `streaming` is None where it is not known yet whether a batch or a stream is planned; then what
+    only one of them refuses is accepted.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        known: tuple[Option[Any], ...],
+        *,
+        streaming: bool | None = None,
+        ignored: frozenset[str] = frozenset(),
+    ) -> None:
+        self.streaming = streaming
+        self._known = {each.name.lower(): each for each in known}
+        self._values: dict[str, str] = {}
+        self._faults: list[str] = []
+        for key, value in sorted(given.items()):
+            folded = key.lower()
+            if folded in self._values:
+                self.add_fault(
+                    self._known[folded].name,
+                    "is given more than once, spelled differently",
+                    "one value (case does not matter)",
+                    "keep one of them",
+                )
+            elif folded in self._known:
+                self._values[folded] = value.strip()
+            elif folded == "path":
+                self.add_fault(
+                    "path",
+                    "has no meaning here",
+                    "streams to be named by an option",
+                    "call load(), start() or save() without a path",
+                )
+            elif folded not in ignored:
+                self._add_unknown(key)
+
+    def add_fault(self, name: str, wrong: str, expected: str, remedy: str) -> None:
+        """Note what is wrong with an option; `check_faults` raises it."""
+        Given(name, "", self._faults).refuse(wrong, expected, remedy)
+
+    def is_given(self, name: str, word: str | None = None) -> bool:
+        """Whether the option is there, whatever its value is, or with this word as its value."""
+        text = self._values.get(name.lower())
+        return text is not None and word in {None, text.lower()}
+
+    def refuse_given(
+        self, options: tuple[Option[Any], ...], wrong: str, expected: str, remedy: str
+    ) -> None:
+        """Note a fault for each of these options that is there."""
+        for each in options:
+            if self.is_given(each.name):
+                self.add_fault(each.name, wrong, expected, remedy)
+
+    def check_single(self, options: tuple[Option[Any], ...]) -> None:
+        """Note a fault if more than one of these options is there."""
+        names = [each.name for each in options]
+        given = [name for name in names if self.is_given(name)]
+        if len(given) > 1:
+            wrong = f"is given beside {' and '.join(given[1:])}"
+            self.add_fault(given[0], wrong, f"one of {', '.join(names)}", "keep one of them")
+
+    def group(self, group: type[_Value]) -> _Value:
+        """Return a dataclass with the values of its options; after a fault it has no meaning."""
+        options: Any = group
+        values = {
+            each.name: each.metadata["read"](self)
+            for each in fields(options)
+            if "read" in each.metadata
+        }
+        read = group(**values)
+        check: Callable[[OptionReader], None] | None = getattr(read, "check_options", None)
+        if check is not None:
+            check(self)
+        return read
+
+    def value(self, wanted: Option[_Value]) -> _Value:
+        """Return an option's value; its default if it is absent, or after a fault."""
+        text = self._values.get(wanted.name.lower())
+        if text is None:
+            return wanted.default
+        value = None
+        if text:
+            value = wanted.kind.parse(Given(wanted.name, text, self._faults))
+        else:
+            self.add_fault(wanted.name, "is empty", "a value", "give one, or leave the option out")
+        only = wanted.only
+        if only is not None and self.streaming is (not only.streaming):
+            self.add_fault(wanted.name, only.wrong, only.expected, only.remedy)
+        return wanted.default if value is None else value
+
+    def required(self, wanted: Option[_Value], expected: str, remedy: str) -> _Value:
+        """Return the value of an option that has to be there, and cannot be empty."""
+        text = self._values.get(wanted.name.lower())
+        if text:
+            return self.value(wanted)
+        self.add_fault(wanted.name, "is missing" if text is None else "is empty", expected, remedy)
+        return wanted.default
+
+    def check_faults(self, side: str) -> None:
+        """Raise ConfigurationError if there was any fault; the message lists all of them."""
+        if self._faults:
+            count = len(self._faults)
+            head = f"{count} fault{'s' if count > 1 else ''} in the options of the sbp {side}:"
+            raise ConfigurationError("\n".join([head, *(f"  - {line}" for line in self._faults)]))
+
+    def _add_unknown(self, key: str) -> None:
+        known = self._known.values()
+        near = [each.name for each in known if each.kafka and each.kafka.lower() == key.lower()]
+        near += [
+            self._known[name].name
+            for name in difflib.get_close_matches(key.lower(), self._known, n=1)
+        ]
+        remedy = f"did you mean {near[0]}?" if near else "remove it"
+        expected = "one of " + ", ".join(each.name for each in known)
+        self.add_fault(shown(key), "is not an option", expected, remedy)
