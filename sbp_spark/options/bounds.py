@@ -19,6 +19,7 @@ from sbp_spark.options.declaring import (
     Option,
     OptionReader,
     maybe_scaled,
+    option,
     shown,
     word,
 )
@@ -121,25 +122,23 @@ def _times(*, is_start: bool) -> Kind[Positions | None]:
 
 
 STARTS: Final[_Bounds] = (
-    Option(
+    option(
         "startingOffsets",
         offsets(is_start=True),
         None,
+        unset="latest (streaming), earliest (batch)",
+    ).says(
         "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"
         " before the tail, but not before the first), `group:NAME` (where a consumer group reads"
         " next), or a JSON object with an offset for every stream, by name or id (-2 earliest, -1"
         ' latest, or "group:NAME"). A restarted query goes on from its checkpoint; a stream that'
         " was added to `streams` starts as in a new query, unless another one was deleted: then it"
-        " may be that one, created again, and is read from its first record. A batch cannot"
-        " start at the latest offset. What a group has never read is read from the first record,"
-        " also by a group that is new; records behind its cursor that were trimmed meanwhile are"
-        " lost, see `failOnDataLoss`.",
-        unset="latest (streaming), earliest (batch)",
+        " may be that one, created again, and is read from its first record. A batch cannot start"
+        " at the latest offset. What a group has never read is read from the first record, also by"
+        " a group that is new; records behind its cursor that were trimmed meanwhile are lost, see"
+        " `failOnDataLoss`."
     ),
-    Option(
-        "startingTimestamp",
-        _time(is_start=True),
-        None,
+    option("startingTimestamp", _time(is_start=True), None, unset="none").says(
         "Instead of `startingOffsets`: start at the first record, in the order of offsets, that was"
         " appended at this time or later, so none of them is missed. ISO 8601, such as"
         " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970, though 8"
@@ -147,60 +146,45 @@ STARTS: Final[_Bounds] = (
         " are appended at the time that their range server's clock shows, in ms; `now` is what the"
         " driver's clock shows when a new query plans its first micro-batch, or when a batch is"
         " planned; for a stream that waits for a range server then (`maxRangeStall`), when the"
-        " query first missed that.",
-        unset="none",
+        " query first missed that."
     ),
-    Option(
-        "startingOffsetsByTimestamp",
-        _times(is_start=True),
-        None,
-        "The same as a JSON object with a time for every stream, by name or id:"
-        ' `{"orders": "2026-01-31", "17": 1769817600000, "clicks": "-10m"}`.',
-        unset="none",
+    option("startingOffsetsByTimestamp", _times(is_start=True), None, unset="none").says(
+        'The same as a JSON object with a time for every stream, by name or id: `{"orders":'
+        ' "2026-01-31", "17": 1769817600000, "clicks": "-10m"}`.'
     ),
 )
-STRATEGY: Final[Option[PastEnd | None]] = Option(
+STRATEGY: Final = option(
     "startingOffsetsByTimestampStrategy",
     word(PastEnd),
     None,
-    "What a starting time means for a stream that has no record of that time or later: `error`,"
-    " or `latest`, the tail as it is then; what comes later is read, whatever its time is. A"
-    " stream that had to wait for a range server (`maxRangeStall`) while others were read takes"
-    " `latest`, with a warning in the log, as a query that runs is not to fail for that.",
     unset="error (latest for times like -10m)",
+).says(
+    "What a starting time means for a stream that has no record of that time or later: `error`, or"
+    " `latest`, the tail as it is then; what comes later is read, whatever its time is. A stream"
+    " that had to wait for a range server (`maxRangeStall`) while others were read takes `latest`,"
+    " with a warning in the log, as a query that runs is not to fail for that."
 )
 ENDS: Final[_Bounds] = (
-    Option(
-        "endingOffsets",
-        offsets(is_start=False),
-        None,
+    option(
+        "endingOffsets", offsets(is_start=False), None, unset="none (streaming), latest (batch)"
+    ).says(
         "Where reading ends in each stream, exclusive; spelled as startingOffsets, without"
         " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
         " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
-        " mean the tail as the query first saw it, kept in the checkpoint: that counts, also"
-        " if the query is started again with another one of the two.",
-        unset="none (streaming), latest (batch)",
+        " mean the tail as the query first saw it, kept in the checkpoint: that counts, also if the"
+        " query is started again with another one of the two."
     ),
-    Option(
-        "endingTimestamp",
-        _time(is_start=False),
-        None,
+    option("endingTimestamp", _time(is_start=False), None, unset="none").says(
         "Instead of `endingOffsets`: end at the first record, in the order of offsets, that was"
         " appended at this time or later, exclusive. Times are spelled as in `startingTimestamp`."
         " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
         " there is one, whatever time it is: what is appended next may still be from before. That"
         " end, and what `-10m` meant at the start, is kept in the checkpoint; `-20m` after a"
-        " restart changes nothing then. What lies behind the"
-        " end is not read, even if a server's clock, set back or behind that of the server before,"
-        " gave it an earlier time.",
-        unset="none",
+        " restart changes nothing then. What lies behind the end is not read, even if a server's"
+        " clock, set back or behind that of the server before, gave it an earlier time."
     ),
-    Option(
-        "endingOffsetsByTimestamp",
-        _times(is_start=False),
-        None,
-        "The same as a JSON object with a time for every stream, by name or id.",
-        unset="none",
+    option("endingOffsetsByTimestamp", _times(is_start=False), None, unset="none").says(
+        "The same as a JSON object with a time for every stream, by name or id."
     ),
 )
 

@@ -1,7 +1,7 @@
 """What an option is: one field of a frozen dataclass, from which everything else follows.
 
-    records_max: int | None = option(
-        "maxRecordsPerTrigger", COUNT, None, "Most records of one micro-batch.", unset="unlimited"
+    records_max: int | None = option("maxRecordsPerTrigger", COUNT, None, unset="unlimited").field(
+        "Most records of one micro-batch."
     )
 
 The field is the whole declaration. From it follow the names that are known, with suggestions for
@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -43,6 +43,7 @@ TIME_UNITS: Final = {
 }
 
 _Value = TypeVar("_Value")
+_Value_co = TypeVar("_Value_co", covariant=True)
 _Default = TypeVar("_Default")
 _Word = TypeVar("_Word", bound=Enum)
 
@@ -87,18 +88,18 @@ class Only(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Option(Generic[_Value]):
+class Option(Generic[_Value_co]):
     """One option of the source or the sink, as `option` describes it."""
 
     name: str
     kind: Kind[Any]
-    default: _Value
-    text: str
-    unset: str = ""
-    beside: str = ""
-    only: Only | None = None
-    side: str = ""
-    kafka: str = ""
+    default: _Value_co
+    unset: str
+    beside: str
+    only: Only | None
+    side: str
+    kafka: str
+    text: str = ""
 
     @property
     def shown_default(self) -> str:
@@ -113,28 +114,37 @@ class Option(Generic[_Value]):
             return self.text
         return f"{self.text} {'Streaming' if self.only.streaming else 'Batch'} only."
 
+    def says(self, text: str) -> Option[_Value_co]:
+        """Return the option with its documentation, for a field that `reads` several of them."""
+        return replace(self, text=text)
+
+    def field(self, text: str) -> _Value_co:
+        """Return the field of a group that has the value of this option, documented so."""
+        option = self.says(text)
+        return field(
+            default=self.default, metadata=reads(lambda reader: reader.value(option), option)
+        )
+
 
 def option(
     name: str,
     kind: Kind[_Value],
     default: _Default,
-    text: str,
     *,
     unset: str = "",
     beside: str = "",
     only: Only | None = None,
     side: str = "",
     kafka: str = "",
-) -> _Value | _Default:
-    """Declare the field of a dataclass as an option with this name, default and documentation.
+) -> Option[_Value | _Default]:
+    """Declare an option; `field` or `says` add what the documentation says of it.
 
     `unset` is shown instead of the default, where that is no value to be given; `beside` names the
     option without which the default does not count. `side` is "source" or "sink" where both use
     the group, and only one of them has the option. `kafka` is what Spark's Kafka connector calls
     it, for those who come from there.
     """
-    declared = Option(name, kind, default, text, unset, beside, only, side, kafka)
-    return field(default=default, metadata=reads(lambda reader: reader.value(declared), declared))
+    return Option(name, kind, default, unset, beside, only, side, kafka)
 
 
 def reads(read: Any, *parts: Any) -> dict[str, Any]:
@@ -174,23 +184,19 @@ def maybe_scaled(text: str, units: Mapping[str, int]) -> int | None:
     return value if 0 < value <= INT64_MAX else None
 
 
-def _scaled(units: Mapping[str, int], expected: str) -> Callable[[Given], int | None]:
+def _scaled(units: Mapping[str, int], expected: str) -> Kind[int]:
     def parse(given: Given) -> int | None:
         value = maybe_scaled(given.text, units)
         if value is None:
             given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
         return value
 
-    return parse
-
-
-def _show_scaled(units: Mapping[str, int]) -> Callable[[int], str]:
     def show(value: int) -> str:
         whole = [each for each in units.items() if value % each[1] == 0]
         unit, factor = min(whole, key=lambda each: (-each[1], len(each[0])))
         return f"{value // factor}{unit}"
 
-    return show
+    return Kind(parse, show)
 
 
 def _parse_count(given: Given) -> int | None:
@@ -203,11 +209,9 @@ def _parse_count(given: Given) -> int | None:
 
 TEXT: Final[Kind[str]] = Kind(lambda given: given.text)
 COUNT: Final = Kind(_parse_count)
-SIZE: Final = Kind(_scaled(_BYTE_UNITS, "a size, such as 64m or 1g"), _show_scaled(_BYTE_UNITS))
+SIZE: Final = _scaled(_BYTE_UNITS, "a size, such as 64m or 1g")
 """A number of bytes."""
-DURATION: Final = Kind(
-    _scaled(TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h"), _show_scaled(TIME_UNITS)
-)
+DURATION: Final = _scaled(TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h")
 """A time in ms."""
 
 
@@ -244,13 +248,13 @@ def word(kind: type[_Word]) -> Kind[_Word]:
 FLAG: Final = words({"true": True, "false": False})
 
 
-def named(pattern: re.Pattern[str], length_max: int) -> Kind[str]:
-    """Return names that match a pattern, which is A-Z a-z 0-9 . _ - up to a length."""
+def named(length_max: int) -> Kind[str]:
+    """Return names of some characters, up to a length."""
+    expected = f"1 to {length_max} of the characters A-Z a-z 0-9 . _ -"
 
     def parse(given: Given) -> str | None:
-        if pattern.fullmatch(given.text):
+        if re.fullmatch(rf"[A-Za-z0-9._-]{{1,{length_max}}}", given.text):
             return given.text
-        expected = f"1 to {length_max} of the characters A-Z a-z 0-9 . _ -"
         given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
         return None
 

@@ -21,8 +21,7 @@ from sbp_spark.options.streams import FoundStream, parse_stream_ref
 _EARLIEST_IN_JSON: Final = -2
 _LATEST_IN_JSON: Final = -1
 _GROUP_PREFIX: Final = "group:"
-_GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{GROUP_NAME_LENGTH_MAX}}}")
-GROUP: Final = named(_GROUP, GROUP_NAME_LENGTH_MAX)
+GROUP: Final = named(GROUP_NAME_LENGTH_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +174,10 @@ def _maybe_word(text: str, *, is_start: bool) -> Position | None:
 
 
 def _maybe_cursor(text: str) -> AtCursor | None:
-    group = text.removeprefix(_GROUP_PREFIX)
-    return AtCursor(group) if group != text and _GROUP.fullmatch(group) else None
+    if not text.startswith(_GROUP_PREFIX):
+        return None
+    group = GROUP.parse(Given("group", text.removeprefix(_GROUP_PREFIX), []))
+    return None if group is None else AtCursor(group)
 
 
 def _maybe_offset(value: object, *, is_start: bool) -> Position | None:

@@ -14,7 +14,6 @@ from sbp_spark.options.declaring import (
     FLAG,
     Given,
     Kind,
-    Option,
     OptionReader,
     named,
     option,
@@ -30,7 +29,6 @@ TABLE_REMEDY: Final = (
 )
 _HOST_LENGTH_MAX: Final = 253
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
-_ISOLATION_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{ISOLATION_CLASS_LENGTH_MAX}}}")
 _ENDPOINT_EXPECTED: Final = "host:port of the placement driver"
 
 
@@ -45,59 +43,47 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class _WrongAddressError(Exception):
-    """An address that cannot be used: what is wrong with it, and the remedy."""
-
-    def __init__(self, wrong: str, remedy: str) -> None:
-        super().__init__(wrong)
-        self.wrong = wrong
-        self.remedy = remedy
-
-
 def _parse_endpoint(given: Given) -> Endpoint | None:
-    try:
-        return _endpoint(given.text)
-    except _WrongAddressError as error:
-        given.refuse(error.wrong, _ENDPOINT_EXPECTED, error.remedy)
-        return None
+    found = _endpoint(given.text)
+    if isinstance(found, Endpoint):
+        return found
+    wrong, remedy = found
+    given.refuse(wrong, _ENDPOINT_EXPECTED, remedy)
+    return None
 
 
-def _endpoint(text: str) -> Endpoint:
+def _endpoint(text: str) -> Endpoint | tuple[str, str]:
+    """Return the address that a text names, or what is wrong with it and the remedy."""
     if "@" in text:  # may hold a password, so it is not shown
-        raise _WrongAddressError("has an '@'", "leave out user and password")
+        return "has an '@'", "leave out user and password"
     if "://" in text:
-        raise _WrongAddressError(f"is the URL {shown(text)}", "leave out the scheme and '://'")
+        return f"is the URL {shown(text)}", "leave out the scheme and '://'"
     if "," in text:
-        raise _WrongAddressError(f"is the list {shown(text)}", "name one placement driver")
+        return f"is the list {shown(text)}", "name one placement driver"
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        raise _WrongAddressError(f"{shown(text)} has no port", "append ':' and the port")
+        return f"{shown(text)} has no port", "append ':' and the port"
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise _WrongAddressError(f"has the port {shown(port)}", "give a port from 1 to 65535")
+        return f"has the port {shown(port)}", "give a port from 1 to 65535"
     if host.startswith("[") and host.endswith("]"):
         try:
             return Endpoint(str(ipaddress.IPv6Address(host[1:-1])), int(port))
         except ValueError:
-            raise _WrongAddressError(
-                f"has in brackets {shown(host[1:-1])}, which is no IPv6 address", "correct it"
-            ) from None
+            return f"has in brackets {shown(host[1:-1])}, which is no IPv6 address", "correct it"
     if ":" in host:
-        raise _WrongAddressError(
-            f"{shown(text)} has several colons", "put an IPv6 address in brackets: [::1]:port"
-        )
+        return f"{shown(text)} has several colons", "put an IPv6 address in brackets: [::1]:port"
     if len(host) > _HOST_LENGTH_MAX or not _HOST.fullmatch(host):
-        raise _WrongAddressError(f"has the host {shown(host)}", "give a host name or address")
+        return f"has the host {shown(host)}", "give a host name or address"
     return Endpoint(host, int(port))
 
 
-_ENDPOINT: Final = Option(
+_ENDPOINT: Final = option(
     "endpoint",
     Kind(_parse_endpoint),
-    Endpoint("", 0),  # after a fault only
-    "Placement driver to ask, host:port; an IPv6 address stands in brackets.",
+    Endpoint("", 0),
     unset="required",
     kafka="kafka.bootstrap.servers",
-)
+).says("Placement driver to ask, host:port; an IPv6 address stands in brackets.")
 
 
 def _read_endpoint(reader: OptionReader) -> Endpoint:
@@ -115,31 +101,27 @@ class Servers:
 
     endpoint: Endpoint = field(metadata=reads(_read_endpoint, _ENDPOINT))
     is_compressed: bool = option(
-        "networkCompression",
-        words({"none": False, "zstd": True}),
-        False,
+        "networkCompression", words({"none": False, "zstd": True}), False
+    ).field(
         "How records travel between Spark's workers and the range servers: none, or zstd, which"
         " spares a slow network and costs processor time. A server that knows no compression gets"
-        " none.",
+        " none."
     )
     isolation_class: str = option(
         "isolationClass",
-        named(_ISOLATION_NAME, ISOLATION_CLASS_LENGTH_MAX),
+        named(ISOLATION_CLASS_LENGTH_MAX),
         "",
-        "Name of a class of readers, such as backfill: a range server divides its reads fairly"
-        " between classes, so that none of them waits behind the backlog of another.",
         unset="none",
         side="source",
+    ).field(
+        "Name of a class of readers, such as backfill: a range server divides its reads fairly"
+        " between classes, so that none of them waits behind the backlog of another."
     )
-    reads_locally: bool = option(
-        "localReads",
-        FLAG,
-        True,
+    reads_locally: bool = option("localReads", FLAG, True, side="source").field(
         "Whether tasks on the machine of a range server read large record batches from its files,"
-        " checked by their checksums, without a way through the server: true, false."
-        " They do where they may open the files, so where they run as the same user; where they may"
-        " not, the server reads for them.",
-        side="source",
+        " checked by their checksums, without a way through the server: true, false. They do where"
+        " they may open the files, so where they run as the same user; where they may not, the"
+        " server reads for them."
     )
 
     def __str__(self) -> str:
@@ -163,14 +145,10 @@ class CatalogOptions:
     """Which table of which cluster is read."""
 
     servers: Servers = field(metadata=reads(_read_servers, _ENDPOINT))
-    table: Table = option(
-        "table",
-        word(Table),
-        Table.STREAMS,
+    table: Table = option("table", word(Table), Table.STREAMS, unset="none").field(
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
         " consumer groups); null is what a range server that is away would have to tell. In a batch"
-        " only, and with no option beside it but endpoint.",
-        unset="none",
+        " only, and with no option beside it but endpoint."
     )
 
 

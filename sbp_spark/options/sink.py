@@ -21,7 +21,6 @@ from sbp_spark.options.declaring import (
     Given,
     Kind,
     Only,
-    Option,
     OptionReader,
     at_most,
     option,
@@ -103,26 +102,18 @@ def _parse_version(given: Given) -> int | None:
     return None
 
 
-_APP_ID: Final[Option[str | None]] = Option(
-    "txnAppId",
-    Kind(_parse_producer),
-    None,
+_APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", only=_NUMBERED).says(
     "With txnVersion: name of an application that numbers its batch writes, so that one that is"
-    " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not"
-    " beginning with once-. Without the two each batch write is atomic, and writes its rows"
-    " again when it is done again.",
-    unset="none",
-    only=_NUMBERED,
+    " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not beginning"
+    " with once-. Without the two each batch write is atomic, and writes its rows again when it is"
+    " done again."
 )
-_VERSION: Final[Option[int | None]] = Option(
-    "txnVersion",
-    Kind(_parse_version),
-    None,
-    "Number of the write, such as foreachBatch's batch id; one that is not above that of the"
-    " last write with this txnAppId was done before. Writes of one DataFrame to several places"
-    " in one foreachBatch need a txnAppId each.",
-    unset="none",
-    only=_NUMBERED,
+_VERSION: Final = option(
+    "txnVersion", Kind(_parse_version), None, unset="none", only=_NUMBERED
+).says(
+    "Number of the write, such as foreachBatch's batch id; one that is not above that of the last"
+    " write with this txnAppId was done before. Writes of one DataFrame to several places in one"
+    " foreachBatch need a txnAppId each."
 )
 
 
@@ -143,10 +134,7 @@ class DeliveryOptions:
     the streams before goes.
     """
 
-    delivery: Delivery = option(
-        "delivery",
-        word(Delivery),
-        Delivery.EXACTLY_ONCE,
+    delivery: Delivery = option("delivery", word(Delivery), Delivery.EXACTLY_ONCE).field(
         "`exactly-once`: rows are staged, and become readable when Spark commits the micro-batch or"
         " the write as a whole: each row once, however often tasks, commits or the query are"
         " repeated, also in other partitions. Of several streams all or nothing, though not at the"
@@ -154,12 +142,11 @@ class DeliveryOptions:
         ' together: beyond that use .repartition("stream"). A new checkpoint is a new query.'
         " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"
         " before it failed stays; for servers without transactions, such as those that speak"
-        " elasticstream-2023-04.",
+        " elasticstream-2023-04."
     )
     on_replay_mismatch: OnReplayMismatch = option(
-        "onReplayMismatch",
-        word(OnReplayMismatch),
-        OnReplayMismatch.WARN,
+        "onReplayMismatch", word(OnReplayMismatch), OnReplayMismatch.WARN
+    ).field(
         "What happens when a micro-batch that was committed before comes again with other rows:"
         " what was committed first stays in any case. `warn` writes that to the log (`sbp_spark`),"
         " `fail` fails the query. Either the query does not give the same rows each time, or two"
@@ -167,20 +154,21 @@ class DeliveryOptions:
         " by another version of this package, or another producer, in a way that cannot be"
         " compared. A batch with rows whose number is below that of a committed one, and of which"
         " no decision is known, fails the query in any case: its rows may never have been written."
-        " For a batch write beside txnAppId.",
+        " For a batch write beside txnAppId."
     )
     maybe_key: BatchKey | None = field(default=None, metadata=reads(_maybe_key, _APP_ID, _VERSION))
     is_truncating: bool = option(
         "truncate",
         FLAG,
         False,
+        only=_NUMBERED._replace(wrong="is given in a streaming write, which only ever appends"),
+    ).field(
         "What mode('overwrite') needs: when the new rows can be read, what was there before the"
         " commit is trimmed from the streams that `stream` or `streams` name, or that the rows are"
         " for; that of dead letters is left alone. So a write that fails before it is committed"
         " loses nothing, and for a moment readers see both. If the new rows cannot be read within a"
         " minute, because a server is away, or some of them are lost (`sbp txns give-up`), nothing"
-        " is trimmed and the write fails. Not with txnAppId.",
-        only=_NUMBERED._replace(wrong="is given in a streaming write, which only ever appends"),
+        " is trimmed and the write fails. Not with txnAppId."
     )
 
     def check_options(self, reader: OptionReader) -> None:
@@ -211,8 +199,9 @@ class Batching:
             f"{limits.RECORD_BYTES_MAX} octets at most, which is what a server takes",
         ),
         limits.BATCH_TARGET_BYTES,
+    ).field(
         "Octets of a record batch before compression, about; rows of one stream are put together"
-        " until there are so many, or no more.",
+        " until there are so many, or no more."
     )
     records_max: int = option(
         "batchRecords",
@@ -222,23 +211,19 @@ class Batching:
             f"{limits.BATCH_RECORDS_MAX} at most, which is what a server takes",
         ),
         limits.BATCH_RECORDS_MAX,
+    ).field(
         "Most records of a record batch. 1 for data nodes of ElasticStream whose ranges are sealed,"
-        " which hides records of larger batches.",
+        " which hides records of larger batches."
     )
-    linger_ms: int | None = option(
-        "lingerDuration",
-        DURATION,
-        None,
+    linger_ms: int | None = option("lingerDuration", DURATION, None, unset="unlimited").field(
         "How long rows wait for others, such as 1s, before their record batch is sent; looked at"
-        " when more rows come. Without it they wait until it is full or the task ends.",
-        unset="unlimited",
+        " when more rows come. Without it they wait until it is full or the task ends."
     )
     compression: Compression = option(
-        "batchCompression",
-        words(_COMPRESSIONS),
-        "none",
+        "batchCompression", words(_COMPRESSIONS), _COMPRESSIONS["none"]
+    ).field(
         "Compression of record batches, from here over the servers' disks to the readers: none, lz4"
-        " or zstd. Record sequences, for servers that speak elasticstream-2023-04, have none.",
+        " or zstd. Record sequences, for servers that speak elasticstream-2023-04, have none."
     )
 
 
@@ -262,19 +247,15 @@ class SinkOptions:
     delivery: DeliveryOptions = field(
         default_factory=DeliveryOptions, metadata=reads(DeliveryOptions)
     )
-    bad_records: BadRecordPolicy = option(
-        "onBadRecord",
-        BAD_RECORDS,
-        BadRecordPolicy(),
-        "What happens to rows that cannot be written: too large, without a stream, of one that"
-        " does not exist or has a schema, with headers that are no UTF-8; of columns, with a null"
-        " that the stream does not take, or a text that is no UTF-8; in a record sequence, without"
-        " a value or that of a header, or with a key or header that is no UTF-8. `fail` fails the"
+    bad_records: BadRecordPolicy = option("onBadRecord", BAD_RECORDS, BadRecordPolicy()).field(
+        "What happens to rows that cannot be written: too large, without a stream, of one that does"
+        " not exist or has a schema, with headers that are no UTF-8; of columns, with a null that"
+        " the stream does not take, or a text that is no UTF-8; in a record sequence, without a"
+        " value or that of a header, or with a key or header that is no UTF-8. `fail` fails the"
         " task; `skip` leaves them out, with their number in the log; `deadletter:STREAM` writes"
-        " them to that"
-        " stream in the same transaction, with the headers `sbp.error` and `sbp.stream`, and"
-        " without a value that is too large. Of columns the value is the row as JSON; the stream"
-        " has no schema.",
+        " them to that stream in the same transaction, with the headers `sbp.error` and"
+        " `sbp.stream`, and without a value that is too large. Of columns the value is the row as"
+        " JSON; the stream has no schema."
     )
     batching: Batching = field(default_factory=Batching, metadata=reads(Batching))
     found: Mapping[str, FoundStream] = field(default_factory=dict)

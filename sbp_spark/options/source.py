@@ -61,61 +61,52 @@ class TriggerLimits:
         "maxRecordsPerTrigger",
         COUNT,
         None,
-        "Upper bound on the records of one micro-batch over all streams, shared in proportion to"
-        " their backlogs; no stream starves. Not with Trigger.Once.",
         unset="unlimited",
         only=_TRIGGERS,
         kafka="maxOffsetsPerTrigger",
+    ).field(
+        "Upper bound on the records of one micro-batch over all streams, shared in proportion to"
+        " their backlogs; no stream starves. Not with Trigger.Once."
     )
     bytes_max: int | None = option(
-        "maxBytesPerTrigger",
-        SIZE,
-        None,
+        "maxBytesPerTrigger", SIZE, None, unset="unlimited", only=_TRIGGERS
+    ).field(
         "The same for octets of records as they are stored, such as 64m. Servers do not tell the"
         " size of records that were not fetched, so it is an estimate: of each stream one record"
         " batch, at which reading goes on, is sampled again and again. It is exact where the"
-        " records of a stream are alike. One record is always taken, however long it is.",
-        unset="unlimited",
-        only=_TRIGGERS,
+        " records of a stream are alike. One record is always taken, however long it is."
     )
     records_min: int | None = option(
         "minRecordsPerTrigger",
         COUNT,
         None,
-        "With fewer new records there is no micro-batch, for maxTriggerDelay at most, unless other"
-        " limits let no more into one. Not with Trigger.Once and"
-        " Trigger.AvailableNow.",
         unset="none",
         only=_TRIGGERS,
         kafka="minOffsetsPerTrigger",
+    ).field(
+        "With fewer new records there is no micro-batch, for maxTriggerDelay at most, unless other"
+        " limits let no more into one. Not with Trigger.Once and Trigger.AvailableNow."
     )
     delay_ms_max: int = option(
-        "maxTriggerDelay",
-        DURATION,
-        15 * 60 * 1000,
-        "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h.",
-        beside="minRecordsPerTrigger",
-        only=_TRIGGERS,
+        "maxTriggerDelay", DURATION, 15 * 60 * 1000, beside="minRecordsPerTrigger", only=_TRIGGERS
+    ).field(
+        "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h."
     )
     target_ms: int | None = option(
-        "targetBatchDuration",
-        DURATION,
-        None,
+        "targetBatchDuration", DURATION, None, unset="none", only=_TRIGGERS
+    ).field(
         "How long a micro-batch should take, such as 10s, with all that the query does: each takes"
         " as many records as fit, judged by how long those before it took. The first one takes"
         " 10000 at most, none is held below 1000, and maxRecordsPerTrigger and maxBytesPerTrigger"
         " hold, too. Time in which Spark waits for its trigger does not count; but how long a"
         " micro-batch took that was over before the next trigger nobody can tell a source, so a"
         " trigger interval above this duration counts as the duration. Where micro-batches take"
-        " longer whatever they read, that is logged, and they get as many records as are worth"
-        " the time. Not with Trigger.Once.",
-        unset="none",
-        only=_TRIGGERS,
+        " longer whatever they read, that is logged, and they get as many records as are worth the"
+        " time. Not with Trigger.Once."
     )
     stall_ms_max: int | None = option(
-        "maxRangeStall",
-        DURATION,
-        None,
+        "maxRangeStall", DURATION, None, unset="none", only=_TRIGGERS
+    ).field(
         "How long a range server may be away, such as 30s, before micro-batches leave out what only"
         " it can serve. The other streams then go on, and its own ones catch up from where they"
         " were when it is back. Each stall is in the log (`sbp_spark`), and the streams are in the"
@@ -123,19 +114,15 @@ class TriggerLimits:
         " cannot be found out for that begins, by startingOffsets, when its server is back. A run"
         " with Trigger.AvailableNow ends without what is stalled; the next one reads it. A"
         " micro-batch that was planned is never changed: it is read, or fails. Without the option a"
-        " query waits for a minute, and fails.",
-        unset="none",
-        only=_TRIGGERS,
+        " query waits for a minute, and fails."
     )
     available_now_end: AvailableNowEnd = option(
-        "availableNowEnd",
-        word(AvailableNowEnd),
-        AvailableNowEnd.KEPT,
+        "availableNowEnd", word(AvailableNowEnd), AvailableNowEnd.KEPT, only=_TRIGGERS
+    ).field(
         "Where a run with Trigger.AvailableNow ends if the run before it was cut short. `kept`:"
         " where that one was to end, which is in the checkpoint; the run after it reads what has"
         " come since, and a line in the log (`sbp_spark`) says so. `latest`: at the tails as they"
-        " are when it starts, as any other run.",
-        only=_TRIGGERS,
+        " are when it starts, as any other run."
     )
 
     def check_options(self, reader: OptionReader) -> None:
@@ -177,27 +164,24 @@ class CommitOptions:
         "group",
         GROUP,
         None,
+        unset="none",
+        only=_COMMITS._replace(
+            remedy='remove it; startingOffsets="group:NAME" reads from where a group is'
+        ),
+    ).field(
         "Name of a consumer group whose cursors follow the query, for `sbp lag` and for"
         " `startingOffsets` of other queries: the placement driver is told of a micro-batch when"
         " the next one is looked for. It is told of the last one when the query is started again,"
         " if that did not come any more. The query itself goes on from its checkpoint, and never"
         " fails or waits for more than a second because the cursors cannot be set: that is written"
-        " to the log (`sbp_spark`), and tried again.",
-        unset="none",
-        only=_COMMITS._replace(
-            remedy='remove it; startingOffsets="group:NAME" reads from where a group is'
-        ),
+        " to the log (`sbp_spark`), and tried again."
     )
-    is_trimming: bool = option(
-        "trimOnCommit",
-        FLAG,
-        False,
+    is_trimming: bool = option("trimOnCommit", FLAG, False, only=_COMMITS).field(
         "Whether records are trimmed, for good, once they are not needed any more: those of"
         " micro-batches that Spark has committed, when it has begun the next one, so the last"
         " micro-batch can always be repeated. All that lies before them goes, too, also what lay"
         " before the query's start. Let no other query read these streams: a queue has one"
-        " consumer. Failures are treated as those of `group`.",
-        only=_COMMITS,
+        " consumer. Failures are treated as those of `group`."
     )
 
 
@@ -205,20 +189,13 @@ class CommitOptions:
 class PartitionLimits:
     """Bounds of one input partition, how many there are at least, and what a task reads ahead."""
 
-    records_max: int = option(
-        "maxRecordsPerPartition",
-        COUNT,
-        1_000_000,
+    records_max: int = option("maxRecordsPerPartition", COUNT, 1_000_000).field(
         "Most records that one task reads, more only where that would take over"
         f" {PARTITIONS_MAX} tasks. Longer spans of a stream are split evenly; short ones"
-        " on the same range server share a task, whose requests serve many streams at once.",
+        " on the same range server share a task, whose requests serve many streams at once."
     )
-    bytes_max: int | None = option(
-        "maxBytesPerPartition",
-        SIZE,
-        None,
-        "The same for octets, such as 128m; estimated as for maxBytesPerTrigger.",
-        unset="unlimited",
+    bytes_max: int | None = option("maxBytesPerPartition", SIZE, None, unset="unlimited").field(
+        "The same for octets, such as 128m; estimated as for maxBytesPerTrigger."
     )
     count_min: int = option(
         "minPartitions",
@@ -228,16 +205,14 @@ class PartitionLimits:
             f"{PARTITIONS_MAX} at most, which Spark's driver can keep in memory",
         ),
         1,
+    ).field(
         "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records."
-        f" At most {PARTITIONS_MAX}.",
+        f" At most {PARTITIONS_MAX}."
     )
-    buffer_bytes: int = option(
-        "fetchBufferBytes",
-        SIZE,
-        FETCH_BUFFER_BYTES_DEFAULT,
+    buffer_bytes: int = option("fetchBufferBytes", SIZE, FETCH_BUFFER_BYTES_DEFAULT).field(
         "Octets that a task holds of what it has asked for and not decoded yet, about: half of it,"
         " and 8m at most, is asked for at a time, while the rest is decoded. More of it helps where"
-        " range servers are far away.",
+        " range servers are far away."
     )
 
 
@@ -253,10 +228,7 @@ class SourceEncoding(Enum):
 class Contents:
     """What is read: headers are a part of rows only, metadata stand beside columns only."""
 
-    encoding: SourceEncoding = option(
-        "encoding",
-        word(SourceEncoding),
-        SourceEncoding.AUTO,
+    encoding: SourceEncoding = option("encoding", word(SourceEncoding), SourceEncoding.AUTO).field(
         "What records are read as: `rows` (key, value, headers, timestamp), `columns` (those of the"
         " schemas that typed streams have), or `auto`: columns if any of the streams has a schema"
         " when the query starts, else rows. Beside `streamsPattern`, `rows` and `columns` select:"
@@ -265,23 +237,17 @@ class Contents:
         " it can with `auto`. Of several streams the columns of all are read; what a stream lacks"
         " is null. A query keeps the columns it started with: columns that are new are seen by the"
         " next query, or after a restart, and where a type was widened meanwhile the query fails,"
-        " and goes on when it is loaded and started again.",
+        " and goes on when it is loaded and started again."
     )
-    include_headers: bool = option(
-        "includeHeaders",
-        FLAG,
-        False,
+    include_headers: bool = option("includeHeaders", FLAG, False).field(
         "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"
-        " names it itself. Not with columns.",
+        " names it itself. Not with columns."
     )
-    include_metadata: bool = option(
-        "includeMetadata",
-        FLAG,
-        False,
+    include_metadata: bool = option("includeMetadata", FLAG, False).field(
         "Whether there is the column `_metadata` behind those of typed streams: true, false. It is"
         " a struct of stream, stream_id, range_index, offset and timestamp; the time is that of the"
         " column that the writer named in timestampColumn, else that of the record batch. Not with"
-        " rows, which have these columns of themselves.",
+        " rows, which have these columns of themselves."
     )
 
     def check_options(self, reader: OptionReader) -> None:
@@ -320,21 +286,17 @@ class SourceOptions:
     starting: Positions = field(metadata=reads(_read_starting, *STARTS, STRATEGY))
     ending: Positions | None = field(metadata=reads(read_ending, *ENDS))
     limits: TriggerLimits = field(metadata=reads(TriggerLimits))
-    on_data_loss: OnDataLoss = option(
-        "failOnDataLoss",
-        word(OnDataLoss),
-        OnDataLoss.FAIL,
+    on_data_loss: OnDataLoss = option("failOnDataLoss", word(OnDataLoss), OnDataLoss.FAIL).field(
         "What happens when records that were to be read are gone (trimmed, or with their stream),"
-        " or cannot be decoded."
-        " `true` fails with an error that names every interval, also where a stream is no longer"
-        " selected that the query has read; `false` writes them to the log"
+        " or cannot be decoded. `true` fails with an error that names every interval, also where a"
+        " stream is no longer selected that the query has read; `false` writes them to the log"
         " (`sbp_spark`) and goes on behind them; `report` also keeps them in the offsets, under"
         " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
         " task reads it is in the log of that task only. A stream that is no longer selected but"
         " exists is not lost: its position stays in the checkpoint, under `left_out`, and it is"
         " read on from there when it is selected again. Where the placement driver's data directory"
         " was put back to an older copy, `false` and `report` only log it: the query goes on from"
-        " its offsets, and which records below them are others now is not known.",
+        " its offsets, and which records below them are others now is not known."
     )
     commits: CommitOptions = field(default_factory=CommitOptions, metadata=reads(CommitOptions))
     partitions: PartitionLimits = field(

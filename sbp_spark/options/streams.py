@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import STREAM_NAME_LENGTH_MAX
-from sbp_spark.options.declaring import INT64_MAX, Given, Kind, Option, OptionReader, shown
+from sbp_spark.options.declaring import INT64_MAX, Given, Kind, Option, OptionReader, option, shown
 
 _STREAM_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{STREAM_NAME_LENGTH_MAX}}}")
 
@@ -144,34 +144,22 @@ STREAM_LIST: Final = Kind(_parse_list)
 NO_STREAMS: Final = StreamList(())
 
 SELECTIONS: Final[tuple[Option[Selection], ...]] = (
-    Option(
-        "streams",
-        STREAM_LIST,
-        NO_STREAMS,
+    option("streams", STREAM_LIST, NO_STREAMS, unset="required", kafka="subscribe").says(
         "Streams to read: names or ids, separated by commas. Or give streamsPattern, or path. A"
         " query finds each name once, when it starts: it reads on a stream that is renamed, also if"
         " another one gets its name. When it is started again, give the new name, or the id; the"
-        " checkpoint knows streams by their ids.",
-        unset="required",
-        kafka="subscribe",
+        " checkpoint knows streams by their ids."
     ),
-    Option(
-        "streamsPattern",
-        Kind(_parse_pattern),
-        NO_STREAMS,
+    option(
+        "streamsPattern", Kind(_parse_pattern), NO_STREAMS, unset="none", kafka="subscribePattern"
+    ).says(
         "Instead of `streams`: a regular expression (Python's) that the whole name of a stream"
         " matches. A streaming query finds streams that are created while it runs, and reads them"
         " from their first record. One whose new name does not match is no longer read, which is"
-        " data loss to failOnDataLoss.",
-        unset="none",
-        kafka="subscribePattern",
+        " data loss to failOnDataLoss."
     ),
-    Option(
-        "path",
-        STREAM_LIST,
-        NO_STREAMS,
-        "Instead of `streams`, as in .load('orders,clicks').",
-        unset="none",
+    option("path", STREAM_LIST, NO_STREAMS, unset="none").says(
+        "Instead of `streams`, as in .load('orders,clicks')."
     ),
 )
 

@@ -15,7 +15,6 @@ from sbp_spark.options.declaring import (
     TEXT,
     Given,
     Kind,
-    Option,
     OptionReader,
     at_most,
     option,
@@ -43,23 +42,13 @@ class Routing(Enum):
     ROUND_ROBIN = "round-robin"
 
 
-_STREAM: Final[Option[StreamRef | None]] = Option(
-    "stream",
-    STREAM,
-    None,
-    "Stream to write to, a name or id; overrides the columns `stream` and `stream_id`. Where"
-    " the column `stream` is null or missing, `stream_id` tells the stream.",
-    unset="the column `stream`",
-    kafka="topic",
+_STREAM: Final = option("stream", STREAM, None, unset="the column `stream`", kafka="topic").says(
+    "Stream to write to, a name or id; overrides the columns `stream` and `stream_id`. Where the"
+    " column `stream` is null or missing, `stream_id` tells the stream."
 )
-_STREAMS: Final = Option(
-    "streams",
-    STREAM_LIST,
-    NO_STREAMS,
-    "Instead of `stream`: several streams, separated by commas, over which the rows are spread"
-    " as `routing` says.",
-    unset="none",
-    kafka="subscribe",
+_STREAMS: Final = option("streams", STREAM_LIST, NO_STREAMS, unset="none", kafka="subscribe").says(
+    "Instead of `stream`: several streams, separated by commas, over which the rows are spread as"
+    " `routing` says."
 )
 
 
@@ -77,16 +66,12 @@ class Targets:
     """The streams that options name; with none of them each row names its own."""
 
     refs: tuple[StreamRef, ...] = field(default=(), metadata=reads(_read_refs, _STREAM, _STREAMS))
-    routing: Routing = option(
-        "routing",
-        word(Routing),
-        Routing.KEY,
+    routing: Routing = option("routing", word(Routing), Routing.KEY, beside="streams").field(
         "How a row gets one of `streams`. `key`: the stream at place crc32(key) mod their number,"
         " counted from 0, as Spark's function crc32 computes it, so one key always gets the same"
         " stream while the list stays as it is; rows without a key go round robin. `round-robin`:"
         " each task goes from stream to stream, row by row. Columns have a key if `routingColumn`"
-        " names one, and go round robin otherwise.",
-        beside="streams",
+        " names one, and go round robin otherwise."
     )
 
     def check_options(self, reader: OptionReader) -> None:
@@ -103,17 +88,14 @@ class Encoding(Enum):
     COLUMNS = "columns"
 
 
-ENCODING: Final = Option(
-    "encoding",
-    word(Encoding),
-    Encoding.ROWS,
-    "What is written. `rows`: plain records, from the columns key, value, headers and"
-    " timestamp. `columns`: every column of the DataFrame, with its type, to typed streams,"
-    " which `stream` or `streams` name; only the struct `_metadata` that a source adds, or some"
-    " of its fields, is left out. The first write gives a stream its schema; a column which"
-    " Spark knows to have no nulls becomes required. Later ones have to fit, by the names"
-    " of columns: columns that may be null may be missing, types may be narrower, the order is"
-    " any. Streams with plain records take no columns, and the other way round.",
+ENCODING: Final = option("encoding", word(Encoding), Encoding.ROWS).says(
+    "What is written. `rows`: plain records, from the columns key, value, headers and timestamp."
+    " `columns`: every column of the DataFrame, with its type, to typed streams, which `stream` or"
+    " `streams` name; only the struct `_metadata` that a source adds, or some of its fields, is"
+    " left out. The first write gives a stream its schema; a column which Spark knows to have no"
+    " nulls becomes required. Later ones have to fit, by the names of columns: columns that may be"
+    " null may be missing, types may be narrower, the order is any. Streams with plain records take"
+    " no columns, and the other way round."
 )
 
 
@@ -125,32 +107,21 @@ class ColumnOptions:
     its time.
     """
 
-    is_merging: bool = option(
-        "mergeSchema",
-        FLAG,
-        False,
+    is_merging: bool = option("mergeSchema", FLAG, False).field(
         "With encoding=columns: whether the schemas of streams may grow, so that new columns are"
         " added, which are null in what was written before, types widen (integers, floats, decimals"
         " to larger ones), and required columns may be null. Nothing is ever taken away. Without it"
         " such a DataFrame is refused, with what differs; but a column that may be null where the"
-        " stream requires it is accepted, and a null in it is a bad record.",
+        " stream requires it is accepted, and a null in it is a bad record."
     )
-    routing_column: str | None = option(
-        "routingColumn",
-        TEXT,
-        None,
+    routing_column: str | None = option("routingColumn", TEXT, None, unset="none").field(
         "With encoding=columns and `streams`: the column whose value is the key of `routing`, as"
         " text (cast to string) or octets. A string, binary, integer, boolean or date, of dates"
-        " those of the years 0 to 9999.",
-        unset="none",
+        " those of the years 0 to 9999."
     )
-    timestamp_column: str | None = option(
-        "timestampColumn",
-        TEXT,
-        None,
+    timestamp_column: str | None = option("timestampColumn", TEXT, None, unset="none").field(
         "With encoding=columns: the column, a timestamp, that tells when a row's event was; readers"
-        " get it as the record's timestamp. Without it that is the time of writing.",
-        unset="none",
+        " get it as the record's timestamp. Without it that is the time of writing."
     )
 
 
@@ -186,15 +157,12 @@ def _check_routing(reader: OptionReader) -> None:
         reader.add_fault("routing", wrong, "a column to choose by", remedy)
 
 
-CREATE_STREAMS: Final = Option(
-    "createStreams",
-    FLAG,
-    False,
-    "Whether streams that an option or a column names, and that do not exist, are created. A"
-    " write finds those that options name when it is planned, a streaming query with the option"
-    " checkpointLocation at its first micro-batch in a Spark session: one that is renamed then"
-    " is written on, and no other is created under the old name. Name it by its new name, or"
-    " its id, in another session.",
+CREATE_STREAMS: Final = option("createStreams", FLAG, False).says(
+    "Whether streams that an option or a column names, and that do not exist, are created. A write"
+    " finds those that options name when it is planned, a streaming query with the option"
+    " checkpointLocation at its first micro-batch in a Spark session: one that is renamed then is"
+    " written on, and no other is created under the old name. Name it by its new name, or its id,"
+    " in another session."
 )
 
 
@@ -206,21 +174,12 @@ class Creation:
         "createReplicas",
         at_most(_REPLICAS_MAX, COUNT, f"1 to {_REPLICAS_MAX} replicas", "correct it"),
         1,
-        "Replicas of a stream that is created.",
+    ).field("Replicas of a stream that is created.")
+    retention_period_ms: int = option("createRetentionPeriod", DURATION, 0, unset="for ever").field(
+        "How long a stream that is created keeps records, such as 7d."
     )
-    retention_period_ms: int = option(
-        "createRetentionPeriod",
-        DURATION,
-        0,
-        "How long a stream that is created keeps records, such as 7d.",
-        unset="for ever",
-    )
-    retention_bytes: int = option(
-        "createRetentionBytes",
-        SIZE,
-        0,
-        "What each range server keeps of a stream that is created, such as 10g.",
-        unset="unlimited",
+    retention_bytes: int = option("createRetentionBytes", SIZE, 0, unset="unlimited").field(
+        "What each range server keeps of a stream that is created, such as 10g."
     )
 
     def spec(self, name: str) -> StreamSpec:

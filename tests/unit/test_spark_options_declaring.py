@@ -17,7 +17,6 @@ from sbp_spark.options.declaring import (
     SIZE,
     Given,
     Only,
-    Option,
     OptionReader,
     at_most,
     option,
@@ -25,20 +24,19 @@ from sbp_spark.options.declaring import (
     reads,
 )
 
-NIGHTS = Option("nights", COUNT, 1, "How many nights.")
+NIGHTS = option("nights", COUNT, 1).says("How many nights.")
 
 
 @dataclass(frozen=True)
 class Inner:
-    size: int = option("innerSize", SIZE, 16 * 2**20, "Bytes of it.", kafka="kafka.size")
+    size: int = option("innerSize", SIZE, 16 * 2**20, kafka="kafka.size").field("Bytes of it.")
     is_quiet: bool = option(
         "quiet",
         FLAG,
         False,
-        "Whether it is quiet.",
         only=Only(True, "is given in a batch", "it in a stream"),
         side="source",
-    )
+    ).field("Whether it is quiet.")
 
     def check_options(self, reader):
         if self.is_quiet and reader.is_given("innerSize", "1k"):
@@ -101,7 +99,7 @@ def test_the_documentation_follows_from_the_declaration():
         "innerSize": ("16m", "Bytes of it."),
         "quiet": ("false", "Whether it is quiet. Streaming only."),
     }
-    assert Option("a", DURATION, 900_000, "A.", beside="b").shown_default == "15m (with b)"
+    assert option("a", DURATION, 900_000, beside="b").says("A.").shown_default == "15m (with b)"
 
 
 @pytest.mark.parametrize(
