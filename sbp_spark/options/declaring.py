@@ -120,10 +120,9 @@ class Option(Generic[_Value_co]):
 
     def field(self, text: str) -> _Value_co:
         """Return the field of a group that has the value of this option, documented so."""
-        option = self.says(text)
-        return field(
-            default=self.default, metadata=reads(lambda reader: reader.value(option), option)
-        )
+        documented = self.says(text)
+        read = reads(lambda reader: reader.value(documented), documented)
+        return field(default=self.default, metadata=read)
 
 
 def option(
@@ -147,33 +146,25 @@ def option(
     return Option(name, kind, default, unset, beside, only, side, kafka)
 
 
-def reads(read: Any, *parts: Any) -> dict[str, Any]:
+def reads(read: Any, *parts: Option[Any] | type[Any]) -> dict[str, Any]:
     """Return metadata of a field that is made of options: of a group, or by a function of several.
 
-    `read` is the group, a dataclass, or takes an OptionReader; `parts` are the options, or groups
-    of options, that such a function reads.
+    `read` is the group, a dataclass, or a function of an OptionReader; `parts` are the options, or
+    groups of options, that such a function reads.
     """
-    if isinstance(read, type):
-        group = read
-        return {"read": lambda reader: reader.group(group), "options": options_of(group)}
-    options = [
-        each for part in parts for each in ([part] if _is_option(part) else options_of(part))
-    ]
-    return {"read": read, "options": options}
+    if not isinstance(read, type):
+        return {"read": read, "options": options_of(*parts)}
+    return {"read": lambda reader: reader.group(read), "options": options_of(read)}
 
 
-def _is_option(part: Any) -> bool:
-    return isinstance(part, Option)
-
-
-def options_of(*groups: type[Any], side: str = "") -> tuple[Option[Any], ...]:
-    """Return the options of dataclasses, in the order of their fields: all, or those of a side."""
-    found = [
-        each
-        for group in groups
-        for part in fields(group)
-        for each in part.metadata.get("options", ())
-    ]
+def options_of(*parts: Option[Any] | type[Any], side: str = "") -> tuple[Option[Any], ...]:
+    """Return the options of groups, in the order of their fields: all, or those of a side."""
+    found: list[Option[Any]] = []
+    for part in parts:
+        if isinstance(part, Option):
+            found.append(part)
+        else:
+            found += [each for one in fields(part) for each in one.metadata.get("options", ())]
     return tuple(each for each in dict.fromkeys(found) if not side or each.side in {"", side})
 
 
