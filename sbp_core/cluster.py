@@ -34,7 +34,7 @@ from sbp_core.pd.metadata.sqlite_inspection import remedy_of_lost_metadata
 from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.server.addresses import is_wildcard, join_address
+from sbp_core.server.settings import is_wildcard, join_address
 
 
 @dataclass(frozen=True, slots=True)

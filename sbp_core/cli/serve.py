@@ -27,7 +27,7 @@ from sbp_core.cluster import Cluster, Endpoints
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery.opening import RecoveryReport
-from sbp_core.server import event_loop
+from sbp_core.server import runtime
 from sbp_core.server.accepting import raise_descriptor_limit
 
 _LOG: Final = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def serve(options: Namespace) -> int:
     with _owned(settings.cluster.data_dir):
         ready = ReadyFile(settings.ready_file)
         ready.remove()
-        event_loop.run(_serve(settings, ready, until_stdin_closes=options.until_stdin_closes))
+        runtime.run(_serve(settings, ready, until_stdin_closes=options.until_stdin_closes))
     return 0
 
 

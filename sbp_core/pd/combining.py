@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import cancel_all
 
 T = TypeVar("T")
 R = TypeVar("R")

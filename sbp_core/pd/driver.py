@@ -13,9 +13,8 @@ from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.metadata.store_thread import StoreThread
 from sbp_core.pd.servers.registry import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
-from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.listener import Listener
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import Clock, SystemClock, cancel_all
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 
 _LOG: Final = logging.getLogger(__name__)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from sbp_core import limits
 from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.server.addresses import check_integer
-from sbp_core.server.settings import ListenerSettings
+from sbp_core.server.settings import ListenerSettings, check_integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

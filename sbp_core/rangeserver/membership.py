@@ -33,7 +33,7 @@ from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
 from sbp_core.server.dispatch import AsyncHandler, ServerCall
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import cancel_all
 from sbp_core.server.trust import (
     SECRETS_FEATURE,
     Standing,

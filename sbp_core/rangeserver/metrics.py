@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sbp_core import limits
-from sbp_core.server.clock import Clock
+from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import RangeServer, ReportMetricsRequest
 
 _INT16_MAX = 2**15 - 1

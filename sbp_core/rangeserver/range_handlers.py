@@ -17,8 +17,8 @@ from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.server.answers import respond_all
-from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.trust import check_cluster
 from sbp_core.wire.headers import (
     ClientRole,
     DeleteStreamResult,

@@ -8,8 +8,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import ConfigurationError
-from sbp_core.server.addresses import check_integer
-from sbp_core.server.settings import ListenerSettings
+from sbp_core.server.settings import ListenerSettings, check_integer
 
 FSYNC_ALWAYS: Final = "always"
 FSYNC_INTERVAL: Final = "interval"

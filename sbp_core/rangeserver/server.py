@@ -42,9 +42,9 @@ from sbp_core.rangeserver.transactions.open_txns import OpenTxnsHandler
 from sbp_core.rangeserver.transactions.staged_repeats import StagedContents
 from sbp_core.rangeserver.transactions.staged_sweep import StagedSweep
 from sbp_core.rangeserver.transactions.staging import Stagings
-from sbp_core.server.clock import Clock, SystemClock
 from sbp_core.server.dispatch import Handler
 from sbp_core.server.listener import Listener
+from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.headers import ReportMetricsRequest

@@ -23,8 +23,8 @@ from sbp_core.errors import (
     StatusError,
     UnsupportedError,
 )
-from sbp_core.server.clock import Clock
 from sbp_core.server.intake import Held, memory_bytes
+from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement

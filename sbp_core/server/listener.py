@@ -17,13 +17,11 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError, StatusCode, ThrottledError
-from sbp_core.server.accepting import Acceptor, is_spare
-from sbp_core.server.admission import Admission, local_reserve, owner_of
+from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
 from sbp_core.server.budget import Budget
-from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.peer import Peer
-from sbp_core.server.turns import Turns
+from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.unread import Unread
 from sbp_core.session.connection import Connection
 from sbp_core.wire.dialect import Speech

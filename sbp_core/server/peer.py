@@ -20,15 +20,13 @@ from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
-from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
-from sbp_core.server.echo import Echo
 from sbp_core.server.intake import Held, Intake, memory_bytes
 from sbp_core.server.outgoing import Outgoing
 from sbp_core.server.patience import FramePatience, Use, is_overdue
+from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.trust import Standing
-from sbp_core.server.turns import Turns
-from sbp_core.server.unread import Unread
+from sbp_core.server.unread import Echo, Unread
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import (
     ConnectionBroken,

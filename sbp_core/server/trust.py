@@ -1,9 +1,11 @@
-"""How the servers of a cluster know each other: by a secret for each range server.
+"""How the servers of a cluster know each other: by its id, and a secret for each range server.
 
-The placement driver makes it with the server's id. The range server sends it with its heartbeats.
-The placement driver never sends it: a server hands out a challenge, other random bytes for each
-connection, and only the proof that follows from both goes back. So a process that listens where a
-range server was learns nothing that it could use at the placement driver or elsewhere.
+Servers and peers of different clusters are kept apart (SPEC "HEARTBEAT", extension).
+
+The placement driver makes the secret with the server's id. The range server sends it with its
+heartbeats. The placement driver never sends it: a server hands out a challenge, other random bytes
+for each connection, and only the proof that follows from both goes back. So a process that listens
+where a range server was learns nothing that it could use at the placement driver or elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import PermissionDeniedError, StatusCode
+from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
+from sbp_core.wire.status import shown
 
 SECRETS_FEATURE: Final = "server-secrets"
 """Offered in the HEARTBEAT of a range server, accepted by a placement driver that keeps secrets."""
@@ -53,3 +56,22 @@ class Standing:
 def denied(message: str, detail: bytes = b"") -> PermissionDeniedError:
     """Return the error of a request that its sender may not make."""
     return PermissionDeniedError(StatusCode.PERMISSION_DENIED, message, detail)
+
+
+def check_cluster(claimed: str | None, own: str, *, is_required: bool = False) -> None:
+    """Raise InvalidRequestError when a peer's HEARTBEAT claims another cluster than our `own`.
+
+    Also for none where one `is_required`: of a server, which knows its cluster.
+    """
+    if is_required and not claimed:
+        raise InvalidRequestError(
+            StatusCode.INVALID_REQUEST,
+            f"this is cluster {own}; the HEARTBEAT of a server must carry the id of its cluster",
+        )
+    if claimed and claimed != own:
+        raise InvalidRequestError(
+            StatusCode.INVALID_REQUEST,
+            f"this is cluster {own}, not {shown(claimed)} to which you belong. Connect to the"
+            " placement driver of that one, or, if this should be it, bring the right data"
+            " directory back: that of the placement driver, or yours. Your data was not touched",
+        )

@@ -20,7 +20,7 @@ from sbp_core.errors import NoRangeServerError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.server.clock import SystemClock
+from sbp_core.server.runtime import SystemClock
 
 HEARTBEAT_INTERVAL_MS = 50
 HEARTBEAT_TIMEOUT_MS = 300

@@ -15,8 +15,8 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, RetryPolicy, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import Outcome, ThrottledError
-from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.server.runtime import SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import decode_system_error

@@ -20,8 +20,8 @@ from sbp_core.client import (
     StreamUpdate,
 )
 from sbp_core.errors import InvalidRequestError, NotFoundError, OffsetOutOfRangeError
-from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.server.runtime import SystemClock
 from sbp_core.session.negotiation import Wishes, offer
 from sbp_core.wire.dialect import Dialect, ServerRole, Speech
 from sbp_core.wire.headers import (

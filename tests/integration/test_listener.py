@@ -9,8 +9,8 @@ from raw_client import RawClient
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, StatusCode, ThrottledError
 from sbp_core.limits import FRAME_BYTES_MIN
-from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.server.runtime import SystemClock
 from sbp_core.session.connection import Connection
 from sbp_core.session.events import GoawayReceived, ResponseReceived
 from sbp_core.wire.dialect import ServerRole, Speech

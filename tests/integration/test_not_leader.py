@@ -14,8 +14,8 @@ from sbp_core.errors import ConnectError, NotLeaderError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.server.clock import SystemClock
 from sbp_core.server.listener import Listener
+from sbp_core.server.runtime import SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
 from sbp_core.wire.opcodes import Opcode

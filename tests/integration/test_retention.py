@@ -16,7 +16,7 @@ from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamU
 from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeError
 from sbp_core.rangeserver.fetching import fetch_handler as fetch
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.server.clock import SystemClock
+from sbp_core.server.runtime import SystemClock
 
 HOUR_MS = 3_600_000
 BATCH_BYTES = 10_000

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sbp_core.errors import NotLeaderError, StatusCode
-from sbp_core.server.clock import SystemClock
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.server.listener import Listener
+from sbp_core.server.runtime import SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,

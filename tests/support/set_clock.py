@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbp_core.server.clock import SystemClock
+from sbp_core.server.runtime import SystemClock
 
 
 class SetClock(SystemClock):

@@ -4,7 +4,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import ThrottledError
-from sbp_core.server.admission import Admission, local_reserve, owner_of
+from sbp_core.server.accepting import Admission, local_reserve, owner_of
 
 ORDINARY = limits.CONNECTIONS_MAX
 RESERVED = limits.CONNECTIONS_RESERVED

@@ -9,8 +9,8 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import NotFoundError, RequestTimeoutError, StatusCode
-from sbp_core.server.clock import SystemClock
 from sbp_core.server.dispatch import Deferred, Dispatcher, Later, PromptHandler
+from sbp_core.server.runtime import SystemClock
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import NO_WISHES, NOTHING, accept, offer
 from sbp_core.wire.dialect import ServerRole, Speech

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sbp_core.server import event_loop
+from sbp_core.server import runtime
 
 
 async def loop_module():
@@ -16,9 +16,9 @@ async def loop_module():
 
 def test_servers_run_on_uvloop():
     uvloop = pytest.importorskip("uvloop")
-    assert event_loop.run(loop_module()) == uvloop.Loop.__module__
+    assert runtime.run(loop_module()) == uvloop.Loop.__module__
 
 
 def test_servers_run_without_uvloop(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    assert event_loop.run(loop_module()).startswith("asyncio.")
+    assert runtime.run(loop_module()).startswith("asyncio.")

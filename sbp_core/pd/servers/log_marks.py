@@ -15,7 +15,7 @@ from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.metadata.store_thread import StoreThread
 from sbp_core.pd.model import LogMark
-from sbp_core.server.clock import Clock
+from sbp_core.server.runtime import Clock
 from sbp_core.wire.status import shown
 
 NO_POSITION: Final = -1

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
-from sbp_core.server.clock import Clock
+from sbp_core.server.runtime import Clock
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from sbp_core import limits
 from sbp_core.client import AsyncClient
 from sbp_core.errors import SbpError
 from sbp_core.pd.metadata.tables import primary_address
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import cancel_all
 from sbp_core.wire.headers import StreamRange, StreamRanges, SyncRangesRequest
 from sbp_core.wire.opcodes import Opcode
 

@@ -10,8 +10,8 @@ from sbp_core.pd.model import check_group_name
 from sbp_core.pd.streams import cursor_operations as cursors
 from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
-from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
     CommitCursorsResponse,

@@ -10,8 +10,8 @@ from sbp_core.pd.metadata.store_thread import StoreThread
 from sbp_core.pd.streams import schema_operations as schemas
 from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.server.answers import respond_in_parts
-from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     DescribeSchemasRequest,
     DescribeSchemasResponse,

@@ -24,7 +24,7 @@ from sbp_core.pd.servers.registry import Membership
 from sbp_core.pd.servers.syncing import RangeAnnouncer
 from sbp_core.pd.streams import range_operations as ranges
 from sbp_core.pd.streams.range_operations import SealPlan
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import cancel_all
 from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,

@@ -35,10 +35,9 @@ from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
-from sbp_core.server.clock import Clock
-from sbp_core.server.cluster_id import check_cluster
 from sbp_core.server.dispatch import Handler, ServerCall
-from sbp_core.server.trust import SECRETS_FEATURE, Standing, new_secret
+from sbp_core.server.runtime import Clock
+from sbp_core.server.trust import SECRETS_FEATURE, Standing, check_cluster, new_secret
 from sbp_core.wire.headers import (
     ClientRole,
     CreateRangeRequest,

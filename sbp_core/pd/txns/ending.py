@@ -20,7 +20,7 @@ from sbp_core.pd.metadata.tables import primary_address, range_table
 from sbp_core.pd.servers.proving import Prover
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.transactions import Part
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 

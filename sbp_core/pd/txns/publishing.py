@@ -36,8 +36,7 @@ from sbp_core.pd.txns.publications import (
     publications_of,
 )
 from sbp_core.pd.txns.transactions import Decision, Manifest, TxnRecord
-from sbp_core.server.clock import Clock
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import RangeId
 from sbp_core.wire.status import check_status
 

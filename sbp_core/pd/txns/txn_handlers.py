@@ -30,8 +30,8 @@ from sbp_core.pd.txns.transactions import (
     check_manifest,
 )
 from sbp_core.server.answers import cut_by_weight, respond_all, respond_in_parts
-from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitTxnRequest,
     CommitTxnResponse,

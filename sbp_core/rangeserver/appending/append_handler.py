@@ -39,8 +39,8 @@ from sbp_core.rangeserver.transactions.staged_repeats import StagedContents, Sta
 from sbp_core.rangeserver.transactions.staging import Stagings
 from sbp_core.records import accept_batch, digest_batch, write_base_offset
 from sbp_core.server.answers import respond_all
-from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import Later, PromptHandler, Rest, ServerCall
+from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import (
     AppendRequest,

@@ -56,8 +56,8 @@ from sbp_core.rangeserver.fetching.waiters import StreamWaiters
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics
-from sbp_core.server.clock import Clock
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.server.runtime import Clock
 from sbp_core.session.connection import Payload
 from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.status import SUCCESS, status_for

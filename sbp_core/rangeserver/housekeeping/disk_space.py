@@ -12,7 +12,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import DiskFullError, StatusCode
 from sbp_core.rangeserver.probe import HostProbe
-from sbp_core.server.clock import Clock
+from sbp_core.server.runtime import Clock
 
 _LOG: Final = logging.getLogger(__name__)
 

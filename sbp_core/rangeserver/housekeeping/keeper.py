@@ -29,8 +29,7 @@ from sbp_core.rangeserver.housekeeping.freeing import SpaceFreer
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired_below
 from sbp_core.rangeserver.housekeeping.steady_time import SteadyTime
 from sbp_core.rangeserver.transactions.staged_sweep import StagedSweep
-from sbp_core.server.clock import Clock
-from sbp_core.server.teardown import cancel_all
+from sbp_core.server.runtime import Clock, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 
