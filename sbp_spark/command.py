@@ -9,12 +9,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Final
 
-if TYPE_CHECKING:
-    import argparse
-
-    from sbp_core.cli.parsers.base import AddParser
+_CHECKPOINT: Final = (
+    "checkpoint",
+    "sbp_spark.checkpoint.commands:add_checkpoint",
+    "look at the checkpoint of a Spark query, and take the query back",
+)
 
 
 def script() -> int:
@@ -38,81 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command() -> Callable[[Sequence[str] | None], int]:
+    from sbp_core.cli.main import Command
     from sbp_core.cli.main import main as main_of_core
 
-    return lambda arguments: main_of_core(arguments, more=[_add_checkpoint])
-
-
-def _run_show(options: argparse.Namespace) -> int:
-    from sbp_spark.checkpoint.commands import show
-
-    return show(options)
-
-
-def _run_rewind(options: argparse.Namespace) -> int:
-    from sbp_spark.checkpoint.commands import rewind
-
-    return rewind(options)
-
-
-def _run_to_starting_offsets(options: argparse.Namespace) -> int:
-    from sbp_spark.checkpoint.commands import to_starting_offsets
-
-    return to_starting_offsets(options)
-
-
-def _add_checkpoint(add_parser: AddParser) -> None:
-    from sbp_core.cli.parsers.texts import parse_number, parse_path
-
-    checkpoint = add_parser(
-        "checkpoint", help="look at the checkpoint of a Spark query, and take the query back"
-    )
-    actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
-    show = actions.add_parser(
-        "show",
-        help="show how far a query has read",
-        description="Show how far a query has read each stream for good, and to where it began to"
-        " read. With --endpoint also how far it is behind.",
-    )
-    show.add_argument("--endpoint", metavar="HOST:PORT", help="placement driver to ask for tails")
-    show.add_argument("--json", action="store_true", help="print JSON")
-    show.set_defaults(run=_run_show)
-    rewind = actions.add_parser(
-        "rewind",
-        help="let a stopped query read again what came after a batch",
-        description="Put aside what a checkpoint notes after a batch, so that the query reads on"
-        " from there. It says first which batches are run anew and what that means for sinks, and"
-        " changes nothing without --yes. What is put aside is kept in a folder beside the rest.",
-    )
-    back = rewind.add_mutually_exclusive_group(required=True)
-    back.add_argument("--to-batch", type=parse_number, metavar="N", help="the last one to keep")
-    back.add_argument(
-        "--batches", type=parse_number, metavar="K", help="undo the last K committed ones"
-    )
-    rewind.add_argument("--yes", action="store_true", help="no query runs on it: do it")
-    rewind.set_defaults(run=_run_rewind)
-    starts = actions.add_parser(
-        "to-starting-offsets",
-        help="print where a query with a new checkpoint goes on",
-        description="Print, for the option startingOffsets, the position after the last committed"
-        " batch. Give it to a query with a new checkpoint.",
-    )
-    starts.add_argument("--batch", type=parse_number, metavar="N", help="another committed batch")
-    starts.set_defaults(run=_run_to_starting_offsets)
-    for action in (show, rewind, starts):
-        action.add_argument(
-            "folder",
-            type=parse_path,
-            metavar="DIR",
-            help="the query's checkpointLocation, a local folder",
-        )
-    for action in (show, starts):
-        action.add_argument(
-            "--source",
-            metavar="NAME",
-            help="source of the query, where several read streams: the name given with"
-            " readStream.name(), or the place of an unnamed source, from 0",
-        )
+    return lambda arguments: main_of_core(arguments, more=[Command(*_CHECKPOINT)])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbp_core import limits
-from sbp_core.cli.parsers.texts import parse_path
+from sbp_core.cli.parsing import parse_path
 from sbp_core.cluster import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings

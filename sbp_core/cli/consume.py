@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label
 from sbp_core.cli.output import write_records, write_values
-from sbp_core.cli.typed_rows import BatchDecoder
+from sbp_core.cli.parsing import add_client_options, parse_positive, parse_start, parse_timestamp
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import (
     DamagedBatchError,
@@ -23,11 +23,54 @@ from sbp_core.errors import (
     StatusCode,
     error_for_code,
 )
-from sbp_core.records import COLUMNS_ENCODING, split_envelopes
+from sbp_core.records import (
+    COLUMNS_ENCODING,
+    Envelope,
+    StreamSchema,
+    decode_batch,
+    decode_columns,
+    split_envelopes,
+)
 from sbp_core.records.json_values import describe_columns, describe_octets, describe_values
 
 _WAIT_MS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def add_consume(parser: ArgumentParser) -> None:
+    """Declare `sbp consume`."""
+    parser.description = (
+        "Print the value of each record and a newline, up to the records that are there now; of a"
+        " stream with a schema, the columns of each record as a JSON object. With --json one object"
+        " per record, which tells its offset, too; bytes that are not UTF-8 stand in objects as"
+        ' {"base64": ...}. A terminal shows control characters in values as escapes such as'
+        " \\x1b; in a pipe or file values are as they were written."
+    )
+    add_client_options(parser)
+    parser.add_argument("stream", metavar="NAME_OR_ID")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
+        "--from",
+        dest="start",
+        type=parse_start,
+        default="earliest",
+        metavar="OFFSET",
+        help="earliest, latest or a number (default: earliest)",
+    )
+    start.add_argument(
+        "--from-timestamp",
+        dest="start",
+        type=parse_timestamp,
+        default=SUPPRESS,
+        metavar="TIME",
+        help="begin with what was appended then or later, such as 2025-01-31T09:30 (UTC) or"
+        " 2025-01-31T09:30:00+01:00",
+    )
+    parser.add_argument(
+        "--max", type=parse_positive, metavar="N", help="end after this many records"
+    )
+    parser.add_argument("--follow", action="store_true", help="wait for more records at the end")
+    parser.set_defaults(run=consume)
 
 
 def consume(options: Namespace) -> int:
@@ -94,6 +137,30 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
             offset = wanted_end
             if offset == end:
                 return
+
+
+class BatchDecoder:
+    """Decodes the record batches of a stream, whichever version of its schema they are in."""
+
+    def __init__(self, client: Client, stream_id: int) -> None:
+        self._client = client
+        self._stream_id = stream_id
+        self._schemas: dict[str, StreamSchema] = {}
+
+    def decode(self, envelope: Envelope) -> pa.RecordBatch:
+        """Return the columns of a typed batch, the rows of any other. Raises DamagedBatchError."""
+        if envelope.encoding != COLUMNS_ENCODING:
+            return decode_batch(envelope)
+        fingerprint = envelope.schema_fingerprint or ""
+        if fingerprint not in self._schemas:
+            versions = self._client.describe_schemas([self._stream_id])[self._stream_id]
+            self._schemas = {each.schema.fingerprint: each.schema for each in versions}
+        if fingerprint not in self._schemas:
+            raise envelope.damage(
+                f"it names schema {fingerprint!r}, which the placement driver does not know of"
+                f" stream {self._stream_id}"
+            )
+        return decode_columns(envelope, self._schemas[fingerprint])
 
 
 def describe_rows(

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from sbp_core.cli.connect import connect, label
 from sbp_core.cli.output import write_json, write_table
+from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, CursorInfo, GroupInfo, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError, StatusCode, error_for_code
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
+
+
+def add_lag(parser: ArgumentParser) -> None:
+    """Declare `sbp lag`."""
+    parser.description = (
+        "Compare the cursors of a consumer group with the tails of their streams: in records, and"
+        " by the age of the record that is to be read next. Without a group, list the groups."
+    )
+    add_client_options(parser)
+    parser.add_argument("group", nargs="?", metavar="GROUP")
+    parser.set_defaults(run=lag)
 
 
 @dataclass(frozen=True, slots=True)

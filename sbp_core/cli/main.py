@@ -1,24 +1,19 @@
 """The `sbp` command: its subcommands, and what becomes of errors.
 
-What a subcommand needs is imported when it runs, so that `sbp --help` answers at once.
+A subcommand is declared in the file that implements it. That file is imported when the subcommand
+is called, so that `sbp --help` answers at once.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, NamedTuple
 
 from sbp_core.cli import output, standard_streams
-from sbp_core.cli.parsers.base import EXIT_USAGE, AddParser, Parser, client_options
-from sbp_core.cli.parsers.lag import add_lag
-from sbp_core.cli.parsers.log import add_log
-from sbp_core.cli.parsers.pd import add_pd
-from sbp_core.cli.parsers.records import add_consume, add_produce
-from sbp_core.cli.parsers.schema import add_schema
-from sbp_core.cli.parsers.serve import add_serve
-from sbp_core.cli.parsers.streams import add_cluster, add_ping, add_streams
-from sbp_core.cli.parsers.txns import add_txns, joined
+from sbp_core.cli.parsing import EXIT_USAGE, Parser
 from sbp_core.errors import ConfigurationError, SbpError
 
 _EXIT_OK = 0
@@ -26,10 +21,65 @@ _EXIT_FAILURE = 1
 _EXIT_INTERRUPTED = 130
 
 
-def main(
-    arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[AddParser], None]] = ()
-) -> int:
-    """Run the command; return its exit code. `more` add the subcommands of whoever is above.
+class Command(NamedTuple):
+    """A subcommand: its words, one line of help, and the "module:function" that declares the rest.
+
+    The function adds description, options and actions to a parser; `run` is among its defaults.
+    """
+
+    name: str
+    declared_in: str
+    help: str
+
+    def is_called_by(self, arguments: Sequence[str]) -> bool:
+        """Whether a command line begins with the words of this subcommand."""
+        words = self.name.split()
+        return [*arguments[: len(words)]] == words
+
+    def declare(self, parser: ArgumentParser) -> None:
+        """Import the subcommand, and let it add what it has to its parser."""
+        module, _, function = self.declared_in.partition(":")
+        getattr(import_module(module), function)(parser)
+
+
+COMMANDS: Final = (
+    Command("serve", "sbp_core.cli.serve:add_serve", "run a placement driver and range servers"),
+    Command(
+        "streams",
+        "sbp_core.cli.streams:add_streams",
+        "create, list, describe, change and delete streams",
+    ),
+    Command("schema", "sbp_core.cli.schema:add_schema", "look at the schemas of typed streams"),
+    Command(
+        "produce",
+        "sbp_core.cli.produce:add_produce",
+        "append the lines of standard input to a stream",
+    ),
+    Command("consume", "sbp_core.cli.consume:add_consume", "print the records of a stream"),
+    Command("lag", "sbp_core.cli.lag:add_lag", "show how far a consumer group is behind"),
+    Command("txns", "sbp_core.cli.txns:add_txns", "list transactions"),
+    Command("txns give-up", "sbp_core.cli.txns:add_give_up", "give up what is lost of a batch"),
+    Command(
+        "cluster",
+        "sbp_core.cli.cluster:add_cluster",
+        "list the placement drivers, and which one leads",
+    ),
+    Command(
+        "log",
+        "sbp_core.cli.log:add_log",
+        "check, show and repair the files of a stopped range server",
+    ),
+    Command("pd", "sbp_core.cli.pd:add_pd", "check the files of a stopped placement driver"),
+    Command(
+        "ping",
+        "sbp_core.cli.cluster:add_ping",
+        "measure a round trip to the placement driver",
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None, *, more: Sequence[Command] = ()) -> int:
+    """Run the command; return its exit code. `more` are subcommands beside COMMANDS.
 
     0 is success, 1 a failure of a server or the network, 2 a mistake in how the command was called
     or configured, 130 an interrupt. A failure is one line on standard error. It is no failure that
@@ -47,9 +97,9 @@ def main(
     return exit_code
 
 
-def _run(arguments: Sequence[str], more: Sequence[Callable[[AddParser], None]]) -> int:
+def _run(arguments: Sequence[str], more: Sequence[Command]) -> int:
     try:
-        options = _parser(more).parse_args(joined(arguments))
+        options = parse(arguments, more)
         exit_code: int = options.run(options)
         return exit_code
     except standard_streams.ReaderGoneError:
@@ -64,25 +114,28 @@ def _run(arguments: Sequence[str], more: Sequence[Callable[[AddParser], None]]) 
         return _EXIT_FAILURE
 
 
-def _parser(more: Sequence[Callable[[AddParser], None]] = ()) -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str], more: Sequence[Command] = ()) -> Namespace:
+    """Return what a command line asks for; `run` of it does that.
+
+    A mistake in it ends the process with EXIT_USAGE, and a call for help with 0.
+    """
+    if arguments[:1] == ["--"]:
+        arguments = arguments[1:]
     parser = Parser(prog="sbp", description="Run and use streams of the Streaming Batch Protocol.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    add_parser = commands.add_parser
-    client = client_options()
-    add_serve(add_parser)
-    add_streams(add_parser, client)
-    add_schema(add_parser, client)
-    add_produce(add_parser, client)
-    add_consume(add_parser, client)
-    add_lag(add_parser, client)
-    add_txns(add_parser, client)
-    add_cluster(add_parser, client)
-    add_log(add_parser)
-    add_pd(add_parser)
-    add_ping(add_parser, client)
-    for add in more:
-        add(add_parser)
-    return parser
+    added = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    commands = (*COMMANDS, *more)
+    called = max(
+        (each for each in commands if each.is_called_by(arguments)),
+        key=lambda each: len(each.name),
+        default=None,
+    )
+    for each in commands:
+        own = added.add_parser(each.name, help=each.help)
+        if each is called:
+            each.declare(own)
+    if called is not None:  # `txns give-up` is one word to argparse
+        arguments = [called.name, *arguments[len(called.name.split()) :]]
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label, newest_versions
 from sbp_core.cli.output import write_json, write_line, write_notice
+from sbp_core.cli.parsing import add_client_options, parse_separator
 from sbp_core.client import AppendItem, AppendOutcome, Client, Dialect, StreamInfo, Writer
 from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch
@@ -22,6 +23,25 @@ from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch
 _READ_BYTES: Final = limits.MIB
 _LINGER_SECONDS: Final = 0.05
 """How long records wait for others when input comes slowly."""
+
+
+def add_produce(parser: ArgumentParser) -> None:
+    """Declare `sbp produce`."""
+    parser.description = (
+        "Append each line of standard input, without its newline, as one record: each line once,"
+        " also when connections break or the server restarts. Lines may be there twice only if the"
+        " server does not know idempotent appends, which the command says, or if you run it again"
+        " on the same input."
+    )
+    add_client_options(parser)
+    parser.add_argument("stream", metavar="NAME_OR_ID")
+    parser.add_argument(
+        "--key-separator",
+        type=parse_separator,
+        metavar="TEXT",
+        help="what stands before it in a line becomes the key; a line without it has none",
+    )
+    parser.set_defaults(run=produce)
 
 
 def produce(options: Namespace) -> int:

@@ -2,20 +2,73 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Sequence
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from sbp_core.cli.connect import connect, find_stream, label, newest_versions
 from sbp_core.cli.output import show_time, write_json, write_line
-from sbp_core.cli.table_files import read_file_schema
+from sbp_core.cli.parsing import Actions, parse_path
 from sbp_core.client import Client, SchemaVersion, StreamInfo
-from sbp_core.errors import NotFoundError, StatusCode
+from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
 from sbp_core.records import Change, Difference, StreamSchema, compare_schemas, field_text
+from sbp_core.regular_files import open_regular
 
 _AS_IS: Final = "as it is"
 _WITH_MERGE: Final = "with mergeSchema=true"
+_PARQUET_MAGIC: Final = b"PAR1"
+_ARROW_MAGIC: Final = b"ARROW1"
+_INT96: Final = "INT96"
+
+_SPARK_READS: Final[dict[pa.DataType, pa.DataType]] = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20),
+}
+"""What Spark has instead of types of others."""
+
+
+def add_schema(parser: ArgumentParser) -> None:
+    """Declare `sbp schema` and its actions."""
+    actions = Actions(parser)
+    show_parser = actions.add(
+        "show", show, is_client=True, help="show the columns of the newest version"
+    )
+    history_parser = actions.add(
+        "history",
+        history,
+        is_client=True,
+        help="list the versions: when each came, what it changed",
+    )
+    check_parser = actions.add(
+        "check",
+        check,
+        is_client=True,
+        help="tell whether a file could be written to the stream",
+        description="Compare the columns of a Parquet or Arrow file with the stream's schema, and"
+        " list the differences: + a new column, ~ a wider type, ? a column that may have nulls"
+        " where the stream requires values, ! what does not fit. Nothing is written. Exit code 0 if"
+        " Spark could write the file, as it is or with mergeSchema; 1 if not.",
+    )
+    for action in (show_parser, history_parser, check_parser):
+        action.add_argument("stream", metavar="NAME_OR_ID")
+    check_parser.add_argument(
+        "file",
+        type=parse_path,
+        metavar="FILE",
+        help="Parquet, or an Arrow IPC file or stream, on this machine",
+    )
 
 
 def show(options: Namespace) -> int:
@@ -123,4 +176,67 @@ def _untyped(info: StreamInfo) -> NotFoundError:
     return NotFoundError(
         StatusCode.NOT_FOUND,
         f"{_titled(info)} has no schema: its records are plain, or none was written yet",
+    )
+
+
+def read_file_schema(path: Path) -> pa.Schema:
+    """Return the columns of a Parquet file, or of an Arrow IPC file or stream.
+
+    Raises ConfigurationError for any other file.
+    """
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            magic = file.read(len(_ARROW_MAGIC))
+            file.seek(0)
+            leaves: Iterator[str] = repeat("")
+            if magic.startswith(_PARQUET_MAGIC):
+                parquet = pq.ParquetFile(file)
+                found, leaves = parquet.schema_arrow, iter(_physical_types(parquet))
+            elif magic == _ARROW_MAGIC:
+                found = pa.ipc.open_file(file).schema
+            else:
+                found = pa.ipc.open_stream(file).schema
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read as Parquet, Arrow file or Arrow stream: {error}"
+        ) from error
+    return pa.schema([_field(each, leaves) for each in found])
+
+
+def _physical_types(file: pq.ParquetFile) -> list[str]:
+    """Return how a Parquet file has each column without parts, in the order of its schema."""
+    return [file.schema.column(index).physical_type for index in range(len(file.schema))]
+
+
+def _field(given: pa.Field, leaves: Iterator[str]) -> pa.Field:
+    return pa.field(given.name, _type(given.type, leaves), nullable=given.nullable)
+
+
+def _type(given: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
+    """Return what Spark has for a type; of types without parts, `leaves` is how Parquet has them.
+
+    Times of Parquet's old INT96 are in UTC for Spark; Arrow gives them no zone.
+    """
+    if pa.types.is_struct(given):
+        return pa.struct([_field(each, leaves) for each in given])
+    if pa.types.is_map(given):
+        return pa.map_(_field(given.key_field, leaves), _field(given.item_field, leaves))
+    if _is_list(given):
+        return pa.list_(_field(given.value_field, leaves))
+    leaf = next(leaves)
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if pa.types.is_timestamp(given):
+        is_zoned = leaf == _INT96 or given.tz is not None
+        return pa.timestamp("us", tz="UTC" if is_zoned else None)
+    if pa.types.is_fixed_size_binary(given):
+        return pa.binary()
+    return _SPARK_READS.get(given, given)
+
+
+def _is_list(given: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(given)
+        or pa.types.is_large_list(given)
+        or pa.types.is_fixed_size_list(given)
     )

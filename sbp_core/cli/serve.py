@@ -13,22 +13,22 @@ import signal
 import stat
 import sys
 import threading
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sbp_core.cli import output
-from sbp_core.cli.config import ServeSettings, load_settings
-from sbp_core.cli.escaping import escape, one_line
+from sbp_core.cli.output import escape, one_line
+from sbp_core.cli.parsing import parse_integer, parse_path
 from sbp_core.cli.standard_streams import OutputError, ReaderGoneError
-from sbp_core.cluster import Cluster, Endpoints
 from sbp_core.errors import ConfigurationError
-from sbp_core.log.disk import OsDisk
-from sbp_core.log.recovery.opening import RecoveryReport
-from sbp_core.server import runtime
-from sbp_core.server.accepting import raise_descriptor_limit
+
+if TYPE_CHECKING:
+    from sbp_core.cli.config import ServeSettings
+    from sbp_core.cluster import Endpoints
+    from sbp_core.log.recovery.opening import RecoveryReport
 
 _LOG: Final = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -37,12 +37,65 @@ _GARBAGE_OBJECTS: Final = 10_000
 """After so many new objects the young ones are collected; Python's default is 700."""
 
 
+def add_serve(parser: ArgumentParser) -> None:
+    """Declare `sbp serve`."""
+    parser.description = (
+        "Run a placement driver and range servers, durable in one folder, until SIGTERM or Ctrl-C;"
+        " SIGHUP is logged and changes nothing. Options win over the configuration file, and that"
+        " over the defaults."
+    )
+    add = parser.add_argument
+    add("--data-dir", type=parse_path, metavar="DIR", help="folder of all data (default: sbp-data)")
+    add("--host", help="address to listen on (default: 127.0.0.1)")
+    add("--advertise-host", metavar="HOST", help="host that clients are told (default: --host)")
+    add(
+        "--dialect",
+        metavar="NAME",
+        help="specification or elasticstream-2023-04 (default: specification)",
+    )
+    add("--pd-port", type=parse_integer, metavar="PORT", help="0 picks a free one (default: 12378)")
+    add(
+        "--range-server-port",
+        type=parse_integer,
+        metavar="PORT",
+        help="first of consecutive ports; 0 picks free ones (default: 10911)",
+    )
+    add(
+        "--range-servers", type=parse_integer, metavar="N", help="range servers to run (default: 1)"
+    )
+    add(
+        "--ready-file",
+        type=parse_path,
+        metavar="PATH",
+        help="JSON file with the endpoints; there while the server serves",
+    )
+    add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
+    add(
+        "--config",
+        type=parse_path,
+        metavar="PATH",
+        help="settings in TOML; conf/server.toml names all of them",
+    )
+    add(
+        "--until-stdin-closes",
+        action="store_true",
+        help="also stop when standard input, a pipe, ends: for programs that start a server",
+    )
+    parser.set_defaults(run=serve)
+
+
 def serve(options: Namespace) -> int:
     """Serve until a signal; return the exit code.
 
     Raises ConfigurationError when settings, addresses or folders cannot be used, and other
     SbpErrors for what ends a server that was good before.
     """
+    # Blocked before the imports start threads, which inherit that: a hang-up never ends a server.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    from sbp_core.cli.config import load_settings
+    from sbp_core.server import runtime
+    from sbp_core.server.accepting import raise_descriptor_limit
+
     settings = load_settings(options)
     _start_log(settings.log_level)
     _watch_hangups()
@@ -126,6 +179,8 @@ class ReadyFile:
 @contextlib.contextmanager
 def _owned(data_dir: Path) -> Iterator[None]:
     """Make and lock the folder, so that what is done before the cluster starts is safe too."""
+    from sbp_core.log.disk import OsDisk
+
     disk = OsDisk()
     try:
         disk.make_directory(data_dir)
@@ -155,6 +210,8 @@ def _owned(data_dir: Path) -> Iterator[None]:
 
 
 async def _serve(settings: ServeSettings, ready: ReadyFile, *, until_stdin_closes: bool) -> None:
+    from sbp_core.cluster import Cluster
+
     stopping = asyncio.get_running_loop().create_future()
     _watch_signals(stopping)
     if until_stdin_closes:

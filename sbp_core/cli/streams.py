@@ -1,15 +1,22 @@
-"""`sbp streams`, `sbp cluster` and `sbp ping`: questions to the placement driver."""
+"""`sbp streams`: create, list, describe, change and delete streams."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from sbp_core import limits
 from sbp_core.cli.connect import connect, find_stream, label, newest_versions, parse_stream
-from sbp_core.cli.escaping import one_line
-from sbp_core.cli.output import show_time, write_json, write_line, write_table
+from sbp_core.cli.output import one_line, show_time, write_json, write_line, write_table
+from sbp_core.cli.parsing import (
+    Actions,
+    parse_duration_ms,
+    parse_offset,
+    parse_positive,
+    parse_size,
+)
 from sbp_core.client import (
     Client,
     RangeInfo,
@@ -21,6 +28,79 @@ from sbp_core.client import (
 )
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records.stream_schema import name_text
+
+
+def add_streams(parser: ArgumentParser) -> None:
+    """Declare `sbp streams` and its actions."""
+    actions = Actions(parser)
+    add = partial(actions.add, is_client=True)
+    creating = add("create", create, help="create a stream")
+    creating.add_argument("name")
+    creating.add_argument(
+        "--count",
+        type=parse_positive,
+        metavar="N",
+        help="create N streams: NAME-0 to NAME-(N-1)",
+    )
+    creating.add_argument(
+        "--replicas", type=parse_positive, default=1, metavar="N", help="copies (default: 1)"
+    )
+    creating.add_argument(
+        "--retention",
+        type=parse_duration_ms,
+        default=0,
+        metavar="TIME",
+        help="how long records are kept, such as 90s, 30m, 12h or 7d (default: 0, for ever)",
+    )
+    creating.add_argument(
+        "--retention-size",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; beyond it the"
+        " oldest records go (default: 0, no limit)",
+    )
+    add("list", list_all, help="list all streams")
+    for action in (
+        add("describe", describe, help="show the metadata, offsets and ranges of streams"),
+        add("delete", delete, help="delete streams"),
+    ):
+        action.add_argument("streams", nargs="+", metavar="NAME_OR_ID")
+    _add_changes(add)
+
+
+def _add_changes(add: Callable[..., ArgumentParser]) -> None:
+    updating = add("update", update, help="change a stream's retention or name")
+    trimming = add(
+        "trim",
+        trim,
+        help="forget the records below an offset",
+        description="Forget the records of a stream below OFFSET, for ever: readers get an error"
+        " that says where the stream begins now. OFFSET may not be beyond the end of the stream.",
+    )
+    sealing = add(
+        "seal",
+        seal,
+        help="let a stream go on in a new range",
+        description="Seal the open range of a stream and open the next one, on another server where"
+        " that is less loaded. Writers and readers follow by themselves.",
+    )
+    for action in (updating, trimming, sealing):
+        action.add_argument("stream", metavar="NAME_OR_ID")
+    trimming.add_argument("offset", type=parse_offset, metavar="OFFSET")
+    updating.add_argument(
+        "--retention",
+        type=parse_duration_ms,
+        metavar="TIME",
+        help="how long records are kept, such as 90s, 30m, 12h or 7d; 0 is for ever",
+    )
+    updating.add_argument(
+        "--retention-size",
+        type=parse_size,
+        metavar="SIZE",
+        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; 0 is no limit",
+    )
+    updating.add_argument("--rename", metavar="NEW", help="the stream's new name")
 
 
 def create(options: Namespace) -> int:
@@ -158,30 +238,6 @@ def seal(options: Namespace) -> int:
             f" {opened.range_index} from {opened.start_offset},"
             f" on {', '.join(opened.servers) or 'no server'}"
         )
-    return 0
-
-
-def cluster(options: Namespace) -> int:
-    """List the placement drivers."""
-    with connect(options) as client:
-        drivers = client.placement_drivers()
-    if options.json:
-        for driver in drivers:
-            write_json(asdict(driver))
-        return 0
-    rows = [(each.endpoint, "leader" if each.is_leader else "-") for each in drivers]
-    write_table(("PLACEMENT DRIVER", "ROLE"), rows)
-    return 0
-
-
-def ping(options: Namespace) -> int:
-    """Measure a round trip to the placement driver, on a connection that is there already."""
-    with connect(options) as client:
-        round_trip_ms = client.ping()
-    if options.json:
-        write_json({"endpoint": options.endpoint, "round_trip_ms": round_trip_ms})
-    else:
-        write_line(f"{options.endpoint} answers in {round_trip_ms:.2f} ms")
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,16 +12,45 @@ from datetime import timedelta
 from sbp_core import limits
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
+from sbp_core.cli.parsing import add_client_options, parse_batch_number
 from sbp_core.client import Client, TxnInfo
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 
 
-def txns(options: Namespace, producer: str | None) -> int:
+def add_txns(parser: ArgumentParser) -> None:
+    """Declare `sbp txns`."""
+    parser.description = (
+        "List the transactions of a producer, or all of them: staged, publishing, published,"
+        " stuck, lost, aborted. A producer that is called give-up stands behind --."
+    )
+    add_client_options(parser)
+    parser.add_argument(
+        "producer", nargs="?", metavar="PRODUCER", help="list those of this one only"
+    )
+    parser.set_defaults(run=txns)
+
+
+def add_give_up(parser: ArgumentParser) -> None:
+    """Declare `sbp txns give-up`."""
+    parser.description = (
+        "Let streams go on without a stuck batch: what of it is not complete at its range server"
+        " is dropped, and lost for ever; what can be published is. Damage may be mended first:"
+        " `sbp log check`, or a disk that is back."
+    )
+    add_client_options(parser)
+    parser.add_argument("producer", metavar="PRODUCER", help="who committed the batch")
+    parser.add_argument(
+        "batch", type=parse_batch_number, metavar="BATCH", help="the number of the batch"
+    )
+    parser.set_defaults(run=give_up)
+
+
+def txns(options: Namespace) -> int:
     """List the transactions of a producer, or all; range servers that are away are left out."""
     with connect(options) as client:
         away = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
-        found = client.describe_txns(producer, spared=away)
+        found = client.describe_txns(options.producer, spared=away)
     for server in away:
         write_notice(f"{server} does not answer; what is staged there is left out")
     if options.json:
@@ -33,8 +62,9 @@ def txns(options: Namespace, producer: str | None) -> int:
     return 0
 
 
-def give_up(options: Namespace, producer: str, batch_number: int) -> int:
+def give_up(options: Namespace) -> int:
     """Give up what is lost of a batch; tell what that is."""
+    producer, batch_number = options.producer, options.batch
     with connect(options) as client:
         loss = client.give_up_txn(producer, batch_number)
     if options.json:

@@ -13,7 +13,7 @@ from log_files import created, open_log
 from log_stagings import commit, drop, staged
 
 from sbp_core import limits
-from sbp_core.cli.log_tools import find_logs
+from sbp_core.cli.log import find_logs
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import ConfigurationError, StatusCode, StorageError

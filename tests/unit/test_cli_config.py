@@ -14,7 +14,7 @@ from sbp_core.errors import ConfigurationError
 
 
 def options(*words: str) -> argparse.Namespace:
-    return command._parser().parse_args(["serve", *words])
+    return command.parse(["serve", *words])
 
 
 @pytest.fixture

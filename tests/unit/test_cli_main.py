@@ -5,30 +5,22 @@ import sys
 
 import pytest
 
+from sbp_core.cli import cluster, output, txns
 from sbp_core.cli import main as command
-from sbp_core.cli import output, streams, txns
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
 
-COMMANDS = [
-    ["serve"],
-    ["streams"],
+CALLS = [
+    *(each.name.split() for each in command.COMMANDS),
     ["streams", "create"],
     ["streams", "list"],
     ["streams", "describe"],
     ["streams", "delete"],
-    ["produce"],
-    ["consume"],
-    ["lag"],
-    ["txns"],
-    ["schema"],
     ["schema", "check"],
-    ["cluster"],
-    ["ping"],
 ]
 
 
-@pytest.mark.parametrize("words", [[], *COMMANDS])
+@pytest.mark.parametrize("words", [[], *CALLS])
 def test_every_command_has_help(capsys, words):
     with pytest.raises(SystemExit) as caught:
         command.main([*words, "--help"])
@@ -92,7 +84,7 @@ def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named)
     [("0", 0), ("90s", 90_000), ("30m", 1_800_000), ("12h", 43_200_000), ("7d", 604_800_000)],
 )
 def test_durations(text, duration_ms):
-    parsed = command._parser().parse_args(["streams", "create", "a", "--retention", text])
+    parsed = command.parse(["streams", "create", "a", "--retention", text])
     assert parsed.retention == duration_ms
 
 
@@ -101,7 +93,7 @@ def test_durations(text, duration_ms):
     [("0", 0), ("7KiB", 7168), ("500MiB", 524_288_000), ("10GiB", 10 * 2**30), ("2TiB", 2**41)],
 )
 def test_sizes(text, size_bytes):
-    parsed = command._parser().parse_args(["streams", "create", "a", "--retention-size", text])
+    parsed = command.parse(["streams", "create", "a", "--retention-size", text])
     assert parsed.retention_size == size_bytes
 
 
@@ -117,7 +109,7 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
     def fail(options):
         raise error
 
-    monkeypatch.setattr(streams, "ping", fail)
+    monkeypatch.setattr(cluster, "ping", fail)
     assert command.main(["ping"]) == exit_code
     printed = capsys.readouterr().err
     assert (
@@ -161,8 +153,10 @@ def test_what_txns_cannot_do(capsys, words, told):
 )
 def test_options_of_txns_stand_anywhere(capsys, monkeypatch, words):
     ran = []
-    monkeypatch.setattr(txns, "give_up", lambda *these: ran.append(these[1:]) or 0)
-    monkeypatch.setattr(txns, "txns", lambda *these: ran.append(these[1:]) or 0)
+    monkeypatch.setattr(
+        txns, "give_up", lambda these: ran.append((these.producer, these.batch)) or 0
+    )
+    monkeypatch.setattr(txns, "txns", lambda these: ran.append((these.producer,)) or 0)
     assert command.main(["txns", *words]) == 0
     assert ran == [("p", 7) if words[0] == "give-up" else ("give-up",)]
 
@@ -176,7 +170,7 @@ def test_notes_of_an_error_stand_in_its_line(capsys):
 
 def test_the_endpoint_comes_from_the_option_the_environment_or_the_default(monkeypatch):
     def endpoint(*words: str) -> str:
-        return command._parser().parse_args(["ping", *words]).endpoint
+        return command.parse(["ping", *words]).endpoint
 
     monkeypatch.delenv("SBP_ENDPOINT", raising=False)
     assert endpoint() == "127.0.0.1:12378"
@@ -216,6 +210,42 @@ def test_help_imports_neither_arrow_nor_servers():
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "produce" in done.stdout
+
+
+def declare_count(parser):
+    """The options of a command that is declared outside the core's own table."""
+    parser.description = "Count to a number."
+    parser.add_argument("number", type=int)
+    parser.set_defaults(run=lambda options: options.number)
+
+
+def test_a_command_is_one_declaration(capsys):
+    more = [command.Command("count", f"{__name__}:declare_count", "count to a number")]
+    assert command.main(["count", "7"], more=more) == 7
+    for words, shown in ([], "count to a number"), (["count"], "Count to a number."):
+        with pytest.raises(SystemExit, match="0"):
+            command.main([*words, "--help"], more=more)
+        assert shown in capsys.readouterr().out
+
+
+def test_only_the_file_of_the_command_that_is_called_is_imported():
+    program = (
+        "import sys\n"
+        "from sbp_core.cli.main import COMMANDS, main\n"
+        "files = {each.declared_in.partition(':')[0] for each in COMMANDS}\n"
+        "assert not files & sys.modules.keys()\n"
+        "try:\n    main(['ping', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print(*sorted(files & sys.modules.keys()), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr.split() == ["sbp_core.cli.cluster"]
+
+
+@pytest.mark.parametrize("words", [["ping"], ["streams", "list"], ["txns", "give-up", "p", "7"]])
+def test_a_command_line_may_begin_with_two_dashes(words):
+    assert command.parse(["--", *words]).run is command.parse(words).run
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sbp_core.cli.table_files import read_file_schema
-from sbp_core.cli.typed_rows import BatchDecoder
+from sbp_core.cli.consume import BatchDecoder
+from sbp_core.cli.schema import read_file_schema
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import ConfigurationError, RecordBatchError
 from sbp_core.records import StreamSchema, encode_columns, split_envelopes

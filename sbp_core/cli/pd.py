@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Final
 
 from sbp_core.cli import output
+from sbp_core.cli.parsing import Actions
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store_check import (
@@ -22,6 +23,35 @@ from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME, read_driver_c
 from sbp_core.rangeserver.identity import load_identity
 
 _SERVERS: Final = "range-server-*"
+
+
+def add_pd(parser: ArgumentParser) -> None:
+    """Declare `sbp pd` and its actions."""
+    actions = Actions(parser)
+    check_parser = actions.add(
+        "check",
+        check,
+        help="find damage, and commits that are missing",
+        description="Read all metadata, compare each row with its checksum, and the last commit"
+        " with what metadata.mark and the range servers of the same folder know. Nothing is"
+        " changed. Exit code 1 if a placement driver would not start with them.",
+    )
+    check_parser.add_argument("--json", action="store_true", help="print JSON, one object")
+    accept_parser = actions.add(
+        "accept",
+        accept,
+        help="go on with metadata that are damaged, or older than they were",
+        description="Let a placement driver start with the metadata as they are, when no better"
+        " copy is left. What is missing is lost: streams, cursors and decisions go back to what is"
+        " there. Ids that were given out since are not given out again. Intact metadata are not"
+        " touched.",
+    )
+    for action in (check_parser, accept_parser):
+        action.add_argument(
+            "folder",
+            metavar="DIR",
+            help="data folder of a placement driver, or of `sbp serve`",
+        )
 
 
 def check(options: Namespace) -> int:

@@ -1,14 +1,78 @@
-"""What stands on a command line, as values; argparse tells who calls what is wrong with it."""
+"""The command line: how options are declared, read and refused.
+
+Nothing here imports what a subcommand needs before it runs, so that `sbp --help` answers at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, NoReturn
+
+from sbp_core.cli.output import one_line
+from sbp_core.cli.standard_streams import write_error_line, writing
+
+EXIT_USAGE = 2
 
 _SHOWN_MAX: Final = 60
 _DIGITS_MAX: Final = 100
 """More digits than this are no number: Python refuses to read thousands of them."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one line that says what is wrong and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        write_error_line(one_line(f"{self.prog}: {message} (see `{self.prog} --help`)"))
+        self.exit(EXIT_USAGE)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help; argparse would be silent about what it cannot write."""
+        if file is not sys.stdout:
+            super()._print_message(message, file)
+            return
+        with writing():
+            print(message, end="", flush=True)
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every subcommand that asks a placement driver."""
+    endpoint = os.environ.get("SBP_ENDPOINT") or "127.0.0.1:12378"
+    shown = "not shown" if "@" in endpoint else "%(default)s"  # it may hold a password
+    parser.add_argument(
+        "--endpoint",
+        default=endpoint,
+        metavar="HOST:PORT",
+        help=f"placement driver (default: $SBP_ENDPOINT, now {shown})",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
+
+
+class Actions:
+    """The actions of a subcommand, such as `create` of `sbp streams`."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parsers = parser.add_subparsers(required=True, metavar="ACTION", parser_class=Parser)
+
+    def add(
+        self,
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+        *,
+        help: str,  # noqa: A002 - as argparse calls it
+        description: str | None = None,
+        is_client: bool = False,
+    ) -> argparse.ArgumentParser:
+        """Add an action, with the options of a client if it is one; return its parser."""
+        parser = self._parsers.add_parser(name, help=help, description=description)
+        if is_client:
+            add_client_options(parser)
+        parser.set_defaults(run=run)
+        return parser
 
 
 def parse_positive(text: str) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from sbp_core.cli import output
+from sbp_core.cli.parsing import Actions, parse_offset, parse_path, parse_positive
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.boundaries import START_NAME, read_high_water
 from sbp_core.log.disk import OsDisk, translate_os_error
@@ -32,6 +33,45 @@ _DISK: Final = OsDisk()
 _LOG_NAME: Final = "log"
 _SERVER_PREFIX: Final = "range-server-"
 _SERVER_NAME: Final = re.compile(rf"{_SERVER_PREFIX}(0|[1-9][0-9]{{0,5}})", re.ASCII)
+
+
+def add_log(parser: ArgumentParser) -> None:
+    """Declare `sbp log` and its actions."""
+    actions = Actions(parser)
+    check_parser = actions.add(
+        "check",
+        check,
+        help="find damage",
+        description="Read every byte of a log and list what is damaged and what is lost, also by"
+        " what the placement driver of the same `sbp serve` was told of it. Nothing is changed."
+        " Exit code 1 if there is anything to list.",
+    )
+    dump_parser = actions.add("dump", dump, help="print the entries, without the records in them")
+    dump_parser.add_argument(
+        "--from",
+        dest="start",
+        type=parse_offset,
+        default=0,
+        metavar="POSITION",
+        help="log position to begin at (default: the first)",
+    )
+    dump_parser.add_argument("--max", type=parse_positive, metavar="N", help="end after N entries")
+    dump_parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
+    repair_parser = actions.add(
+        "repair",
+        repair,
+        help="go on without what is damaged",
+        description="Make a damaged log usable again: list what is lost, keep the damaged files"
+        " under another name (FILE.damaged-N), and write new ones with all that is intact. An"
+        " intact log is not touched.",
+    )
+    for action in (check_parser, dump_parser, repair_parser):
+        action.add_argument(
+            "folder",
+            type=parse_path,
+            metavar="DIR",
+            help="data folder of a range server, its log, or the data folder of `sbp serve`",
+        )
 
 
 def check(options: Namespace) -> int:
