@@ -17,8 +17,7 @@ from sbp_core import errors, limits
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
 from sbp_core.pd.txns.publications import PUBLICATION
 from sbp_core.rangeserver.hosted_ranges import RANGE
-from sbp_core.session.machine import REFUSED, Machine
-from sbp_core.session.states import CALL, CONNECTION
+from sbp_core.session.states import CALL, CONNECTION, REFUSED, Machine
 from sbp_core.wire.status import SUCCESS_CODES
 from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Option
 
@@ -110,7 +109,8 @@ OF_ITS_OWN: Final[Mapping[type[SbpError], str]] = {
 REFUSALS: Final[Mapping[str, str]] = {
     "connection": "A refused `START_CALL` raises ShuttingDownError while draining and ConnectError"
     " once closed, before anything is sent. A refused `RECEIVE_REQUEST` is answered with a system"
-    " error frame, RS_SHUTTING_DOWN, while draining; once closed nothing is read any more.",
+    " error frame, RS_SHUTTING_DOWN, while draining; once closed nothing is read any more. A"
+    " refused `SEND_GOAWAY` sends nothing. Answers are read in any state but `CLOSED`.",
     "call": "A finished call is forgotten, so a frame that still comes for it is a late answer and"
     " dropped. An answer to a call id that was never issued ends the connection.",
     "range": "A refusal is the status of the one item that asked: RANGE_ALREADY_SEALED where the"

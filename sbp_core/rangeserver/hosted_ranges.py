@@ -23,7 +23,7 @@ from sbp_core.errors import (
     StatusError,
 )
 from sbp_core.log.states.range_states import NO_TIME, LoggedRange, RangeKey, RangeState
-from sbp_core.session.machine import REFUSED, Machine
+from sbp_core.session.states import REFUSED, Machine
 
 _LOG: Final = logging.getLogger(__name__)
 

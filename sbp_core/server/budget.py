@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sbp_core.session.machine import Symbol
+from sbp_core.session.states import Symbol
 
 _SHARE: Final = 3, 4
 """Of the pool: what one lane has while the other one waits, and what one address has."""

@@ -176,7 +176,7 @@ class Connection:
         Raises ShuttingDownError after GOAWAY, ConnectError after the end, ThrottledError at
         the limit of open calls, FrameError when the request is too large. Nothing is sent then.
         """
-        if CONNECTION.maybe_next(self.state, ConnectionInput.START_CALL) is None:
+        if not self._enter(ConnectionInput.START_CALL):
             raise self._refusal()
         if len(self._calls) >= limits.CALLS_IN_FLIGHT_MAX:
             raise ThrottledError(
@@ -258,10 +258,12 @@ class Connection:
         )
 
     def send_goaway(self) -> list[Octets]:
-        """Return the octets of a GOAWAY request; from now on no new calls are taken."""
-        if self.state is not ConnectionState.OPEN:
+        """Return the octets of a GOAWAY request; nothing once either side has sent one.
+
+        From now on no new calls are taken.
+        """
+        if not self._enter(ConnectionInput.SEND_GOAWAY):
             return []
-        self.state = ConnectionState.DRAINING
         return self._encode(Opcode.GOAWAY, _REQUEST, 0)
 
     def answer_goaway(self, request: Frame) -> list[Octets]:
@@ -304,7 +306,7 @@ class Connection:
 
         Their outcome is unknown, unless the peer was over its limit and looked at none of them.
         """
-        self.state = ConnectionState.CLOSED
+        self._enter(ConnectionInput.CLOSE)
         self._decoder.drop()
         calls, self._calls = self._calls, {}
         self._requests.clear()
@@ -342,13 +344,13 @@ class Connection:
 
     def _on_request(self, frame: Frame) -> Event | None:
         if frame.opcode == Opcode.GOAWAY:
-            self.state = CONNECTION.maybe_next(self.state, ConnectionInput.GOAWAY) or self.state
+            self._enter(ConnectionInput.RECEIVE_GOAWAY)
             return GoawayReceived(frame)
         if frame.call_id > limits.CALL_ID_MAX:
             raise FrameError(f"call id {frame.call_id} is negative as an int32; expected 0 or more")
         if frame.call_id in self._requests:
             raise FrameError(f"call id {frame.call_id} is in use by a request that is still open")
-        if CONNECTION.maybe_next(self.state, ConnectionInput.RECEIVE_REQUEST) is None:
+        if not self._enter(ConnectionInput.RECEIVE_REQUEST):
             return RequestRefused(frame, self._refusal())
         if len(self._requests) >= limits.CALLS_IN_FLIGHT_MAX:
             error = ThrottledError(
@@ -388,6 +390,14 @@ class Connection:
         if isinstance(error, ThrottledError) and self.received_frame_count == 1:
             return error
         return ProtocolError(f"the peer closes the connection: {error or 'no reason given'}")
+
+    def _enter(self, received: ConnectionInput) -> bool:
+        """Go to the next state; whether there is one, as what is refused changes nothing."""
+        target = CONNECTION.maybe_next(self.state, received)
+        if target is None:
+            return False
+        self.state = target
+        return True
 
     def _move(self, call: _Call, received: CallInput) -> None:
         target = CALL.maybe_next(call.state, received)

@@ -1,10 +1,54 @@
-"""The tables of the connection and of the call, seen from either end (SPEC "GOAWAY", "Flags")."""
+"""State machines as total tables, and those of the connection and of the call.
+
+For every state and input a table has the next state or a refusal. Both ends of a connection obey
+the same tables (SPEC "GOAWAY", "Flags").
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
-from sbp_core.session.machine import REFUSED, Machine, Symbol
+S = TypeVar("S", bound=enum.Enum)
+I = TypeVar("I", bound=enum.Enum)  # noqa: E741
+
+
+class Symbol(enum.Enum):
+    """A state or an input. Each is itself alone, so it need not be hashed by its name."""
+
+    __hash__ = object.__hash__
+
+
+class Refusal(enum.Enum):
+    """What stands in a table where an input is not allowed."""
+
+    REFUSED = "refused"
+
+
+REFUSED: Final = Refusal.REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(Generic[S, I]):
+    """A named table of transitions. Construction fails unless the table is total."""
+
+    name: str
+    states: type[S]
+    inputs: type[I]
+    table: Mapping[S, Mapping[I, S | Refusal]]
+
+    def __post_init__(self) -> None:
+        for state in self.states:
+            missing = set(self.inputs) - set(self.table.get(state, {}))
+            if missing:
+                raise AssertionError(f"{self.name}: {state} says nothing about {missing}")
+
+    def maybe_next(self, state: S, received: I) -> S | None:
+        """Return the state after `received`, None when it is refused in `state`."""
+        target = self.table[state][received]
+        return None if isinstance(target, Refusal) else target
 
 
 class ConnectionState(Symbol):
@@ -21,8 +65,8 @@ class ConnectionInput(Symbol):
 
     START_CALL = "start a call"
     RECEIVE_REQUEST = "receive a request"
-    RECEIVE_RESPONSE = "receive a response"
-    GOAWAY = "send or receive GOAWAY"
+    SEND_GOAWAY = "send GOAWAY"
+    RECEIVE_GOAWAY = "receive GOAWAY"
     CLOSE = "close, lose or break the connection"
 
 
@@ -36,22 +80,22 @@ CONNECTION: Final = Machine(
         _OPEN: {
             ConnectionInput.START_CALL: _OPEN,
             ConnectionInput.RECEIVE_REQUEST: _OPEN,
-            ConnectionInput.RECEIVE_RESPONSE: _OPEN,
-            ConnectionInput.GOAWAY: _DRAINING,
+            ConnectionInput.SEND_GOAWAY: _DRAINING,
+            ConnectionInput.RECEIVE_GOAWAY: _DRAINING,
             ConnectionInput.CLOSE: _CLOSED,
         },
         _DRAINING: {
             ConnectionInput.START_CALL: REFUSED,
             ConnectionInput.RECEIVE_REQUEST: REFUSED,
-            ConnectionInput.RECEIVE_RESPONSE: _DRAINING,
-            ConnectionInput.GOAWAY: _DRAINING,
+            ConnectionInput.SEND_GOAWAY: REFUSED,
+            ConnectionInput.RECEIVE_GOAWAY: _DRAINING,
             ConnectionInput.CLOSE: _CLOSED,
         },
         _CLOSED: {
             ConnectionInput.START_CALL: REFUSED,
             ConnectionInput.RECEIVE_REQUEST: REFUSED,
-            ConnectionInput.RECEIVE_RESPONSE: REFUSED,
-            ConnectionInput.GOAWAY: REFUSED,
+            ConnectionInput.SEND_GOAWAY: REFUSED,
+            ConnectionInput.RECEIVE_GOAWAY: REFUSED,
             ConnectionInput.CLOSE: _CLOSED,
         },
     },

@@ -1,11 +1,20 @@
-"""The tables are total, and every pair is either a transition or a refusal."""
+"""The tables are total, every pair is a transition or a refusal, and the code obeys them."""
 
+import ast
+import inspect
 import itertools
 
 import pytest
 
-from sbp_core.session.machine import REFUSED, Machine
-from sbp_core.session.states import CALL, CONNECTION, ConnectionInput, ConnectionState
+from sbp_core.session import connection
+from sbp_core.session.states import (
+    CALL,
+    CONNECTION,
+    REFUSED,
+    ConnectionInput,
+    ConnectionState,
+    Machine,
+)
 
 MACHINES = [CONNECTION, CALL]
 
@@ -24,6 +33,26 @@ def test_a_table_with_a_hole_is_refused():
     del table[ConnectionState.OPEN][ConnectionInput.CLOSE]
     with pytest.raises(AssertionError, match="says nothing"):
         Machine("holed", ConnectionState, ConnectionInput, table)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_every_input_is_given_to_the_table_and_no_state_is_set_beside_it(machine):
+    tree = ast.parse(inspect.getsource(connection))
+    named = [
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)
+    ]
+    given = {each.attr for each in named if each.value.id == machine.inputs.__name__}
+    assert given == {each.name for each in machine.inputs}
+    assigned = [
+        ast.unparse(each.value)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Assign | ast.AnnAssign)
+        and ast.unparse(each.value or ast.Constant(None)).startswith(machine.states.__name__)
+    ]
+    first = next(iter(machine.states))
+    assert assigned == [f"{machine.states.__name__}.{first.name}"]
 
 
 def test_closed_is_final():

@@ -24,7 +24,7 @@ from sbp_core.errors import (
     TxnIncompleteError,
 )
 from sbp_core.pd.txns.transactions import Part
-from sbp_core.session.machine import REFUSED, Machine, Refusal
+from sbp_core.session.states import REFUSED, Machine, Refusal
 from sbp_core.wire.txn_id import copy_of
 
 
