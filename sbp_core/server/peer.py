@@ -1,9 +1,7 @@
-"""One accepted connection: bytes through the session, requests to the dispatcher, backpressure.
+"""One accepted connection: bytes through the session, requests to the dispatcher, answers back.
 
-Memory is bounded from both sides: while there is no room for more requests (see intake.py), or the
-peer does not read its answers (see unread.py), the socket is not read; handlers wait in
-`send_response` or `reserve` then. Time is bounded too: a peer gets so long to send its first frame,
-to complete one that it began, and to read what was sent; less while others wait for what it holds.
+What is received waits in incoming.py, what is sent in outgoing.py, each for room; what is being
+served is in work.py. Handlers wait in `send_response` or `reserve` while the peer does not read.
 """
 
 from __future__ import annotations
@@ -13,20 +11,20 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Final, cast
 
 from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
 from sbp_core.server.budget import Budget
-from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
-from sbp_core.server.intake import Held, Intake, memory_bytes
+from sbp_core.server.dispatch import Dispatcher
+from sbp_core.server.incoming import Incoming, is_overdue
+from sbp_core.server.intake import Held
 from sbp_core.server.outgoing import Outgoing
-from sbp_core.server.patience import FramePatience, Use, is_overdue
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.trust import Standing
-from sbp_core.server.unread import Echo, Unread
+from sbp_core.server.unread import Unread
+from sbp_core.server.work import Work
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.events import (
     ConnectionBroken,
@@ -36,7 +34,6 @@ from sbp_core.session.events import (
     RequestRefused,
 )
 from sbp_core.session.negotiation import NOTHING, Agreement, accept
-from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import Feature
@@ -63,79 +60,59 @@ class Peer(asyncio.BufferedProtocol):
         self.owner = owner
         """Whom the connection is counted for: its address, or network."""
         self.name = f"connection {connection_id}"
+        self.standing = Standing()
+        """What the peer has proven to be."""
+        self.is_from_this_host = False
+        """Whether the peer has the address that it connected to."""
         self._connection_id = connection_id
         self._dispatcher = dispatcher
-        self._speech = dispatcher.speech
         self._clock = clock
         self._on_closed = on_closed
         self._session = Connection()
-        self._transport: asyncio.Transport | None = None
-        self._socket: AsyncSocket | None = None
-        self._tasks: dict[asyncio.Task[None], Held] = {}
-        self._deferred_count = 0
-        self._intake = Intake(budget, self._go_on, address=owner)
-        self._unread = unread
         self._outgoing = Outgoing(unread)
-        self._echo = Echo(unread, self._on_echo_room)
-        self._turns = turns
-        self._has_turn = False
-        self._is_from_this_host = False
-        self.standing = Standing()
-        """What the peer has proven to be."""
-        self._waiting: tuple[Frame, Held] | None = None
-        """A request for which there is no room yet."""
-        self._is_behind = False
-        """Whether frames may be here that were not handled yet; then the socket is not read."""
-        self._received_at = 0.0
-        self._is_reading = True
-        self._at_rest = asyncio.Event()
-        self._at_rest.set()
-        now = clock.monotonic()
-        self._use = Use(now)
-        self._patience = FramePatience(self._session, self._intake, now)
-        self._lost_at: float | None = None
+        self._incoming = Incoming(
+            self,
+            self._session,
+            self._outgoing,
+            budget=budget,
+            unread=unread,
+            turns=turns,
+            clock=clock,
+            owner=owner,
+        )
+        self._work = Work(clock, self._on_work_ended)
+        self._at_rest: asyncio.Event | None = None
+        """Set once nothing is served; for `finish`."""
         self._leave_at: float | None = None
         """After GOAWAY of either side: when to close, once nothing is being served."""
+        self._lost_at: float | None = None
 
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._socket = self._outgoing.connect(self._transport)
+        accepted = cast("asyncio.Transport", transport)
+        self._incoming.connect(accepted, self._outgoing.connect(accepted))
         address, own_address = map(transport.get_extra_info, ("peername", "sockname"))
         if address:
-            self._is_from_this_host = bool(own_address) and address[0] == own_address[0]
+            self.is_from_this_host = bool(own_address) and address[0] == own_address[0]
             self.name = f"{address[0]}:{address[1]}, {self.name}"
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next octets go."""
+        """Return where the next bytes go."""
         return self._session.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the frames that are complete, when it is this connection's turn."""
-        if not self._session.buffer_updated(nbytes):
-            self._expect_frame()
-            self._expect_more()
-            return
-        self._received_at = asyncio.get_running_loop().time()
-        self._is_behind = True
-        self._at_rest.clear()
-        self._go_on()
+        self._incoming.received(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the tasks that serve the peer; calls without one end in their own time."""
         self._session.close()
         self._lost_at = self._clock.monotonic()
-        if self._waiting is not None:
-            self._waiting[1].end()
-            self._waiting = None
-        self._is_behind = False
-        self._intake.close()
-        self._echo.end()
-        for task in self._tasks:
-            task.cancel()
-        self._note_rest()
+        self._incoming.close()
+        self._work.cancel()
+        self.note_rest()
         self._outgoing.lose()
         self._on_closed(self)
         _LOG.debug("%s: closed (%s)", self.name, exc or "by either side")
@@ -143,12 +120,12 @@ class Peer(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The peer does not read fast enough: answers wait."""
         self._outgoing.pause()
-        self._go_on()
+        self._incoming.go_on()
 
     def resume_writing(self) -> None:
         """The peer reads again."""
         self._outgoing.resume()
-        self._go_on()
+        self._incoming.go_on()
 
     # Responder
 
@@ -156,11 +133,6 @@ class Peer(asyncio.BufferedProtocol):
     def agreement(self) -> Agreement:
         """The features that hold on this connection."""
         return self._session.agreement
-
-    @property
-    def is_from_this_host(self) -> bool:
-        """Whether the peer has the address that it connected to."""
-        return self._is_from_this_host
 
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on and how to answer an offer; a second offer changes nothing."""
@@ -178,7 +150,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def note_use(self) -> None:
         """Note that the connection is in use, though no request says so."""
-        self._use.note(self._clock.monotonic())
+        self._work.note_use()
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
@@ -221,10 +193,9 @@ class Peer(asyncio.BufferedProtocol):
 
         Negative while it is too young for that, in use, or at work.
         """
-        is_receiving = self._session.large_frame_bytes and not self._echo.is_awaited
-        if self._has_work or is_receiving or self._leave_at is not None:
+        if self._has_work or self._incoming.is_receiving or self._leave_at is not None:
             return -1.0
-        return self._use.spare_ms(self._clock.monotonic())
+        return self._work.spare_ms(self._clock.monotonic())
 
     def close_if_overdue(self, idle_seconds_max: float) -> None:
         """Close the connection if the peer made the server wait for longer than it may."""
@@ -236,15 +207,15 @@ class Peer(asyncio.BufferedProtocol):
             )
             self.abort()
         elif self._outgoing.is_closing or (
-            not self._is_reading and self._outgoing.abort_if_broken()
+            not self._incoming.is_reading and self._outgoing.abort_if_broken()
         ):
             return
-        elif self._is_reading and (late_ms := self._patience.late_ms(now)):
+        elif late_ms := self._incoming.late_ms(now):
             _LOG.warning("%s: closing, no whole frame within %d ms", self.name, late_ms)
             self._part(DeadlineExceededError(f"no whole frame arrived within {late_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
-        elif not self._has_work and self._use.idle_ms(now) > 1000 * idle_seconds_max:
+        elif not self._has_work and self._work.idle_ms(now) > 1000 * idle_seconds_max:
             _LOG.debug("%s: idle, sending it away", self.name)
             self.go_away()
 
@@ -254,13 +225,12 @@ class Peer(asyncio.BufferedProtocol):
         Work that ignores its end is a mistake; what it counts for is given back all the same.
         """
         now = self._clock.monotonic()
-        if self._tasks and not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):
+        if self._work.has_tasks and not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):
             return False
-        for task, held in self._tasks.items():
+        for task in self._work.forsake():
             _LOG.error(
                 "%s: left to itself, it does not end by being cancelled: %r", self.name, task
             )
-            held.end()
         return True
 
     def go_away(self) -> None:
@@ -279,7 +249,9 @@ class Peer(asyncio.BufferedProtocol):
         What the peer sends before it knows that the server goes away is refused meanwhile: it need
         not wonder whether that was done.
         """
-        await self._at_rest.wait()
+        if self._has_work:
+            self._at_rest = asyncio.Event()
+            await self._at_rest.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.GOAWAY_GRACE_MS / 1000):
                 await self._outgoing.wait_closed()
@@ -294,24 +266,21 @@ class Peer(asyncio.BufferedProtocol):
         """Close at once, whatever the peer has not read yet."""
         self._outgoing.abort()
 
-    @property
-    def _has_work(self) -> bool:
-        """Whether requests are served, wait for room, or may be here unseen."""
-        is_serving = bool(self._tasks) or self._deferred_count > 0
-        return is_serving or self._waiting is not None or self._is_behind
+    # What is received, and what is served
 
-    def _on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
+        """Handle what a frame of the peer means."""
         match event:
             case RequestReceived(frame) if frame.opcode == Opcode.PING:
                 self._answer_ping(frame)
             case RequestReceived(frame):
                 if frame.opcode != Opcode.HEARTBEAT:
                     self.note_use()
-                self._start(frame)
+                self._incoming.begin(frame)
             case RequestRefused(frame, error):
                 self._refuse(frame, error)
             case GoawayReceived(frame):
-                if self._speech.is_foreign:
+                if self._dispatcher.speech.is_foreign:
                     self._outgoing.send(self._session.answer_goaway(frame))
                 self._leave_at = self._clock.monotonic()
                 self._close_if_left()
@@ -321,163 +290,49 @@ class Peer(asyncio.BufferedProtocol):
             case _:
                 pass
 
+    def serve(self, frame: Frame, held: Held) -> None:
+        """Serve a request that counts for what is `held`."""
+        rest = self._dispatcher.begin(frame, self, self.name, self._incoming.received_at, held)
+        self._work.go_on(rest, held, is_use=frame.opcode != Opcode.HEARTBEAT)
+
+    def note_rest(self) -> None:
+        """Go on with what waited until nothing is served."""
+        if not self._has_work:
+            if self._at_rest is not None:
+                self._at_rest.set()
+            self._close_if_left()
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether requests are served, wait for room, or may be here unseen."""
+        return self._work.is_going_on or self._incoming.has_work
+
+    def _on_work_ended(self, error: BaseException | None) -> None:
+        self.note_rest()
+        if error is not None:
+            _LOG.error("%s: an answer could not be sent: %s", self.name, error)
+            self.close()
+
     def _answer_ping(self, frame: Frame) -> None:
-        refusal = self._echo.maybe_refusal(len(frame.header) + len(frame.payload))
+        echo = self._incoming.echo
+        refusal = echo.maybe_refusal(len(frame.header) + len(frame.payload))
         if refusal is not None:
             self._refuse(frame, refusal)
             return
         self._outgoing.send(self._session.send_response(frame, frame.header, [frame.payload]))
-        self._echo.end()
-
-    def _start(self, frame: Frame) -> None:
-        held = self._intake.begin(memory_bytes(frame))
-        if held.is_waiting:
-            self._waiting = frame, held
-        else:
-            self._serve(frame, held)
-
-    def _serve(self, frame: Frame, held: Held) -> None:
-        rest = self._dispatcher.begin(frame, self, self.name, self._received_at, held)
-        self._go_on_serving(rest, held, is_use=frame.opcode != Opcode.HEARTBEAT)
-
-    def _go_on_serving(self, rest: Serving | None, held: Held, *, is_use: bool) -> None:
-        """Do what is left of a request that counts for what is `held`."""
-        if rest is None:
-            held.end()
-        elif isinstance(rest, Deferred):
-            self._deferred_count += 1
-            rest.when_due(partial(self._on_due, rest, held))
-        else:
-            task = asyncio.create_task(rest)
-            self._tasks[task] = held
-            task.add_done_callback(partial(self._on_done, is_use))
-
-    def _on_due(self, deferred: Deferred, held: Held) -> None:
-        rest = deferred.finish()
-        self._deferred_count -= 1
-        self._go_on_serving(rest, held, is_use=True)
-        self.note_use()
-        self._note_rest()
-
-    def _on_done(self, is_use: bool, task: asyncio.Task[None]) -> None:  # noqa: FBT001
-        self._tasks.pop(task).end()
-        if is_use:
-            self.note_use()
-        self._note_rest()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("%s: an answer could not be sent: %s", self.name, error)
-            self.close()
-
-    def _note_rest(self) -> None:
-        if not self._has_work:
-            self._at_rest.set()
-            self._close_if_left()
+        echo.end()
 
     def _close_if_left(self) -> None:
         is_due = self._leave_at is not None and self._leave_at <= self._clock.monotonic()
         if is_due and not self._has_work:
             self.close()
 
-    @property
-    def _may_go_on(self) -> bool:
-        return self._intake.may_read and self._outgoing.has_room and not self._echo.is_awaited
-
-    @property
-    def _is_granted(self) -> bool:
-        """Whether there is room by now for the request that waited for it."""
-        return self._waiting is not None and not self._intake.is_waiting
-
-    @property
-    def _is_due(self) -> bool:
-        """Whether there is something to handle, and room for it."""
-        return self._is_granted or (self._is_behind and self._may_go_on)
-
-    def _go_on(self) -> None:
-        """Handle what is here if there is room, and read more once that is done.
-
-        Room that is given back lets many connections go on at once. They take turns: the rest of
-        the server goes on between them.
-        """
-        if self._has_turn:
-            return
-        if self._is_due:
-            self._has_turn = True
-            self._turns.enter(self._take_turn)
-        self._update_reading()
-
-    def _take_turn(self) -> bool:
-        """Handle the next frame; whether there may be another one to handle now."""
-        try:
-            if self._is_granted:
-                self._serve_granted()
-            elif self._is_behind:
-                self._handle_next()
-        except Exception:  # noqa: BLE001 - a mistake keeps no one else from their turn
-            _LOG.exception("%s: closing", self.name)
-            self._is_behind = False
-            self.abort()
-        self._has_turn = self._is_due
-        if not self._has_turn:
-            self._update_reading()
-            self._note_rest()
-        return self._has_turn
-
-    def _serve_granted(self) -> None:
-        if self._waiting is None:
-            return
-        (frame, held), self._waiting = self._waiting, None
-        if self._outgoing.abort_if_broken():
-            held.end()
-        else:
-            self._serve(frame, held)
-
-    def _handle_next(self) -> None:
-        event = next(self._session.events(), None)
-        if event is not None:
-            self._on_event(event)
-        if event is None or not self._session.is_mid_frame:
-            self._is_behind = False
-            self._expect_frame()
-            self._expect_more()
-            self._patience.note_progress(self._clock.monotonic())
-
-    def _expect_frame(self) -> None:
-        """Claim the room of a frame that outgrows the receive buffer; for a PING, of its echo."""
-        size = self._session.large_frame_bytes
-        is_ping = size and self._session.awaited_opcode == Opcode.PING
-        if is_ping and not self._echo.may_receive(size):
-            self._go_on()
-        else:
-            self._intake.expect_frame(size)
-
-    def _on_echo_room(self) -> None:
-        if self._lost_at is None:
-            self._expect_frame()
-            self._go_on()
-
-    def _expect_more(self) -> None:
-        if self._socket is not None:
-            self._socket.expect(self._session.missing_bytes)
-
-    def _update_reading(self) -> None:
-        outgoing = self._outgoing
-        if not outgoing.has_room and outgoing.is_writable and self._lost_at is None:
-            self._unread.when_read(self._go_on)
-        wanted = self._may_go_on and not self._is_behind
-        if self._transport is None or wanted == self._is_reading or self._transport.is_closing():
-            return
-        self._is_reading = wanted
-        if wanted:
-            self._patience.resume(self._clock.monotonic())
-            self._transport.resume_reading()
-        else:
-            self._patience.pause(self._clock.monotonic())
-            self._transport.pause_reading()
-
     def _refuse(self, request: Frame, error: SbpError) -> None:
-        self._outgoing.send(self._session.send_system_error(request, self._speech.error(error)))
+        told = self._dispatcher.speech.error(error)
+        self._outgoing.send(self._session.send_system_error(request, told))
 
     def _part(self, reason: SbpError) -> None:
         """Say why, and close."""
-        self._outgoing.send(self._session.send_farewell(self._speech.error(reason)))
+        told = self._dispatcher.speech.error(reason)
+        self._outgoing.send(self._session.send_farewell(told))
         self.close()

@@ -99,7 +99,7 @@ def waiting_count(cluster):
 
 def write_buffers(cluster):
     peers = cluster.server._listener._peers
-    return [peer._transport.get_write_buffer_size() for peer in peers if peer._transport]
+    return [peer._outgoing._unsent_bytes() for peer in peers]
 
 
 async def until(is_so):

@@ -208,7 +208,7 @@ def test_a_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(monkeypatc
     async def body(bench):
         async with deaf_peer(bench, request) as (_, other):
             for peer in bench.listener._peers:
-                if peer._transport.get_write_buffer_size():
+                if peer._outgoing._unsent_bytes():
                     peer.close()
             bench.later(STALL_MS)
             await other.call(Opcode.PING)
@@ -262,7 +262,9 @@ def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner(ca
             writer.write(large)
             while not budget.is_contended:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            (peer,) = [each for each in bench.listener._peers if each._intake.is_in_the_way]
+            (peer,) = [
+                each for each in bench.listener._peers if each._incoming._intake.is_in_the_way
+            ]
             for _ in range(limits.FRAME_CONTENDED_MS // limits.FRAME_STALLED_MS):
                 bench.later(limits.FRAME_STALLED_MS)
                 slow_writer.write(bytes(limits.RECEIVE_WAKE_BYTES))

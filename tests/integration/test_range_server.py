@@ -66,7 +66,7 @@ def append_request(*batches):
 
 
 def write_buffers(cluster):
-    return [peer._transport.get_write_buffer_size() for peer in cluster.server._listener._peers]
+    return [peer._outgoing._unsent_bytes() for peer in cluster.server._listener._peers]
 
 
 def fetch_request(*items, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20):

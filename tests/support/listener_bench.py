@@ -101,7 +101,7 @@ class Bench:
 
     @property
     def held_bytes(self):
-        return [peer._transport.get_write_buffer_size() for peer in self.listener._peers]
+        return [peer._outgoing._unsent_bytes() for peer in self.listener._peers]
 
 
 def run(body):
