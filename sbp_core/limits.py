@@ -38,11 +38,9 @@ HEADER_VECTOR_BYTES: Final = 32
 TABLE_PLANS_MAX: Final = 64
 """Layouts of one table that are remembered, of those that peers use and of our own."""
 TEMPLATE_BYTES_MAX: Final = KIB
-"""Larger headers are always read and written from scratch."""
+"""Larger headers are always read from scratch."""
 TEMPLATES_MAX: Final = 512
-"""Layouts of whole headers that are remembered: to read, one for each table and length."""
-STENCIL_TABLES_MAX: Final = 8
-"""Longer vectors of tables are always written from scratch."""
+"""Layouts of whole headers that are remembered, one for each table and length."""
 STRING_BYTES_MAX: Final = 64 * KIB
 
 # Calls.

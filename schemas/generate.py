@@ -133,8 +133,7 @@ def render(source: Path) -> str:
         "",
         "from msgspec import Struct",
         "",
-        "from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector",
-        "from sbp_core.wire.flat.redaction import repr_without",
+        "from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector, repr_without",
         "",
     ]
     for enum_ in schema.enums:

@@ -8,8 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector
-from sbp_core.wire.flat.redaction import repr_without
+from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector, repr_without
 
 
 class ClientRole(enum.IntEnum):

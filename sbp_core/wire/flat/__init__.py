@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbp_core.wire.flat.kinds import Field, Kind, Octets, Scalar, Structs, Table, Text, Vector
-from sbp_core.wire.flat.schema import Schema
+from sbp_core.wire.flat.schema import Schema, repr_without
 
 __all__ = [
     "Field",
@@ -15,4 +15,5 @@ __all__ = [
     "Table",
     "Text",
     "Vector",
+    "repr_without",
 ]

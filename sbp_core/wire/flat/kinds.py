@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 REFERENCE_BYTES = 4
 """What a table holds of a string, a vector or another table: the offset to it."""
@@ -71,3 +74,10 @@ class Field:
 def code_bytes(code: str) -> int:
     """Return the octets of a number with this struct format character."""
     return struct.calcsize(f"<{code}")
+
+
+def picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return what takes the values at these indexes out of a sequence, as a sequence."""
+    if len(indexes) > 1:
+        return itemgetter(*indexes)
+    return itemgetter(slice(indexes[0], indexes[0] + 1) if indexes else slice(0))

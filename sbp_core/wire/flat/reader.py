@@ -33,6 +33,7 @@ from sbp_core.wire.flat.kinds import (
     Text,
     Vector,
     code_bytes,
+    picker,
 )
 
 _U16: Final = struct.Struct("<H")
@@ -70,7 +71,7 @@ class _Plan:
     fields: tuple[tuple[int, Field], ...]
     unpack: Callable[[bytes, int], tuple[Any, ...]]
     references: tuple[_Reference, ...]
-    arrange: Callable[[Sequence[Any]], tuple[Any, ...]]
+    arrange: Callable[[Sequence[Any]], Sequence[Any]]
 
     @property
     def used_bytes(self) -> int:
@@ -125,7 +126,7 @@ class ReadTable:
             tuple(present),
             struct.Struct(codes).unpack_from,
             tuple(references),
-            _tuple_getter(order),
+            picker(order),
         )
 
     def plan_at(self, data: bytes, position: int) -> tuple[_Plan, range]:
@@ -143,12 +144,6 @@ class ReadTable:
             if field.id < len(places) and places[field.id]
         ]
         return sorted(present, key=itemgetter(0))
-
-
-def _tuple_getter(columns: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    if len(columns) > 1:
-        return itemgetter(*columns)
-    return lambda row: tuple(row[column] for column in columns)
 
 
 class Reader:

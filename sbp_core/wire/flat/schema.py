@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,8 +13,7 @@ from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import Field
 from sbp_core.wire.flat.reader import Reader, ReadTable
-from sbp_core.wire.flat.stencil import Stencils
-from sbp_core.wire.flat.template import Templates, leaves_of, maybe_excerpt, maybe_template
+from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
 from sbp_core.wire.flat.writer import Writer, WrittenTable
 
 T = TypeVar("T")
@@ -36,14 +35,15 @@ class Schema:
         `is_whole`: honest peers write little else than these fields, so a buffer that is for the
         most part in no use is refused. False where the layouts leave out what others write.
         """
-        self._written = {table.__name__: WrittenTable(table, layouts[table]) for table in layouts}
+        self._written: dict[str, WrittenTable] = {}
+        for table, layout in layouts.items():
+            self._written[table.__name__] = WrittenTable(table, layout, self._written)
         self._read = {table.__name__: ReadTable(table, layouts[table]) for table in layouts}
         self._bytes_max = bytes_max
         self._depth_max = depth_max
         self._is_whole = is_whole
         self._templates = Templates()
         self._excerpts = Templates()
-        self._stencils = Stencils(layouts, partial(leaves_of, self._read))
 
     def encode(self, value: object) -> bytes:
         """Return the FlatBuffers encoding of a generated struct, as a root table.
@@ -51,9 +51,6 @@ class Schema:
         Raises HeaderError for content that its field cannot hold, and when the result would be
         larger than a header may be.
         """
-        return self._stencils.write(value, self._write_anew)
-
-    def _write_anew(self, value: object) -> bytes:
         encoded = Writer(self._written).write_root(value)
         if len(encoded) > self._bytes_max:
             raise HeaderError(
@@ -107,3 +104,13 @@ class Schema:
         """
         make = partial(maybe_excerpt, self._read, table.__name__, data, known, paths)
         self._excerpts.consider(table, data, make)
+
+
+def repr_without(table: Struct, secret_fields: Collection[str]) -> str:
+    """Return the `repr` of a table, with `***` in place of fields that are set and secret."""
+    shown = ", ".join(
+        f"{name}={'***' if name in secret_fields and value else repr(value)}"
+        for name in table.__struct_fields__
+        for value in (getattr(table, name),)
+    )
+    return f"{type(table).__name__}({shown})"

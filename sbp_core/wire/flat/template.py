@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from threading import Lock
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from sbp_core.wire.flat.kinds import (
     Text,
     Vector,
     code_bytes,
+    picker,
 )
 from sbp_core.wire.flat.reader import ReadTable
 
@@ -46,7 +46,7 @@ class Template:
     unpack: Callable[[bytes], tuple[Any, ...]]
     texts: tuple[int, ...]
     constants: tuple[Any, ...]
-    steps: tuple[tuple[Callable[..., Any], Callable[[Sequence[Any]], tuple[Any, ...]]], ...]
+    steps: tuple[tuple[Callable[..., Any], Callable[[Sequence[Any]], Sequence[Any]]], ...]
 
     def maybe_read(self, data: bytes) -> Any:
         """Return what is read of `data`, None if that is laid out in another way.
@@ -93,16 +93,6 @@ def maybe_excerpt(
         return None
 
 
-def leaves_of(tables: Mapping[str, ReadTable], name: str, data: bytes) -> Mapping[str, Leaf]:
-    """Return where the contents stand of a verified buffer whose root is the table `name`.
-
-    By path, see `maybe_excerpt`.
-    """
-    tracer = _Tracer(tables, data)
-    tracer.trace_root(name)
-    return tracer.found
-
-
 class Templates:
     """The templates that were made last, by what buffers are of and how long they are."""
 
@@ -147,7 +137,7 @@ class _NoTemplateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class _Leaf:
     """Contents at a position, as the struct code says."""
 
     position: int
@@ -164,7 +154,7 @@ class _Step:
     number: int
 
 
-_Value = Leaf | _Constant | _Step
+_Value = _Leaf | _Constant | _Step
 
 
 class _Tracer:
@@ -173,12 +163,12 @@ class _Tracer:
     def __init__(self, tables: Mapping[str, ReadTable], data: bytes) -> None:
         self._tables = tables
         self._data = data
-        self._leaves: list[Leaf] = []
-        self._texts: list[Leaf] = []
+        self._leaves: list[_Leaf] = []
+        self._texts: list[_Leaf] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], Sequence[_Value]]] = []
         self._layout: set[int] = set()
-        self.found: dict[str, Leaf] = {}
+        self.found: dict[str, _Leaf] = {}
 
     def trace_root(self, name: str) -> None:
         """Note everything."""
@@ -216,7 +206,7 @@ class _Tracer:
         steps_at = constants_at + len(self._constants)
 
         def index(value: _Value) -> int:
-            if isinstance(value, Leaf):
+            if isinstance(value, _Leaf):
                 return places[value]
             if isinstance(value, _Constant):
                 return constants_at + value.number
@@ -279,17 +269,17 @@ class _Tracer:
                 return self._step(lambda found: tuple(layout.iter_unpack(found)), [octets])
         raise AssertionError(kind)
 
-    def _text(self, position: int, path: str) -> Leaf:
+    def _text(self, position: int, path: str) -> _Leaf:
         leaf = self._octets(position, path)
         self._texts.append(leaf)
         return leaf
 
-    def _octets(self, position: int, path: str, element_bytes: int = 1) -> Leaf:
+    def _octets(self, position: int, path: str, element_bytes: int = 1) -> _Leaf:
         octet_count = self._count(position) * element_bytes
         return self._leaf(position + REFERENCE_BYTES, f"{octet_count}s", path)
 
-    def _leaf(self, position: int, code: str, path: str) -> Leaf:
-        leaf = self.found[path] = Leaf(position, code)
+    def _leaf(self, position: int, code: str, path: str) -> _Leaf:
+        leaf = self.found[path] = _Leaf(position, code)
         self._leaves.append(leaf)
         return leaf
 
@@ -318,10 +308,3 @@ class _Tracer:
 
 def _tuple_of(*values: Any) -> tuple[Any, ...]:
     return values
-
-
-def picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return what takes the values at these indexes."""
-    if len(indexes) > 1:
-        return itemgetter(*indexes)
-    return lambda values: tuple(values[at] for at in indexes)

@@ -11,11 +11,10 @@ holds them begins 4 octets before one, for they follow its first 4 octets.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import compress, islice
-from operator import attrgetter, ne, sub
+from itertools import compress
+from operator import attrgetter, ne
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
@@ -33,39 +32,45 @@ from sbp_core.wire.flat.kinds import (
     Text,
     Vector,
     code_bytes,
+    picker,
 )
 
 _U32: Final = struct.Struct("<I")
+_put_u32: Final = _U32.pack_into
 _WORD: Final = bytes(4)
 _WIDE_BYTES: Final = 8
 _PADDING: Final = (b"", bytes(3), bytes(2), bytes(1))
 """What fills the last word, by the octets in it."""
 _TERMINATION: Final = (_WORD, *_PADDING[1:])
 """The same behind a string: one zero octet at least."""
-MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
+_MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
 """What content of another kind than its field's runs into."""
 
 
 class _Reference(NamedTuple):
-    """A field that refers to something: its place in the table, and the method that writes it."""
+    """A field that refers to something: its place in the table, and the method that writes it.
+
+    `column` is where it is among the contents; `kind` is the WrittenTable of what has tables.
+    """
 
     place: int
+    column: int
     name: str
     kind: Any
     write: Callable[[Writer, Any, Any], int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """The layout of a table that has certain fields.
 
-    `pack` takes the distance to the vtable and the numbers. `is_wide`: some have 8 octets.
+    `pack` takes the distance to the vtable and the `numbers`, which are picked from all contents.
+    `is_wide`: some have 8 octets.
     """
 
     vtable: bytes
     is_wide: bool
     pack: Callable[..., bytes]
-    number_count: int
+    numbers: Callable[[Sequence[Any]], Sequence[Any]]
     references: tuple[_Reference, ...]
 
 
@@ -75,18 +80,22 @@ class WrittenTable:
     `contents` takes them from a value; `absent` is what they have when they are not written.
     """
 
-    def __init__(self, table: type[Struct], layout: Sequence[Field]) -> None:
+    def __init__(
+        self, table: type[Struct], layout: Sequence[Field], tables: Mapping[str, WrittenTable]
+    ) -> None:
         self.table = table
+        self._tables = tables
         self._fields = sorted(
             layout, key=lambda field: (not isinstance(field.kind, Scalar), -field.inline_bytes)
         )
-        self.contents = picked_attributes([field.name for field in self._fields])
-        self.absent = tuple(absent_content(field) for field in self._fields)
+        self.contents = _picked_attributes([field.name for field in self._fields])
+        self.absent = tuple(_absent_content(field) for field in self._fields)
         self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)
 
     def _make_plan(self, is_present: tuple[bool, ...]) -> _Plan:
         fields = [*compress(self._fields, is_present)]
-        references = [field for field in fields if not isinstance(field.kind, Scalar)]
+        columns = [*compress(range(len(self._fields)), is_present)]
+        number_count = sum(isinstance(field.kind, Scalar) for field in fields)
         codes, end = "<i", 4
         places: dict[int, int] = {}
         for field in sorted(fields, key=lambda field: -field.inline_bytes):
@@ -99,12 +108,25 @@ class WrittenTable:
             vtable=vtable + _PADDING[len(vtable) % 4],
             is_wide=any(field.inline_bytes == _WIDE_BYTES for field in fields),
             pack=struct.Struct(f"{codes}{-end % 4}x").pack,
-            number_count=len(fields) - len(references),
+            numbers=picker(columns[:number_count]),
             references=tuple(
-                _Reference(places[field.id], field.name, field.kind, _write_method(field.kind))
-                for field in references
+                self._reference(field, places[field.id], column)
+                for field, column in zip(fields[number_count:], columns[number_count:], strict=True)
             ),
         )
+
+    def _reference(self, field: Field, place: int, column: int) -> _Reference:
+        match field.kind:
+            case Table(name):
+                return _Reference(
+                    place, column, field.name, self._tables[name], Writer._write_table
+                )
+            case Vector(Table(name)):
+                return _Reference(
+                    place, column, field.name, self._tables[name], Writer._write_tables
+                )
+            case kind:
+                return _Reference(place, column, field.name, kind, _write_method(kind))
 
     def number_error(self, contents: Sequence[Any]) -> HeaderError:
         """Return the error for the number that cannot be written."""
@@ -118,15 +140,15 @@ class WrittenTable:
         raise AssertionError(f"{self.table.__name__}: all numbers can be written")
 
 
-def absent_content(field: Field) -> Any:
+def _absent_content(field: Field) -> Any:
     """Return what a field has that is not written."""
     if isinstance(field.kind, Octets):
         return b""
     return () if isinstance(field.kind, Vector | Structs) else field.default
 
 
-def picked_attributes(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what takes these attributes of a value, those of its parts by their paths."""
+def _picked_attributes(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what takes these attributes of a value."""
     if len(names) > 1:
         return attrgetter(*names)
     getters = [attrgetter(name) for name in names]
@@ -155,41 +177,36 @@ class Writer:
             raise TypeError(f"{value!r:.80} is no {table.table.__name__}")
         contents = table.contents(value)
         is_present = tuple(map(ne, contents, table.absent))
-        plan = table.plan(is_present)
+        vtable, is_wide, pack, numbers, references = table.plan(is_present)
         out = self._out
-        vtable = self._vtables.get(plan.vtable)
-        if vtable is None:
-            vtable = self._vtables[plan.vtable] = len(out)
-            out += plan.vtable
-        if plan.is_wide:
-            self._align_behind_word()
+        vtable_at = self._vtables.get(vtable)
+        if vtable_at is None:
+            vtable_at = self._vtables[vtable] = len(out)
+            out += vtable
         position = len(out)
-        present = compress(contents, is_present)
+        if is_wide and position % _WIDE_BYTES == 0:
+            out += _WORD
+            position += len(_WORD)
         try:
-            out += plan.pack(position - vtable, *islice(present, plan.number_count))
+            out += pack(position - vtable_at, *numbers(contents))
         except struct.error:
             raise table.number_error(contents) from None
-        for place, name, kind, write in plan.references:
+        for place, column, name, kind, write in references:
             try:
-                target = write(self, kind, next(present))
-            except MISFIT as error:
+                target = write(self, kind, contents[column])
+            except _MISFIT as error:
                 raise HeaderError(f"{table.table.__name__}.{name}: {error}") from error
-            _U32.pack_into(out, position + place, target - (position + place))
+            _put_u32(out, position + place, target - (position + place))
         return position
 
-    def _write_child(self, kind: Table, value: object) -> int:
-        return self._write_table(self._tables[kind.name], value)
-
-    def _write_tables(self, kind: Vector, values: Sequence[object]) -> int:
-        assert isinstance(kind.element, Table)
-        table = self._tables[kind.element.name]
-        return self._write_targets(len(values), (self._write_table(table, item) for item in values))
+    def _write_tables(self, table: WrittenTable, values: Sequence[object]) -> int:
+        return self._write_targets(values, self._write_table, table)
 
     def _write_text(self, _: Text, text: str) -> int:
         return self._write_counted(text.encode("utf-8"), _TERMINATION)
 
     def _write_texts(self, _: Vector, texts: Sequence[str]) -> int:
-        return self._write_targets(len(texts), (self._write_text(_TEXT, text) for text in texts))
+        return self._write_targets(texts, self._write_text, _TEXT)
 
     def _write_octets(self, _: Octets, octets: bytes) -> int:
         return self._write_counted(bytes(memoryview(octets)), _PADDING)
@@ -221,12 +238,17 @@ class Writer:
         self._out += _PADDING[len(octets) % 4]
         return position
 
-    def _write_targets(self, count: int, targets: Iterator[int]) -> int:
-        """Write a vector of offsets, and behind it their targets as they are drawn."""
-        position = len(self._out)
-        places = range(position + 4, position + 4 + REFERENCE_BYTES * count, REFERENCE_BYTES)
-        self._out += struct.pack(f"<I{REFERENCE_BYTES * count}x", count)
-        struct.pack_into(f"<{count}I", self._out, position + 4, *map(sub, targets, places))
+    def _write_targets(
+        self, items: Sequence[Any], write: Callable[[Any, Any], int], kind: Any
+    ) -> int:
+        """Write a vector of offsets, and behind it their targets."""
+        out = self._out
+        position = place = len(out)
+        out += _U32.pack(len(items))
+        out += bytes(REFERENCE_BYTES * len(items))
+        for item in items:
+            place += REFERENCE_BYTES
+            _put_u32(out, place, write(kind, item) - place)
         return position
 
     def _align_behind_word(self) -> None:
@@ -237,13 +259,11 @@ class Writer:
 
 _TEXT: Final = Text()
 _METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
-    Table: Writer._write_child,
     Text: Writer._write_text,
     Octets: Writer._write_octets,
     Structs: Writer._write_structs,
 }
 _ELEMENT_METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
-    Table: Writer._write_tables,
     Text: Writer._write_texts,
     Scalar: Writer._write_numbers,
 }
