@@ -14,7 +14,7 @@ from sbp_core.client.appends.numbering import Marks, Numbering
 from sbp_core.client.types import AppendItem, RangeInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.writer_id import is_writer_id
+from sbp_core.wire.txn_id import is_writer_id
 
 
 class Writer:

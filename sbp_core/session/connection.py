@@ -49,8 +49,14 @@ from sbp_core.session.states import (
     ConnectionState,
 )
 from sbp_core.wire.checksum import Octets
-from sbp_core.wire.compression import decompress, maybe_compress
-from sbp_core.wire.frame import Frame, FrameDecoder, HeaderChecksum, encode_frame
+from sbp_core.wire.frame import (
+    Frame,
+    FrameDecoder,
+    HeaderChecksum,
+    decompress,
+    encode_frame,
+    maybe_compress,
+)
 from sbp_core.wire.headers import SystemErrorResponse, decode_system_error, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import maybe_error, status_for

@@ -16,6 +16,9 @@ Big-endian:
 
 so `length` = 16 + H + P, and a frame takes length + 4 octets in all. Extension: in a frame with the
 flag HEADER_CHECKSUM, on a connection that agreed on it, the CRC-32 is of all that stands before it.
+
+Another extension is the payload of a frame with the flag COMPRESSED: its uncompressed length (u32),
+then zstd, which notices a false length. The checksum is of the compressed bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from msgspec import Struct
 
 from sbp_core import limits
@@ -48,6 +52,11 @@ _LENGTH_OFFSET: Final = 4
 _PAYLOAD_ALIGNMENT_BYTES: Final = 8
 """What payloads hold is aligned to so much within them: record batches, and columns in these."""
 _FRAME_OVERHEAD_BYTES: Final = _PREFIX.size + _CHECKSUM.size
+
+_UNCOMPRESSED_LENGTH: Final = struct.Struct(">I")
+_CODEC: Final = pa.Codec("zstd")
+_GAIN_MIN: Final = 8
+"""A payload that compression does not shorten by an eighth is sent as it is."""
 
 
 class Frame(Struct, frozen=True):
@@ -378,3 +387,37 @@ _NO_BUFFER: Final = memoryview(bytearray())
 def _allocate(size: int) -> memoryview:
     """Return `size` octets that are not touched: memory is used as it is written to."""
     return np.empty(size, np.uint8).data
+
+
+def maybe_compress(payload: Sequence[Octets]) -> bytes | None:
+    """Return the compressed form of the concatenation of `payload`, None when it gains little."""
+    length = sum(len(part) for part in payload)
+    if not limits.COMPRESSION_BYTES_MIN <= length <= limits.FRAME_BYTES_MAX:
+        return None
+    whole = payload[0] if len(payload) == 1 else b"".join(payload)
+    compressed: bytes = _CODEC.compress(whole, asbytes=True)
+    is_worth_it = len(compressed) + _UNCOMPRESSED_LENGTH.size <= length - length // _GAIN_MIN
+    is_allowed = length <= limits.COMPRESSION_RATIO_MAX * len(compressed)
+    return _UNCOMPRESSED_LENGTH.pack(length) + compressed if is_worth_it and is_allowed else None
+
+
+def decompress(payload: Octets) -> memoryview:
+    """Return the payload that `maybe_compress` made shorter; it may be written to.
+
+    Raises FrameError when it is damaged, or announces more than a frame or COMPRESSION_RATIO_MAX
+    allows; nothing is allocated for it then.
+    """
+    if len(payload) < _UNCOMPRESSED_LENGTH.size:
+        raise FrameError(f"a compressed payload of {len(payload)} octets is cut off")
+    (length,) = _UNCOMPRESSED_LENGTH.unpack_from(payload)
+    compressed = memoryview(payload)[_UNCOMPRESSED_LENGTH.size :]
+    if length > min(limits.FRAME_BYTES_MAX, limits.COMPRESSION_RATIO_MAX * len(compressed)):
+        raise FrameError(
+            f"{len(compressed)} compressed octets announce {length}, more than a frame or"
+            f" {limits.COMPRESSION_RATIO_MAX} times as much"
+        )
+    try:
+        whole = _CODEC.decompress(pa.py_buffer(compressed), decompressed_size=length)
+    except (OSError, ValueError) as error:
+        raise FrameError(f"a compressed payload cannot be read: {error}") from error
+    return memoryview(whole).cast("B")

@@ -17,7 +17,12 @@ from sbp_core.errors import (
     StatusError,
     error_for_code,
 )
-from sbp_core.wire.headers import Status
+from sbp_core.wire.headers import (
+    PlacementDriverCluster,
+    Status,
+    decode_header,
+    encode_header,
+)
 
 _FAULTS_OF_REQUESTS: Final = (
     FrameError,
@@ -56,15 +61,29 @@ def status_for(error: SbpError) -> Status:
     """Return the status that tells a peer of `error`."""
     if isinstance(error, StatusError):
         return Status(code=error.code, message=error.message, detail=error.detail)
-    if isinstance(
-        error, FrameError | HeaderError | RecordBatchError | SchemaError | ConfigurationError
-    ):
+    if isinstance(error, _FAULTS_OF_REQUESTS):
         return Status(code=StatusCode.INVALID_REQUEST, message=str(error))
     if isinstance(error, LogCorruptionError):
         return Status(code=StatusCode.RS_DATA_CORRUPTED, message=str(error))
     if isinstance(error, LogError):
         return Status(code=StatusCode.RS_INTERNAL, message=str(error))
     return Status(code=StatusCode.UNKNOWN, message=str(error))
+
+
+def encode_cluster(cluster: PlacementDriverCluster) -> bytes:
+    """Return the `detail` of PD_NOT_LEADER: the placement drivers, and which one leads.
+
+    SPEC "Error Codes Table".
+    """
+    return encode_header(cluster)
+
+
+def maybe_cluster(detail: bytes) -> PlacementDriverCluster | None:
+    """Return the cluster in the `detail` of PD_NOT_LEADER; None if it has no such table."""
+    try:
+        return decode_header(PlacementDriverCluster, detail)
+    except HeaderError:
+        return None
 
 
 def shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Ids of producers and of transactions (SPEC "APPEND", extension).
+"""Ids of producers, of transactions, and of writers (SPEC "APPEND", extension).
 
 A transaction's id tells whose batch it belongs to: `PRODUCER.BATCH.UNIQUE`, for example
 `orders.17.6f1c`. So who knows which batches of a producer are decided knows as well that whatever
@@ -21,6 +21,7 @@ store knows it, too.
 
 _PRODUCER: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.PRODUCER_LENGTH_MAX}}}")
 _TXN_ID: Final = re.compile(rf"[A-Za-z0-9._~-]{{1,{limits.TXN_ID_LENGTH_MAX}}}")
+_WRITER_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.WRITER_ID_LENGTH_MAX}}}")
 _OF_A_BATCH: Final = re.compile(r"(.+)\.(0|[1-9][0-9]{0,18})\.[A-Za-z0-9_-]+")
 _COPY_MARK: Final = "~"
 
@@ -41,6 +42,11 @@ def one_shot_producer() -> str:
 def is_txn_id(text: str) -> bool:
     """Whether a transaction may be called so."""
     return _TXN_ID.fullmatch(text) is not None
+
+
+def is_writer_id(text: str) -> bool:
+    """Whether a writer, who numbers its batches, may be called so."""
+    return _WRITER_ID.fullmatch(text) is not None
 
 
 def txn_id_of(producer: str, batch_number: int, unique: str) -> str:

@@ -7,8 +7,7 @@ import pytest
 from test_frame_vectors import BY_NAME, as_json, feed, splits
 
 from sbp_core.errors import FrameError
-from sbp_core.wire.compression import decompress
-from sbp_core.wire.frame import FrameDecoder, HeaderChecksum
+from sbp_core.wire.frame import FrameDecoder, HeaderChecksum, decompress
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "features.json").read_text())
 CHECKED = VECTORS["header_checksum"]

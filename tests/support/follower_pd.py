@@ -19,9 +19,8 @@ from sbp_core.wire.headers import (
     PlacementDriverCluster,
     PlacementDriverNode,
 )
-from sbp_core.wire.leader_detail import encode_cluster
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import status_for
+from sbp_core.wire.status import encode_cluster, status_for
 
 
 def cluster_of(leader: str | None, *followers: str) -> PlacementDriverCluster:

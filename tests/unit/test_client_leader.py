@@ -19,7 +19,7 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.wire.headers import PlacementDriverCluster, PlacementDriverNode
-from sbp_core.wire.leader_detail import encode_cluster, maybe_cluster
+from sbp_core.wire.status import encode_cluster, maybe_cluster
 
 GIVEN = "given:1"
 

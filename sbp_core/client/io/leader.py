@@ -14,7 +14,7 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_core.wire.headers import PlacementDriverCluster
-from sbp_core.wire.leader_detail import maybe_cluster
+from sbp_core.wire.status import maybe_cluster
 
 
 @dataclass(frozen=True, slots=True)

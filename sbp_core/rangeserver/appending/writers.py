@@ -18,7 +18,7 @@ from sbp_core.log.states.writer_states import NumberedBatch, WriterStates
 from sbp_core.rangeserver.appending.in_flight import InFlight, PendingAppend
 from sbp_core.records import are_same, digest_batch
 from sbp_core.wire.status import shown
-from sbp_core.wire.writer_id import is_writer_id
+from sbp_core.wire.txn_id import is_writer_id
 
 _SEQUENCE_MAX: Final = 2**63 - 2
 
