@@ -24,11 +24,11 @@ from sbp_core.errors import (
     error_for_code,
 )
 from sbp_core.records import (
-    COLUMNS_ENCODING,
     Envelope,
     StreamSchema,
     decode_batch,
     decode_columns,
+    encoding_of,
     split_envelopes,
 )
 from sbp_core.records.json_values import describe_columns, describe_octets, describe_values
@@ -133,7 +133,7 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
                 raise RecordBatchError(
                     f"{error}; --from {batch_end} goes on behind them"
                 ) from error
-            yield Records(offset, rows, envelope.encoding == COLUMNS_ENCODING)
+            yield Records(offset, rows, encoding_of(envelope).is_typed)
             offset = wanted_end
             if offset == end:
                 return
@@ -149,7 +149,7 @@ class BatchDecoder:
 
     def decode(self, envelope: Envelope) -> pa.RecordBatch:
         """Return the columns of a typed batch, the rows of any other. Raises DamagedBatchError."""
-        if envelope.encoding != COLUMNS_ENCODING:
+        if not encoding_of(envelope).is_typed:
             return decode_batch(envelope)
         fingerprint = envelope.schema_fingerprint or ""
         if fingerprint not in self._schemas:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from sbp_core.records.acceptance import accept_batch
-from sbp_core.records.arrow_body import Compression
+from sbp_core.records.arrow_body import Compression, record_sizes
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder
-from sbp_core.records.columns import COLUMNS_ENCODING, decode_columns, encode_columns
-from sbp_core.records.decoding import decode_batch, decode_batches, maybe_columns_together
+from sbp_core.records.encodings import accept_batch, decode_batch, encoding_of
+from sbp_core.records.encodings.columns import decode_columns, encode_columns
+from sbp_core.records.encodings.rows import ROWS_SCHEMA, encode_rows, offsets_array
+from sbp_core.records.encodings.sequence import (
+    TEXTS_BYTES_SAFE,
+    encode_sequences,
+    find_unfit,
+    texts_bytes,
+)
 from sbp_core.records.envelope import (
     Envelope,
     are_same,
@@ -26,25 +32,16 @@ from sbp_core.records.evolution import (
     check_evolution,
     compare_schemas,
     is_widening,
+    map_columns,
     merge_schemas,
     union_schemas,
 )
-from sbp_core.records.mapping import map_columns
-from sbp_core.records.row_sizes import record_sizes
-from sbp_core.records.rows import (
-    ROWS_ENCODING,
-    ROWS_SCHEMA,
-    decode_rows,
-    encode_rows,
-    offsets_array,
+from sbp_core.records.small_batches import (
+    Run,
+    decode_batches,
+    maybe_columns_together,
+    small_runs,
 )
-from sbp_core.records.sequence_rows import (
-    TEXTS_BYTES_SAFE,
-    encode_sequences,
-    find_unfit,
-    texts_bytes,
-)
-from sbp_core.records.small_batches import Run, small_runs
 from sbp_core.records.stream_schema import (
     StreamSchema,
     decode_stream_schema,
@@ -55,8 +52,6 @@ from sbp_core.records.stream_schema import (
 )
 
 __all__ = [
-    "COLUMNS_ENCODING",
-    "ROWS_ENCODING",
     "ROWS_SCHEMA",
     "TEXTS_BYTES_SAFE",
     "BatchBuilder",
@@ -77,13 +72,13 @@ __all__ = [
     "decode_batches",
     "decode_columns",
     "decode_envelope",
-    "decode_rows",
     "decode_stream_schema",
     "digest_batch",
     "encode_columns",
     "encode_envelope",
     "encode_rows",
     "encode_sequences",
+    "encoding_of",
     "field_text",
     "find_unfit",
     "is_widening",

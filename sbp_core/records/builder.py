@@ -11,17 +11,16 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_body import Compression, check_values
-from sbp_core.records.columns import (
+from sbp_core.records.arrow_body import Compression, check_values, row_ends
+from sbp_core.records.encodings.columns import (
     check_columns_schema,
     check_timestamp_column,
     encode_checked_columns,
 )
-from sbp_core.records.required import check_required
-from sbp_core.records.row_sizes import row_ends
-from sbp_core.records.rows import check_rows_schema, encode_checked_rows
-from sbp_core.records.sequence_rows import check_fit, encode_checked_sequences
-from sbp_core.records.stream_schema import StreamSchema
+from sbp_core.records.encodings.encoding import PlainEncoding
+from sbp_core.records.encodings.rows import RowsEncoding, check_rows_schema
+from sbp_core.records.encodings.sequence import SequenceEncoding
+from sbp_core.records.stream_schema import StreamSchema, check_required
 
 _SLICES_MAX: Final = 256
 """Waiting slices after which they are joined: a slice of one row costs kilobytes around it."""
@@ -155,27 +154,21 @@ class RowsBuilder(BatchBuilder):
         super().__init__(target_bytes=target_bytes, records_max=records_max)
         self._stream_id = stream_id
         self._compression: Compression = compression
-        self._is_sequence = is_sequence
+        self._encoding: PlainEncoding = SequenceEncoding() if is_sequence else RowsEncoding()
 
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         check_rows_schema(rows)
 
     def _check_content(self, rows: pa.RecordBatch) -> None:
-        if self._is_sequence:
-            check_fit(rows)
+        self._encoding.check_fit(rows)
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> list[bytes]:
-        if self._is_sequence:
-            return encode_checked_sequences(
-                rows, stream_id=self._stream_id, timestamp_ms=timestamp_ms
-            )
-        encoded = encode_checked_rows(
+        return self._encoding.encode(
             rows,
             stream_id=self._stream_id,
             timestamp_ms=timestamp_ms,
             compression=self._compression,
         )
-        return [encoded]
 
 
 class ColumnsBuilder(BatchBuilder):

@@ -9,10 +9,17 @@
     | ...    | body, in the encoding that the metadata names                      |
 
 Numbers are big-endian. Of the metadata's properties, `encoding` names the form of the body and
-`body_bytes` is its length in decimal, so that batches can stand back to back; columns.py has two
-more. The padding makes
-fixed part and metadata a multiple of 8 octets together: in an aligned buffer bodies are aligned.
-Without an encoding the body is a record sequence (sequence.py).
+`body_bytes` is its length in decimal, so that batches can stand back to back; encodings/columns.py
+has two more. The padding makes fixed part and metadata a multiple of 8 octets together: in an
+aligned buffer bodies are aligned.
+
+Without an encoding the body is a record sequence, as other clients write it:
+
+    record = metadata length i32 | body length i32 | RecordMeta | body, repeated to the end
+
+Nothing says how long the sequence is, and writers disagree on whether `last_offset_delta` is the
+number of records or one less, so records are counted. A record begins with the high byte of a small
+length, which is never that of a batch's magic: so a batch behind a sequence shows where it ends.
 """
 
 from __future__ import annotations
@@ -26,11 +33,10 @@ from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
-from sbp_core.records.sequence import BATCH_MAGIC as MAGIC
-from sbp_core.records.sequence import measure_sequence
 from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordBatchMeta
 from sbp_core.wire.flat import Schema
 
+MAGIC: Final = 0x22
 OFFSET_MAX: Final = 2**63 - 1
 BODY_ALIGNMENT_BYTES: Final = 8
 
@@ -38,6 +44,8 @@ Octets = bytes | bytearray | memoryview
 
 _FIXED: Final = struct.Struct(">Bqi")  # magic, base offset, length of the metadata
 _BASE_OFFSET: Final = struct.Struct(">q")
+RECORD_LENGTHS: Final = struct.Struct(">ii")
+"""What a record of a sequence begins with: the lengths of its metadata and of its body."""
 _BASE_OFFSET_POSITION: Final = 1
 _ENCODING: Final = "encoding"
 _BODY_BYTES: Final = "body_bytes"
@@ -219,6 +227,31 @@ def maybe_encoding(data: Octets) -> str | None:
     return _read_head(memoryview(data).cast("B"), 0)[0].encoding
 
 
+def sequence_places(view: memoryview, position: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where the metadata of each record of a sequence starts, its body, and the next record.
+
+    The sequence reaches from `position` to the end of the data, or to the next batch. Raises
+    RecordBatchError when a length leads outside the data.
+
+    A server counts records while others wait for it, so this does as little as it can.
+    """
+    size_bytes, unpack = len(view), RECORD_LENGTHS.unpack_from
+    while position < size_bytes and view[position] != MAGIC:
+        start = position + RECORD_LENGTHS.size
+        if start > size_bytes:
+            raise RecordBatchError(f"record at byte {position}: its lengths are cut off")
+        meta_bytes, body_bytes = unpack(view, position)
+        body_start = start + meta_bytes
+        end = body_start + body_bytes
+        if meta_bytes < 0 or body_bytes < 0 or end > size_bytes:
+            raise RecordBatchError(
+                f"record at byte {position} announces {meta_bytes} bytes of metadata and a body"
+                f" of {body_bytes}; {size_bytes - start} bytes are left"
+            )
+        yield start, body_start, end
+        position = end
+
+
 def write_base_offset(buffer: bytearray | memoryview, base_offset: int) -> None:
     """Write the offset of the first record into an encoded record batch, in place.
 
@@ -315,7 +348,7 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
     if meta.body_bytes is not None:
         body_bytes = _parse_body_bytes(meta.body_bytes, body_bytes_max=body_bytes)
     if meta.encoding is None:
-        record_count, end = measure_sequence(view[: body_start + body_bytes], body_start)
+        record_count, end = _measure_sequence(view[: body_start + body_bytes], body_start)
         body_bytes = end - body_start
     _check_record_count(record_count)
     length_bytes = body_start - position + body_bytes
@@ -335,6 +368,22 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         meta.timestamp_column,
         meta.record_count,
     )
+
+
+def _measure_sequence(view: memoryview, position: int) -> tuple[int, int]:
+    """Return (number of records, where they end).
+
+    Raises RecordBatchError, also when there are more than limits.SEQUENCE_RECORDS_MAX.
+    """
+    count, end = 0, position
+    for _, _, end in sequence_places(view, position):  # noqa: B007 - the last one counts
+        count += 1
+        if count > limits.SEQUENCE_RECORDS_MAX:
+            raise RecordBatchError(
+                f"a record sequence of more than {limits.SEQUENCE_RECORDS_MAX} records; spread them"
+                " over several batches"
+            )
+    return count, end
 
 
 def _read_meta(octets: bytes) -> _Meta:

@@ -21,7 +21,6 @@ from sbp_core import limits
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import DamagedBatchError, SchemaError
 from sbp_core.records import (
-    COLUMNS_ENCODING,
     Change,
     Difference,
     Envelope,
@@ -29,6 +28,7 @@ from sbp_core.records import (
     StreamSchema,
     compare_schemas,
     decode_columns,
+    encoding_of,
     map_columns,
     maybe_columns_together,
     small_runs,
@@ -160,7 +160,7 @@ class ColumnsLayout:
     def _version(self, envelope: Envelope, span: StreamSpan) -> SchemaVersion:
         """Return the version of the stream's schema in which a batch was written."""
         fingerprint = envelope.schema_fingerprint
-        if envelope.encoding != COLUMNS_ENCODING or fingerprint is None:
+        if not encoding_of(envelope).is_typed or fingerprint is None:
             raise SchemaError(
                 f"{_describe([envelope], span)} is not typed, but the query reads columns: read it"
                 " with encoding=rows up to the offset where columns begin, and these from there"

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
-    COLUMNS_ENCODING,
     StreamSchema,
     decode_columns,
     decode_envelope,
@@ -134,7 +133,7 @@ def check_columns(data: bytes) -> None:
     try:
         envelope = replace(
             decode_envelope(data[1:]),
-            encoding=COLUMNS_ENCODING,
+            encoding="columns",
             schema_fingerprint=schema.fingerprint,
         )
     except RecordBatchError:

@@ -52,7 +52,6 @@ from sbp_core.records import (
     decode_batch,
     decode_batches,
     decode_envelope,
-    decode_rows,
     encode_rows,
     peek_batch,
     split_envelopes,
@@ -235,7 +234,7 @@ def check_rows(data: bytes) -> None:
     try:
         envelope = decode_envelope(data)
         _check_joined(envelope)
-        batch = decode_rows(envelope)
+        batch = decode_batch(envelope)
     except RecordBatchError:
         return
     assert batch.schema.equals(ROWS_SCHEMA)

@@ -13,8 +13,8 @@ from sbp_core.records import (
     ROWS_SCHEMA,
     RowsBuilder,
     accept_batch,
+    decode_batch,
     decode_envelope,
-    decode_rows,
     encode_envelope,
     encode_rows,
     peek_batch,
@@ -53,7 +53,7 @@ def test_rows_round_trip(values, compression, stream_id, base_offset):
     assert envelope == peek_batch(buffer)
     assert (envelope.stream_id, envelope.base_offset) == (stream_id, base_offset)
     assert (envelope.record_count, envelope.base_timestamp_ms) == (len(values), -5)
-    assert decode_rows(envelope).to_pylist() == values
+    assert decode_batch(envelope).to_pylist() == values
 
 
 @settings(deadline=None)
@@ -79,7 +79,7 @@ def test_batches_back_to_back(batches, compression):
         encode_rows(rows(values), stream_id=1, timestamp_ms=0, compression=compression)
         for values in batches
     )
-    decoded = [decode_rows(envelope).to_pylist() for envelope in split_envelopes(payload)]
+    decoded = [decode_batch(envelope).to_pylist() for envelope in split_envelopes(payload)]
     assert decoded == batches
 
 
@@ -97,7 +97,7 @@ def test_the_builder_keeps_every_row_in_order(adds, target_bytes, compression):
         full += builder.add(rows(values).slice(start, length), timestamp_ms=1)
         assert builder.waiting_bytes < target_bytes
     full += builder.flush()
-    decoded = [decode_rows(decode_envelope(data)) for data in full]
+    decoded = [decode_batch(decode_envelope(data)) for data in full]
     assert [row for batch in decoded for row in batch.to_pylist()] == expected
     assert all(batch.num_rows == 1 or batch.nbytes <= target_bytes * 1.5 for batch in decoded)
 
@@ -122,7 +122,7 @@ def test_flipped_bits_are_refused_or_keep_the_count(values, compression, data):
     bit = data.draw(st.integers(0, 8 * len(encoded) - 1))
     encoded[bit // 8] ^= 1 << bit % 8
     try:
-        batch = decode_rows(decode_envelope(encoded))
+        batch = decode_batch(decode_envelope(encoded))
     except RecordBatchError:
         return
     assert batch.num_rows == len(values)

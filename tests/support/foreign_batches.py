@@ -2,7 +2,7 @@
 
 import struct
 
-from sbp_core.records.sequence import encode_sequence_record
+from sbp_core.records.encodings.sequence import encode_sequence_record
 from sbp_core.wire._generated.record_batch import LAYOUTS, RecordBatchMeta, RecordMeta
 from sbp_core.wire.flat import Schema
 

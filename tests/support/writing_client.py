@@ -14,10 +14,10 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.records import (
-    ROWS_ENCODING,
     decode_batch,
     decode_columns,
     decode_envelope,
+    encoding_of,
     merge_schemas,
 )
 from sbp_spark.options import Endpoint, Servers, SinkOptions, StreamRef, Targets
@@ -219,7 +219,7 @@ class WritingClient:
         envelope = decode_envelope(item.batch)
         assert envelope.stream_id == item.stream_id
         assert (envelope.encoding is None) == (self._dialect is not Dialect.SPECIFICATION)
-        if envelope.encoding in (None, ROWS_ENCODING):
+        if not encoding_of(envelope).is_typed:
             return decode_batch(envelope).to_pylist()
         schemas = {each.schema.fingerprint: each.schema for each in self.schemas[item.stream_id]}
         return decode_columns(envelope, schemas[envelope.schema_fingerprint]).to_pylist()

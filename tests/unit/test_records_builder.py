@@ -7,7 +7,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
-from sbp_core.records import ROWS_SCHEMA, RowsBuilder, decode_envelope, decode_rows
+from sbp_core.records import ROWS_SCHEMA, RowsBuilder, decode_batch, decode_envelope
 
 KIB = limits.KIB
 
@@ -28,7 +28,7 @@ def keys(batches):
     return [
         int(key)
         for data in batches
-        for key in decode_rows(decode_envelope(data)).column("key").to_pylist()
+        for key in decode_batch(decode_envelope(data)).column("key").to_pylist()
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_record_above_the_target_stands_alone(compression):
     full = builder.add(pa.RecordBatch.from_pylist(values, schema=ROWS_SCHEMA), timestamp_ms=1)
     full += builder.flush()
     assert counts(full) == [1, 1, 1]
-    assert decode_rows(decode_envelope(full[1])).column("value")[0].as_py() == large
+    assert decode_batch(decode_envelope(full[1])).column("value")[0].as_py() == large
     assert len(full[1]) <= limits.BATCH_BYTES_MAX
 
 

@@ -15,9 +15,9 @@ from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
     ColumnsBuilder,
     StreamSchema,
+    decode_batch,
     decode_columns,
     decode_envelope,
-    decode_rows,
     encode_columns,
     encode_envelope,
     peek_batch,
@@ -162,7 +162,7 @@ def test_a_batch_of_something_else_is_named():
         with pytest.raises(RecordBatchError, match=f"expected 'columns', '{SCHEMA.fingerprint}'"):
             decode_columns(other, SCHEMA)
     with pytest.raises(RecordBatchError, match="read it with encoding=columns"):
-        decode_rows(envelope)
+        decode_batch(envelope)
 
 
 def test_no_rows_are_not_encoded():

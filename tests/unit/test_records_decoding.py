@@ -8,15 +8,20 @@ from foreign_batches import sequence_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbp_core.errors import RecordBatchError
+from sbp_core.errors import DamagedBatchError, RecordBatchError
 from sbp_core.records import (
     ROWS_SCHEMA,
+    accept_batch,
     decode_batch,
     decode_batches,
+    decode_envelope,
+    encode_envelope,
     encode_rows,
+    encodings,
     small_batches,
     split_envelopes,
 )
+from sbp_core.records.encodings.rows import RowsEncoding
 
 LARGE_BYTES = 40_000
 BUFFERS = struct.pack("<6q", 0, 1, 8, 12, 24, 0)
@@ -155,3 +160,31 @@ def test_of_several_small_batches_the_damaged_one_is_named(damage, named):
     with pytest.raises(RecordBatchError) as among:
         decode(batch(rows(10)), damaged, batch(rows(2), base_offset=12))
     assert str(among.value) == str(alone.value)
+
+
+class LaterRows(RowsEncoding):
+    """Rows of a later version."""
+
+    name = "later"
+
+
+def later(record_count):
+    body = decode_envelope(batch(rows(2))).body
+    return encode_envelope(
+        [body], stream_id=9, record_count=record_count, base_timestamp_ms=1, encoding="later"
+    )
+
+
+def test_an_encoding_that_is_not_in_the_table_is_stored_and_not_read():
+    stored = later(5)
+    assert accept_batch(stored).record_count == 5
+    with pytest.raises(DamagedBatchError, match="it names encoding 'later'"):
+        decode(stored, stored)
+
+
+def test_an_entry_of_the_table_is_all_that_a_new_encoding_needs(monkeypatch):
+    monkeypatch.setitem(encodings.ENCODINGS, "later", LaterRows())
+    with pytest.raises(RecordBatchError, match="2 rows in a record batch that declares 5 records"):
+        accept_batch(later(5))
+    (found,) = decode(later(accept_batch(later(2)).record_count), later(2), later(2))
+    assert found.num_rows == 6, "small ones are decoded together"

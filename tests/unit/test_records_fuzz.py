@@ -17,10 +17,10 @@ from sbp_core.errors import RecordBatchError
 from sbp_core.records import (
     ROWS_SCHEMA,
     StreamSchema,
+    decode_batch,
     decode_batches,
     decode_columns,
     decode_envelope,
-    decode_rows,
     encode_columns,
     encode_envelope,
     encode_rows,
@@ -108,7 +108,7 @@ def fuzz(seed, count):
         data = bytes(shift) + mutate(rng, sound)
         try:
             envelope = decode_envelope(memoryview(data)[shift:])
-            batch = decode_rows(envelope)
+            batch = decode_batch(envelope)
         except RecordBatchError:
             refused += 1
             batch = None
@@ -128,7 +128,7 @@ def check_among_others(sound, damaged, maybe_batch):
         assert maybe_batch is None
         return
     assert maybe_batch is not None
-    other = decode_rows(sound)
+    other = decode_batch(sound)
     expected = pa.Table.from_batches([other, maybe_batch, other]).combine_chunks()
     assert as_octets(found) == as_octets(expected)
 

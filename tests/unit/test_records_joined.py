@@ -13,7 +13,7 @@ from sbp_core.errors import RecordBatchError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.arrow_body import decode_joined, encode_body
 from sbp_core.records.arrow_message import are_sound, read_outline
-from sbp_core.records.joined_columns import maybe_join_columns
+from sbp_core.records.small_batches import maybe_join_columns
 
 
 def body_of(batch):

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from sbp_core.records import record_sizes
-from sbp_core.records.row_sizes import row_ends
+from sbp_core.records.arrow_body import row_ends
 
 
 def sizes(array, kind=None):

@@ -19,9 +19,9 @@ from sbp_core.records import (
     encode_sequences,
     find_unfit,
     maybe_encoding,
-    sequence_rows,
     split_envelopes,
 )
+from sbp_core.records.encodings import sequence
 from sbp_core.wire._generated.record_batch import KeyValue
 
 NOW_MS = 1_682_000_000_000
@@ -268,10 +268,10 @@ def test_what_counts_as_safe_always_fits(header_count, name_bytes, key_bytes):
     """The quick look may only pass what can be written and read."""
     headers = [("n" * name_bytes, b"")] * header_count
     given_rows = rows({"key": bytes(key_bytes), "value": b"", "headers": headers})
-    size = int(sequence_rows.texts_bytes(given_rows)[0])
+    size = int(sequence.texts_bytes(given_rows)[0])
     (batch,) = encode_sequences(given_rows, stream_id=7, timestamp_ms=0)
-    assert len(batch) <= sequence_rows._around_values(given_rows)[0] + 128
-    if size <= sequence_rows.TEXTS_BYTES_SAFE:
+    assert len(batch) <= sequence._around_values(given_rows)[0] + 128
+    if size <= sequence.TEXTS_BYTES_SAFE:
         assert len(batch) < limits.BATCH_METADATA_BYTES_MAX
     assert len(read_back([batch])[0]["headers"]) == header_count
 

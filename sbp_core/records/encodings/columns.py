@@ -7,6 +7,7 @@ of the records; without it they have the time of the batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -19,11 +20,54 @@ from sbp_core.records.arrow_body import (
     decode_body,
     encode_body,
 )
+from sbp_core.records.arrow_message import (
+    check_outline,
+    read_outline_without_arrow,
+    split_pairs,
+)
+from sbp_core.records.encodings.encoding import Encoding
 from sbp_core.records.envelope import Envelope, encode_envelope
-from sbp_core.records.required import check_required
-from sbp_core.records.stream_schema import StreamSchema, name_text, schema_text
+from sbp_core.records.stream_schema import StreamSchema, check_required, name_text, schema_text
 
 COLUMNS_ENCODING: Final = "columns"
+_BITS: Final = 8
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+class ColumnsEncoding(Encoding):
+    """The body is one Arrow message in the schema that the envelope names."""
+
+    name = COLUMNS_ENCODING
+    is_message = True
+    is_typed = True
+
+    def check_count(self, envelope: Envelope) -> None:
+        """Compare the count with the length of the first column, and a bit for each row at least.
+
+        Raises RecordBatchError.
+        """
+        count, body = envelope.record_count, envelope.body
+        fingerprint = envelope.schema_fingerprint
+        if fingerprint is None or _FINGERPRINT.fullmatch(fingerprint) is None:
+            raise RecordBatchError(
+                "a record batch of columns that does not name its schema by 32 hexadecimal digits"
+            )
+        outline = read_outline_without_arrow(body, record_count=count)
+        size = check_outline(outline, body)
+        first = next(iter(split_pairs(outline.nodes)[0]), 0)
+        if first != count or _BITS * size.decoded_bytes < count:
+            raise RecordBatchError(
+                f"a record batch declares {count} records, and its Arrow message has {first} values"
+                f" in the first column and {size.decoded_bytes} bytes in all"
+            )
+
+    def decode(self, envelope: Envelope) -> pa.RecordBatch:
+        """Raise RecordBatchError: columns are no rows of ROWS_SCHEMA."""
+        raise RecordBatchError(
+            f"{envelope.place} is typed, it has columns and not rows: read it with"
+            " encoding=columns. Where a stream has both, read each stretch by its offsets, or"
+            " trim what is before"
+        )
 
 
 def encode_columns(

@@ -1,5 +1,7 @@
 """Rows as record sequences and back, as ElasticStream's clients of April 2023 write and read them.
 
+The envelope has the form of a sequence. A row is a record:
+
     | column    | in a record                                                               |
     |-----------|---------------------------------------------------------------------------|
     | key       | the header `Keys`, which is text; a null has none                         |
@@ -23,16 +25,19 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
-from sbp_core.records.arrow_body import check_values
-from sbp_core.records.envelope import Envelope, encode_sequence_envelope
-from sbp_core.records.row_sizes import record_sizes
-from sbp_core.records.rows import ROWS_SCHEMA, check_rows_schema
-from sbp_core.records.sequence import (
-    decode_record_meta,
-    encode_sequence_record,
-    walk_sequence,
+from sbp_core.records.arrow_body import Compression, check_values, record_sizes
+from sbp_core.records.encodings.encoding import PlainEncoding
+from sbp_core.records.encodings.rows import ROWS_SCHEMA, check_rows_schema
+from sbp_core.records.envelope import (
+    RECORD_LENGTHS,
+    Envelope,
+    encode_sequence_envelope,
+    sequence_places,
 )
-from sbp_core.wire._generated.record_batch import KeyValue, RecordMeta
+from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordMeta
+from sbp_core.wire.flat import Schema
+
+_SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
 
 KEY_HEADER: Final = "Keys"
 _HEADERS: Final = frozenset({"Tag", "RecordId", "CreatedAt"})
@@ -67,6 +72,77 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 _Headers = Sequence[tuple[str, bytes | None]] | None
 
 
+class SequenceEncoding(PlainEncoding):
+    """The body is a record sequence, and the envelope names no encoding."""
+
+    name = None
+
+    def check_count(self, envelope: Envelope) -> None:
+        """Compare what is declared with the records, which were counted.
+
+        Fewer may be declared, as writers disagree on whether it is the number or the last index.
+        Raises RecordBatchError.
+        """
+        if not 0 <= envelope.declared_count <= envelope.record_count:
+            raise RecordBatchError(
+                f"a record batch declares {envelope.declared_count} records, and its sequence has"
+                f" {envelope.record_count}"
+            )
+
+    def check_fit(self, rows: pa.RecordBatch) -> None:
+        """Raise RecordBatchError for the first row that `find_unfit` returns."""
+        unfit = find_unfit(rows)
+        if unfit:
+            indexes, error = unfit[0]
+            raise RecordBatchError(f"row {indexes[0]} of {rows.num_rows}: {error}")
+
+    def encode(
+        self, rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int, compression: Compression
+    ) -> list[bytes]:
+        """Return record batches, as many as `encode_sequences` does; they are not compressed."""
+        times_ms = _times_ms(rows.column("timestamp"), timestamp_ms)
+        keys, values, headers = (rows.column(name).to_pylist() for name in ROWS_SCHEMA.names[:3])
+        sizes = np.fromiter(map(len, values), np.int64, len(values)) + _around_values(rows)
+        encoded = []
+        for start, stop in pairwise([*_starts(sizes.tolist(), times_ms), rows.num_rows]):
+            base_ms = times_ms[start]
+            records = [
+                encode_sequence_record(
+                    _meta(at - start, times_ms[at] - base_ms, keys[at], headers[at]), values[at]
+                )
+                for at in range(start, stop)
+            ]
+            encoded.append(
+                encode_sequence_envelope(records, stream_id=stream_id, base_timestamp_ms=base_ms)
+            )
+        return encoded
+
+    def decode(self, envelope: Envelope) -> pa.RecordBatch:
+        """Return the records of a sequence as rows of ROWS_SCHEMA. Raises DamagedBatchError."""
+        keys: list[bytes | None] = []
+        values: list[bytes] = []
+        headers: list[list[tuple[str, bytes | None]]] = []
+        timestamps_us: list[int] = []
+        try:
+            for start, body_start, end in sequence_places(envelope.body, 0):
+                meta = _decode_meta(envelope.body[start:body_start], end)
+                pairs = [(item.key or "", _maybe_bytes(item.value)) for item in meta.headers]
+                at = next((at for at, (name, _) in enumerate(pairs) if name == KEY_HEADER), None)
+                keys.append(None if at is None else pairs.pop(at)[1])
+                pairs += [(item.key or "", _maybe_bytes(item.value)) for item in meta.properties]
+                headers.append(pairs)
+                values.append(bytes(envelope.body[body_start:end]))
+                timestamps_us.append((envelope.base_timestamp_ms + meta.timestamp_delta) * 1000)
+            contents = keys, values, headers, timestamps_us
+            columns = [
+                pa.array(content, field.type)
+                for content, field in zip(contents, ROWS_SCHEMA, strict=True)
+            ]
+        except (RecordBatchError, pa.ArrowException, OverflowError) as error:
+            raise envelope.damage(f"it cannot be shown as rows: {error}") from error
+        return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+
+
 def encode_sequences(rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int) -> list[bytes]:
     """Return rows of ROWS_SCHEMA as record batches whose bodies are record sequences.
 
@@ -76,38 +152,9 @@ def encode_sequences(rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int)
     """
     check_rows_schema(rows)
     check_values(rows)
-    check_fit(rows)
-    return encode_checked_sequences(rows, stream_id=stream_id, timestamp_ms=timestamp_ms)
-
-
-def encode_checked_sequences(
-    rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int
-) -> list[bytes]:
-    """Return rows as `encode_sequences` does, which its caller has checked."""
-    times_ms = _times_ms(rows.column("timestamp"), timestamp_ms)
-    keys, values, headers = (rows.column(name).to_pylist() for name in ROWS_SCHEMA.names[:3])
-    sizes = np.fromiter(map(len, values), np.int64, len(values)) + _around_values(rows)
-    encoded = []
-    for start, stop in pairwise([*_starts(sizes.tolist(), times_ms), rows.num_rows]):
-        base_ms = times_ms[start]
-        records = [
-            encode_sequence_record(
-                _meta(at - start, times_ms[at] - base_ms, keys[at], headers[at]), values[at]
-            )
-            for at in range(start, stop)
-        ]
-        encoded.append(
-            encode_sequence_envelope(records, stream_id=stream_id, base_timestamp_ms=base_ms)
-        )
-    return encoded
-
-
-def check_fit(rows: pa.RecordBatch) -> None:
-    """Raise RecordBatchError for rows of ROWS_SCHEMA that a record sequence cannot hold."""
-    unfit = find_unfit(rows)
-    if unfit:
-        indexes, error = unfit[0]
-        raise RecordBatchError(f"row {indexes[0]} of {rows.num_rows}: {error}")
+    encoding = SequenceEncoding()
+    encoding.check_fit(rows)
+    return encoding.encode(rows, stream_id=stream_id, timestamp_ms=timestamp_ms, compression="none")
 
 
 def find_unfit(rows: pa.RecordBatch) -> list[tuple[_Indexes, RecordBatchError]]:
@@ -130,35 +177,25 @@ def find_unfit(rows: pa.RecordBatch) -> list[tuple[_Indexes, RecordBatchError]]:
     return [(indexes, RecordBatchError(why)) for indexes, why in found if indexes.size]
 
 
-def decode_sequence(envelope: Envelope) -> pa.RecordBatch:
-    """Return the records of a sequence as rows of ROWS_SCHEMA. Raises DamagedBatchError."""
-    keys: list[bytes | None] = []
-    values: list[bytes] = []
-    headers: list[list[tuple[str, bytes | None]]] = []
-    timestamps_us: list[int] = []
-    try:
-        for record in walk_sequence(envelope.body, 0):
-            meta = decode_record_meta(record)
-            pairs = [(item.key or "", _maybe_bytes(item.value)) for item in meta.headers]
-            at = next((at for at, (name, _) in enumerate(pairs) if name == KEY_HEADER), None)
-            keys.append(None if at is None else pairs.pop(at)[1])
-            pairs += [(item.key or "", _maybe_bytes(item.value)) for item in meta.properties]
-            headers.append(pairs)
-            values.append(bytes(record.body))
-            timestamps_us.append((envelope.base_timestamp_ms + meta.timestamp_delta) * 1000)
-        contents = keys, values, headers, timestamps_us
-        columns = [
-            pa.array(content, field.type)
-            for content, field in zip(contents, ROWS_SCHEMA, strict=True)
-        ]
-    except (RecordBatchError, pa.ArrowException, OverflowError) as error:
-        raise envelope.damage(f"it cannot be shown as rows: {error}") from error
-    return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
-
-
 def texts_bytes(rows: pa.RecordBatch) -> _Indexes:
     """Return how many bytes key and headers of each row take, in Arrow's form."""
     return record_sizes(rows.select(["key", "headers"]))
+
+
+def encode_sequence_record(meta: RecordMeta, body: bytes) -> bytes:
+    """Return one record."""
+    encoded_meta = _SCHEMA.encode(meta)
+    return RECORD_LENGTHS.pack(len(encoded_meta), len(body)) + encoded_meta + body
+
+
+def _decode_meta(encoded: memoryview, end: int) -> RecordMeta:
+    """Return the metadata of a record, an empty one if it has none. Raises RecordBatchError."""
+    if not encoded:
+        return RecordMeta()
+    try:
+        return _SCHEMA.decode(RecordMeta, encoded)
+    except HeaderError as error:
+        raise RecordBatchError(f"metadata of a record that ends at {end}: {error}") from error
 
 
 def _around_values(rows: pa.RecordBatch) -> _Indexes:
@@ -193,12 +230,11 @@ def _has_room(key: pa.Scalar, headers: pa.Scalar) -> bool:
     """Whether the metadata of a record can be written, and read again."""
     try:
         meta = _meta(_INT32_MAX, _INT32_MAX, key.as_py(), headers.as_py())
-        record = encode_sequence_record(meta, b"")
-        (read,) = walk_sequence(memoryview(record), 0)
-        decode_record_meta(read)
-    except (HeaderError, RecordBatchError, UnicodeDecodeError):
+        encoded = _SCHEMA.encode(meta)
+        _SCHEMA.decode(RecordMeta, encoded)
+    except (HeaderError, UnicodeDecodeError):
         return False
-    return len(read.meta) <= limits.BATCH_METADATA_BYTES_MAX
+    return len(encoded) <= limits.BATCH_METADATA_BYTES_MAX
 
 
 def _times_ms(times: pa.Array, timestamp_ms: int) -> list[int]:
