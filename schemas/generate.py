@@ -170,9 +170,10 @@ def _depth(schema: ReflectedSchema, obj: ReflectedObject) -> int:
 
 def _render_table(schema: ReflectedSchema, obj: ReflectedObject) -> list[str]:
     name = obj.name.rsplit(".", 1)[1]
-    documentation = " ".join(line.strip() for line in obj.documentation) or f"Table {name}."
     lines = ["", f"class {name}(Struct, frozen=True, gc=False):"]
-    lines += [f'    """{documentation}"""', ""]
+    if obj.documentation:
+        documentation = " ".join(line.strip() for line in obj.documentation)
+        lines += [f'    """{documentation}"""', ""]
     for field in sorted(obj.fields, key=lambda item: item.id):
         lines += [f"    {field.name}: {_render_annotation(schema, field)}"]
     secret = [field.name for field in obj.fields if field.name in SECRET_FIELDS]

@@ -30,59 +30,42 @@ T = TypeVar("T")
 
 _SCHEMA: Final = Schema(LAYOUTS)
 
-REQUEST_TABLES: Final[Mapping[Opcode, type]] = {
-    Opcode.HEARTBEAT: _tables.HeartbeatRequest,
-    Opcode.ALLOCATE_ID: _tables.IdAllocationRequest,
-    Opcode.APPEND: _tables.AppendRequest,
-    Opcode.FETCH: _tables.FetchRequest,
-    Opcode.END_TXN: _tables.EndTxnRequest,
-    Opcode.LIST_RANGES: _tables.ListRangesRequest,
-    Opcode.SEAL_RANGE: _tables.SealRangesRequest,
-    Opcode.SYNC_RANGES: _tables.SyncRangesRequest,
-    Opcode.CREATE_RANGE: _tables.CreateRangeRequest,
-    Opcode.DESCRIBE_RANGE: _tables.DescribeRangesRequest,
-    Opcode.LOOKUP_OFFSETS: _tables.LookupOffsetsRequest,
-    Opcode.CREATE_STREAMS: _tables.CreateStreamsRequest,
-    Opcode.DELETE_STREAMS: _tables.DeleteStreamsRequest,
-    Opcode.UPDATE_STREAMS: _tables.UpdateStreamsRequest,
-    Opcode.DESCRIBE_STREAMS: _tables.DescribeStreamsRequest,
-    Opcode.TRIM_STREAMS: _tables.TrimStreamsRequest,
-    Opcode.COMMIT_CURSORS: _tables.CommitCursorsRequest,
-    Opcode.DESCRIBE_CURSORS: _tables.DescribeCursorsRequest,
-    Opcode.REGISTER_SCHEMAS: _tables.RegisterSchemasRequest,
-    Opcode.DESCRIBE_SCHEMAS: _tables.DescribeSchemasRequest,
-    Opcode.REPORT_METRICS: _tables.ReportMetricsRequest,
-    Opcode.DESCRIBE_PD_CLUSTER: _tables.DescribePlacementDriverClusterRequest,
-    Opcode.COMMIT_TXN: _tables.CommitTxnRequest,
-    Opcode.DESCRIBE_TXNS: _tables.DescribeTxnsRequest,
+_TABLES: Final[Mapping[Opcode, tuple[type, type]]] = {
+    Opcode.HEARTBEAT: (_tables.HeartbeatRequest, _tables.HeartbeatResponse),
+    Opcode.ALLOCATE_ID: (_tables.IdAllocationRequest, _tables.IdAllocationResponse),
+    Opcode.APPEND: (_tables.AppendRequest, _tables.AppendResponse),
+    Opcode.FETCH: (_tables.FetchRequest, _tables.FetchResponse),
+    Opcode.END_TXN: (_tables.EndTxnRequest, _tables.EndTxnResponse),
+    Opcode.LIST_RANGES: (_tables.ListRangesRequest, _tables.ListRangesResponse),
+    Opcode.SEAL_RANGE: (_tables.SealRangesRequest, _tables.SealRangesResponse),
+    Opcode.SYNC_RANGES: (_tables.SyncRangesRequest, _tables.SyncRangesResponse),
+    Opcode.CREATE_RANGE: (_tables.CreateRangeRequest, _tables.CreateRangeResponse),
+    Opcode.DESCRIBE_RANGE: (_tables.DescribeRangesRequest, _tables.DescribeRangesResponse),
+    Opcode.LOOKUP_OFFSETS: (_tables.LookupOffsetsRequest, _tables.LookupOffsetsResponse),
+    Opcode.CREATE_STREAMS: (_tables.CreateStreamsRequest, _tables.CreateStreamsResponse),
+    Opcode.DELETE_STREAMS: (_tables.DeleteStreamsRequest, _tables.DeleteStreamsResponse),
+    Opcode.UPDATE_STREAMS: (_tables.UpdateStreamsRequest, _tables.UpdateStreamsResponse),
+    Opcode.DESCRIBE_STREAMS: (_tables.DescribeStreamsRequest, _tables.DescribeStreamsResponse),
+    Opcode.TRIM_STREAMS: (_tables.TrimStreamsRequest, _tables.TrimStreamsResponse),
+    Opcode.COMMIT_CURSORS: (_tables.CommitCursorsRequest, _tables.CommitCursorsResponse),
+    Opcode.DESCRIBE_CURSORS: (_tables.DescribeCursorsRequest, _tables.DescribeCursorsResponse),
+    Opcode.REGISTER_SCHEMAS: (_tables.RegisterSchemasRequest, _tables.RegisterSchemasResponse),
+    Opcode.DESCRIBE_SCHEMAS: (_tables.DescribeSchemasRequest, _tables.DescribeSchemasResponse),
+    Opcode.REPORT_METRICS: (_tables.ReportMetricsRequest, _tables.ReportMetricsResponse),
+    Opcode.DESCRIBE_PD_CLUSTER: (
+        _tables.DescribePlacementDriverClusterRequest,
+        _tables.DescribePlacementDriverClusterResponse,
+    ),
+    Opcode.COMMIT_TXN: (_tables.CommitTxnRequest, _tables.CommitTxnResponse),
+    Opcode.DESCRIBE_TXNS: (_tables.DescribeTxnsRequest, _tables.DescribeTxnsResponse),
 }
-"""The request table of each opcode; PING and GOAWAY carry a header that nobody interprets."""
+"""Request and response of each opcode; PING and GOAWAY carry a header that nobody interprets."""
 
+REQUEST_TABLES: Final[Mapping[Opcode, type]] = {
+    opcode: request for opcode, (request, _) in _TABLES.items()
+}
 RESPONSE_TABLES: Final[Mapping[Opcode, type]] = {
-    Opcode.HEARTBEAT: _tables.HeartbeatResponse,
-    Opcode.ALLOCATE_ID: _tables.IdAllocationResponse,
-    Opcode.APPEND: _tables.AppendResponse,
-    Opcode.FETCH: _tables.FetchResponse,
-    Opcode.END_TXN: _tables.EndTxnResponse,
-    Opcode.LIST_RANGES: _tables.ListRangesResponse,
-    Opcode.SEAL_RANGE: _tables.SealRangesResponse,
-    Opcode.SYNC_RANGES: _tables.SyncRangesResponse,
-    Opcode.CREATE_RANGE: _tables.CreateRangeResponse,
-    Opcode.DESCRIBE_RANGE: _tables.DescribeRangesResponse,
-    Opcode.LOOKUP_OFFSETS: _tables.LookupOffsetsResponse,
-    Opcode.CREATE_STREAMS: _tables.CreateStreamsResponse,
-    Opcode.DELETE_STREAMS: _tables.DeleteStreamsResponse,
-    Opcode.UPDATE_STREAMS: _tables.UpdateStreamsResponse,
-    Opcode.DESCRIBE_STREAMS: _tables.DescribeStreamsResponse,
-    Opcode.TRIM_STREAMS: _tables.TrimStreamsResponse,
-    Opcode.COMMIT_CURSORS: _tables.CommitCursorsResponse,
-    Opcode.DESCRIBE_CURSORS: _tables.DescribeCursorsResponse,
-    Opcode.REGISTER_SCHEMAS: _tables.RegisterSchemasResponse,
-    Opcode.DESCRIBE_SCHEMAS: _tables.DescribeSchemasResponse,
-    Opcode.REPORT_METRICS: _tables.ReportMetricsResponse,
-    Opcode.DESCRIBE_PD_CLUSTER: _tables.DescribePlacementDriverClusterResponse,
-    Opcode.COMMIT_TXN: _tables.CommitTxnResponse,
-    Opcode.DESCRIBE_TXNS: _tables.DescribeTxnsResponse,
+    opcode: response for opcode, (_, response) in _TABLES.items()
 }
 
 RESULT_FIELDS: Final[Mapping[type, str]] = {

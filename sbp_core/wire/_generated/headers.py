@@ -31,16 +31,12 @@ class BatchPlace(Struct, frozen=True, gc=False):
 
 
 class DescribeCursorsRequest(Struct, frozen=True, gc=False):
-    """Table DescribeCursorsRequest."""
-
     timeout_ms: int = 0
     group: str | None = None
     stream_ids: tuple[int, ...] = ()
 
 
 class DescribeSchemasRequest(Struct, frozen=True, gc=False):
-    """Table DescribeSchemasRequest."""
-
     timeout_ms: int = 0
     stream_ids: tuple[int, ...] = ()
     newest_only: bool = False
@@ -56,8 +52,6 @@ class DescribeStreamsRequest(Struct, frozen=True, gc=False):
 
 
 class DescribeTxnsRequest(Struct, frozen=True, gc=False):
-    """Table DescribeTxnsRequest."""
-
     timeout_ms: int = 0
     producer: str | None = None
 
@@ -81,8 +75,6 @@ class Feature(Struct, frozen=True, gc=False):
 
 
 class IdAllocationRequest(Struct, frozen=True, gc=False):
-    """Table IdAllocationRequest."""
-
     timeout_ms: int = 0
     host: str | None = None
 
@@ -97,24 +89,18 @@ class LookupOffsetInfo(Struct, frozen=True, gc=False):
 
 
 class PlacementDriverNode(Struct, frozen=True, gc=False):
-    """Table PlacementDriverNode."""
-
     name: str | None = None
     advertise_addr: str | None = None
     is_leader: bool = False
 
 
 class RangeId(Struct, frozen=True, gc=False):
-    """Table RangeId."""
-
     stream_id: int = -1
     range_index: int = -1
     end_offset: int = -1
 
 
 class RangeServer(Struct, frozen=True, gc=False):
-    """Table RangeServer."""
-
     server_id: int = -1
     advertise_addr: str | None = None
 
@@ -141,8 +127,6 @@ class Stream(Struct, frozen=True, gc=False):
 
 
 class TrimmedStream(Struct, frozen=True, gc=False):
-    """Table TrimmedStream."""
-
     stream_id: int = -1
     trim_offset: int = 0
 
@@ -158,8 +142,6 @@ class TxnPart(Struct, frozen=True, gc=False):
 
 
 class AppendResult(Struct, frozen=True, gc=False):
-    """Table AppendResult."""
-
     stream_id: int = -1
     request_index: int = 0
     base_offset: int = 0
@@ -168,8 +150,6 @@ class AppendResult(Struct, frozen=True, gc=False):
 
 
 class CommitTxnRequest(Struct, frozen=True, gc=False):
-    """Table CommitTxnRequest."""
-
     timeout_ms: int = 0
     producer: str | None = None
     batch_number: int = -1
@@ -181,8 +161,6 @@ class CommitTxnRequest(Struct, frozen=True, gc=False):
 
 
 class CommitTxnResponse(Struct, frozen=True, gc=False):
-    """Table CommitTxnResponse."""
-
     throttle_time_ms: int = 0
     status: Status | None = None
     is_replay: bool = False
@@ -193,8 +171,6 @@ class CommitTxnResponse(Struct, frozen=True, gc=False):
 
 
 class CreateStreamsRequest(Struct, frozen=True, gc=False):
-    """Table CreateStreamsRequest."""
-
     timeout_ms: int = 0
     streams: tuple[Stream, ...] = ()
 
@@ -210,22 +186,16 @@ class Cursor(Struct, frozen=True, gc=False):
 
 
 class DeleteStreamResult(Struct, frozen=True, gc=False):
-    """Table DeleteStreamResult."""
-
     deleted_stream: Stream | None = None
     status: Status | None = None
 
 
 class DeleteStreamsRequest(Struct, frozen=True, gc=False):
-    """Table DeleteStreamsRequest."""
-
     timeout_ms: int = 0
     streams: tuple[Stream, ...] = ()
 
 
 class DescribePlacementDriverClusterRequest(Struct, frozen=True, gc=False):
-    """Table DescribePlacementDriverClusterRequest."""
-
     range_server: RangeServer | None = None
     timeout_ms: int = 0
 
@@ -240,23 +210,17 @@ class DescribeRangesRequest(Struct, frozen=True, gc=False):
 
 
 class DescribeStreamResult(Struct, frozen=True, gc=False):
-    """Table DescribeStreamResult."""
-
     stream: Stream | None = None
     status: Status | None = None
     stream_id: int = -1
 
 
 class EndTxnRequest(Struct, frozen=True, gc=False):
-    """Table EndTxnRequest."""
-
     timeout_ms: int = 0
     end_requests: tuple[EndTxnInfo, ...] = ()
 
 
 class EndTxnResult(Struct, frozen=True, gc=False):
-    """Table EndTxnResult."""
-
     stream_id: int = -1
     request_index: int = 0
     base_offset: int = -1
@@ -277,8 +241,6 @@ class FetchResult(Struct, frozen=True, gc=False):
 
 
 class HeartbeatRequest(Struct, frozen=True, gc=False):
-    """Table HeartbeatRequest."""
-
     client_id: str | None = None
     client_role: int = 0
     range_server: RangeServer | None = None
@@ -297,8 +259,6 @@ class HeartbeatRequest(Struct, frozen=True, gc=False):
 
 
 class HeartbeatResponse(Struct, frozen=True, gc=False):
-    """Table HeartbeatResponse."""
-
     client_id: str | None = None
     client_role: int = 0
     range_server: RangeServer | None = None
@@ -311,8 +271,6 @@ class HeartbeatResponse(Struct, frozen=True, gc=False):
 
 
 class IdAllocationResponse(Struct, frozen=True, gc=False):
-    """Table IdAllocationResponse."""
-
     id: int = 0
     status: Status | None = None
     server_secret: str | None = None
@@ -323,8 +281,6 @@ class IdAllocationResponse(Struct, frozen=True, gc=False):
 
 
 class LookupOffsetResult(Struct, frozen=True, gc=False):
-    """Table LookupOffsetResult."""
-
     stream_id: int = -1
     request_index: int = 0
     offset: int = -1
@@ -333,28 +289,20 @@ class LookupOffsetResult(Struct, frozen=True, gc=False):
 
 
 class LookupOffsetsRequest(Struct, frozen=True, gc=False):
-    """Table LookupOffsetsRequest."""
-
     timeout_ms: int = 0
     lookup_requests: tuple[LookupOffsetInfo, ...] = ()
 
 
 class PlacementDriverCluster(Struct, frozen=True, gc=False):
-    """Table PlacementDriverCluster."""
-
     nodes: tuple[PlacementDriverNode, ...] = ()
 
 
 class RangeCriteria(Struct, frozen=True, gc=False):
-    """Table RangeCriteria."""
-
     range_server: RangeServer | None = None
     stream_id: int = -1
 
 
 class ReplicaServer(Struct, frozen=True, gc=False):
-    """Table ReplicaServer."""
-
     server: RangeServer | None = None
     is_primary: bool = False
 
@@ -383,8 +331,6 @@ class ReportMetricsRequest(Struct, frozen=True, gc=False):
 
 
 class ReportMetricsResponse(Struct, frozen=True, gc=False):
-    """Table ReportMetricsResponse."""
-
     range_server: RangeServer | None = None
     status: Status | None = None
 
@@ -401,8 +347,6 @@ class SchemaEntry(Struct, frozen=True, gc=False):
 
 
 class SealRangesRequest(Struct, frozen=True, gc=False):
-    """Table SealRangesRequest."""
-
     timeout_ms: int = 0
     ranges: tuple[RangeId, ...] = ()
 
@@ -414,15 +358,11 @@ class SystemErrorResponse(Struct, frozen=True, gc=False):
 
 
 class TrimStreamsRequest(Struct, frozen=True, gc=False):
-    """Table TrimStreamsRequest."""
-
     timeout_ms: int = 0
     trimmed_streams: tuple[TrimmedStream, ...] = ()
 
 
 class TxnDescription(Struct, frozen=True, gc=False):
-    """Table TxnDescription."""
-
     producer: str | None = None
     batch_number: int = -1
     parts: tuple[TxnPart, ...] = ()
@@ -435,102 +375,76 @@ class TxnDescription(Struct, frozen=True, gc=False):
 
 
 class UpdateStreamResult(Struct, frozen=True, gc=False):
-    """Table UpdateStreamResult."""
-
     updated_stream: Stream | None = None
     status: Status | None = None
 
 
 class UpdateStreamsRequest(Struct, frozen=True, gc=False):
-    """Table UpdateStreamsRequest."""
-
     timeout_ms: int = 0
     streams: tuple[Stream, ...] = ()
 
 
 class AppendResponse(Struct, frozen=True, gc=False):
-    """Table AppendResponse."""
-
     throttle_time_ms: int = 0
     append_responses: tuple[AppendResult, ...] = ()
     status: Status | None = None
 
 
 class CommitCursorsRequest(Struct, frozen=True, gc=False):
-    """Table CommitCursorsRequest."""
-
     timeout_ms: int = 0
     group: str | None = None
     cursors: tuple[Cursor, ...] = ()
 
 
 class CommitCursorsResponse(Struct, frozen=True, gc=False):
-    """Table CommitCursorsResponse."""
-
     throttle_time_ms: int = 0
     cursors: tuple[Cursor, ...] = ()
     status: Status | None = None
 
 
 class DeleteStreamsResponse(Struct, frozen=True, gc=False):
-    """Table DeleteStreamsResponse."""
-
     throttle_time_ms: int = 0
     delete_responses: tuple[DeleteStreamResult, ...] = ()
     status: Status | None = None
 
 
 class DescribeCursorsResponse(Struct, frozen=True, gc=False):
-    """Table DescribeCursorsResponse."""
-
     throttle_time_ms: int = 0
     cursors: tuple[Cursor, ...] = ()
     status: Status | None = None
 
 
 class DescribePlacementDriverClusterResponse(Struct, frozen=True, gc=False):
-    """Table DescribePlacementDriverClusterResponse."""
-
     status: Status | None = None
     cluster: PlacementDriverCluster | None = None
     throttle_time_ms: int = 0
 
 
 class DescribeSchemasResponse(Struct, frozen=True, gc=False):
-    """Table DescribeSchemasResponse."""
-
     throttle_time_ms: int = 0
     schemas: tuple[SchemaEntry, ...] = ()
     status: Status | None = None
 
 
 class DescribeStreamsResponse(Struct, frozen=True, gc=False):
-    """Table DescribeStreamsResponse."""
-
     throttle_time_ms: int = 0
     describe_responses: tuple[DescribeStreamResult, ...] = ()
     status: Status | None = None
 
 
 class DescribeTxnsResponse(Struct, frozen=True, gc=False):
-    """Table DescribeTxnsResponse."""
-
     throttle_time_ms: int = 0
     txns: tuple[TxnDescription, ...] = ()
     status: Status | None = None
 
 
 class EndTxnResponse(Struct, frozen=True, gc=False):
-    """Table EndTxnResponse."""
-
     throttle_time_ms: int = 0
     end_responses: tuple[EndTxnResult, ...] = ()
     status: Status | None = None
 
 
 class FetchResponse(Struct, frozen=True, gc=False):
-    """Table FetchResponse."""
-
     throttle_time_ms: int = 0
     fetch_responses: tuple[FetchResult, ...] = ()
     status: Status | None = None
@@ -539,8 +453,6 @@ class FetchResponse(Struct, frozen=True, gc=False):
 
 
 class ListRangesRequest(Struct, frozen=True, gc=False):
-    """Table ListRangesRequest."""
-
     timeout_ms: int = 0
     range_owners: tuple[RangeCriteria, ...] = ()
     since_revision: int = -1
@@ -549,23 +461,17 @@ class ListRangesRequest(Struct, frozen=True, gc=False):
 
 
 class LookupOffsetsResponse(Struct, frozen=True, gc=False):
-    """Table LookupOffsetsResponse."""
-
     throttle_time_ms: int = 0
     lookup_responses: tuple[LookupOffsetResult, ...] = ()
     status: Status | None = None
 
 
 class RegisterSchemasRequest(Struct, frozen=True, gc=False):
-    """Table RegisterSchemasRequest."""
-
     timeout_ms: int = 0
     schemas: tuple[SchemaEntry, ...] = ()
 
 
 class RegisterSchemasResponse(Struct, frozen=True, gc=False):
-    """Table RegisterSchemasResponse."""
-
     throttle_time_ms: int = 0
     schemas: tuple[SchemaEntry, ...] = ()
     status: Status | None = None
@@ -587,8 +493,6 @@ class StreamRange(Struct, frozen=True, gc=False):
 
 
 class UpdateStreamsResponse(Struct, frozen=True, gc=False):
-    """Table UpdateStreamsResponse."""
-
     throttle_time_ms: int = 0
     update_responses: tuple[UpdateStreamResult, ...] = ()
     status: Status | None = None
@@ -607,31 +511,23 @@ class AppendInfo(Struct, frozen=True, gc=False):
 
 
 class CreateRangeRequest(Struct, frozen=True, gc=False):
-    """Table CreateRangeRequest."""
-
     timeout_ms: int = 0
     stream_range: StreamRange | None = None
 
 
 class CreateRangeResponse(Struct, frozen=True, gc=False):
-    """Table CreateRangeResponse."""
-
     status: Status | None = None
     stream_range: StreamRange | None = None
     throttle_time_ms: int = 0
 
 
 class CreateStreamResult(Struct, frozen=True, gc=False):
-    """Table CreateStreamResult."""
-
     stream: Stream | None = None
     stream_range: StreamRange | None = None
     status: Status | None = None
 
 
 class DescribeRangeResult(Struct, frozen=True, gc=False):
-    """Table DescribeRangeResult."""
-
     stream_id: int = -1
     stream_range: StreamRange | None = None
     status: Status | None = None
@@ -650,8 +546,6 @@ class FetchInfo(Struct, frozen=True, gc=False):
 
 
 class ListRangesResult(Struct, frozen=True, gc=False):
-    """Table ListRangesResult."""
-
     range_owner: RangeCriteria | None = None
     ranges: tuple[StreamRange, ...] = ()
     status: Status | None = None
@@ -660,8 +554,6 @@ class ListRangesResult(Struct, frozen=True, gc=False):
 
 
 class SealRangesResult(Struct, frozen=True, gc=False):
-    """Table SealRangesResult."""
-
     stream_range: StreamRange | None = None
     status: Status | None = None
     stream_id: int = -1
@@ -669,46 +561,34 @@ class SealRangesResult(Struct, frozen=True, gc=False):
 
 
 class StreamRanges(Struct, frozen=True, gc=False):
-    """Table StreamRanges."""
-
     stream_id: int = -1
     ranges: tuple[StreamRange, ...] = ()
 
 
 class SyncRangesResult(Struct, frozen=True, gc=False):
-    """Table SyncRangesResult."""
-
     stream_id: int = -1
     ranges: tuple[StreamRange, ...] = ()
     status: Status | None = None
 
 
 class TrimStreamResult(Struct, frozen=True, gc=False):
-    """Table TrimStreamResult."""
-
     trimmed_stream: Stream | None = None
     stream_range: StreamRange | None = None
     status: Status | None = None
 
 
 class AppendRequest(Struct, frozen=True, gc=False):
-    """Table AppendRequest."""
-
     timeout_ms: int = 0
     append_requests: tuple[AppendInfo, ...] = ()
 
 
 class CreateStreamsResponse(Struct, frozen=True, gc=False):
-    """Table CreateStreamsResponse."""
-
     throttle_time_ms: int = 0
     create_responses: tuple[CreateStreamResult, ...] = ()
     status: Status | None = None
 
 
 class DescribeRangesResponse(Struct, frozen=True, gc=False):
-    """Table DescribeRangesResponse."""
-
     throttle_time_ms: int = 0
     describe_responses: tuple[DescribeRangeResult, ...] = ()
     status: Status | None = None
@@ -716,8 +596,6 @@ class DescribeRangesResponse(Struct, frozen=True, gc=False):
 
 
 class FetchRequest(Struct, frozen=True, gc=False):
-    """Table FetchRequest."""
-
     max_wait_ms: int = 0
     min_bytes: int = 0
     fetch_requests: tuple[FetchInfo, ...] = ()
@@ -726,8 +604,6 @@ class FetchRequest(Struct, frozen=True, gc=False):
 
 
 class ListRangesResponse(Struct, frozen=True, gc=False):
-    """Table ListRangesResponse."""
-
     throttle_time_ms: int = 0
     list_responses: tuple[ListRangesResult, ...] = ()
     status: Status | None = None
@@ -738,31 +614,23 @@ class ListRangesResponse(Struct, frozen=True, gc=False):
 
 
 class SealRangesResponse(Struct, frozen=True, gc=False):
-    """Table SealRangesResponse."""
-
     throttle_time_ms: int = 0
     seal_responses: tuple[SealRangesResult, ...] = ()
     status: Status | None = None
 
 
 class SyncRangesRequest(Struct, frozen=True, gc=False):
-    """Table SyncRangesRequest."""
-
     timeout_ms: int = 0
     stream_ranges: tuple[StreamRanges, ...] = ()
 
 
 class SyncRangesResponse(Struct, frozen=True, gc=False):
-    """Table SyncRangesResponse."""
-
     throttle_time_ms: int = 0
     sync_responses: tuple[SyncRangesResult, ...] = ()
     status: Status | None = None
 
 
 class TrimStreamsResponse(Struct, frozen=True, gc=False):
-    """Table TrimStreamsResponse."""
-
     throttle_time_ms: int = 0
     streams: tuple[TrimStreamResult, ...] = ()
     status: Status | None = None

@@ -11,8 +11,6 @@ from sbp_core.wire.flat import Field, Scalar, Table, Text, Vector
 
 
 class KeyValue(Struct, frozen=True, gc=False):
-    """Table KeyValue."""
-
     key: str | None = None
     value: str | None = None
 
@@ -29,8 +27,6 @@ class RecordBatchMeta(Struct, frozen=True, gc=False):
 
 
 class RecordMeta(Struct, frozen=True, gc=False):
-    """Table RecordMeta."""
-
     offset_delta: int = 0
     timestamp_delta: int = 0
     headers: tuple[KeyValue, ...] = ()
