@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from sbp_spark.datasource import SbpDataSource
     from sbp_spark.streaming.stream_reader import SbpStreamReader
-    from sbp_spark.writing.batch_writer import SbpBatchWriter
-    from sbp_spark.writing.stream_writer import SbpStreamWriter
+    from sbp_spark.writing.writers import SbpBatchWriter, SbpStreamWriter
 
 
 class DefaultSource(DataSource):

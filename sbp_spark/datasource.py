@@ -30,10 +30,9 @@ from sbp_spark.schema import check_sink_schema
 from sbp_spark.selection import check_selection
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.worker_process import ends_micro_batches
-from sbp_spark.writing.batch_writer import SbpBatchWriter
+from sbp_spark.writing.directory import find_targets, purpose_of
 from sbp_spark.writing.own_columns import without_metadata
-from sbp_spark.writing.stream_writer import SbpStreamWriter
-from sbp_spark.writing.targets import find_targets, purpose_of
+from sbp_spark.writing.writers import SbpBatchWriter, SbpStreamWriter
 
 _PROVIDER: Final = "provider"
 """What Spark adds to the options of a CREATE TABLE without columns, and to no others."""

@@ -1,14 +1,21 @@
-"""The end of a write: one decision for what all its tasks have staged, or giving that up."""
+"""The end of a write: one decision for what all its tasks have staged, or giving that up.
+
+A write that replaces what was there trims it when its own rows can be read. The tasks say where the
+streams that they write to ended before the commit. So whenever that is trimmed, and however often,
+no row of the write itself is among it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from sbp_core import limits
-from sbp_core.client import TxnDecision, TxnPart
+from sbp_core.client import Client, TxnDecision, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
     HeaderError,
@@ -20,28 +27,46 @@ from sbp_core.failpoints import failpoint
 from sbp_spark.options import BatchKey, OnReplayMismatch
 from sbp_spark.task_log import LOG
 from sbp_spark.writing.digest import are_comparable, encode_digest, join_digests
-from sbp_spark.writing.messages import StagedMessage, WrittenMessage
-from sbp_spark.writing.typed_streams import DescribingClient, check_still_plain
+from sbp_spark.writing.typed_streams import check_still_plain
 
 
-class CommittingClient(DescribingClient, Protocol):
-    """What is needed of a client."""
+@dataclass(frozen=True)
+class WrittenMessage(WriterCommitMessage):
+    """What one task has written, all of it acknowledged; `size_bytes` of encoded batches.
 
-    def commit_txn(
-        self,
-        producer: str,
-        batch_number: int,
-        parts: Sequence[TxnPart],
-        *,
-        record_count: int,
-        digest: bytes,
-    ) -> TxnDecision:
-        """Decide what a batch of a producer is; the first decision counts."""
-        ...
+    `record_count` includes dead letters.
+    """
 
-    def abort_txns(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
-        """Give up what was staged, unless it is committed."""
-        ...
+    partition_id: int
+    record_count: int
+    batch_count: int
+    size_bytes: int
+    stream_count: int
+    skipped_count: int
+    dead_letter_count: int
+
+
+@dataclass(frozen=True)
+class StagedMessage(WrittenMessage):
+    """What a task has staged: (transaction id, stream id, range index, records, batches) by range.
+
+    `tails`, where what was there before is to go: (stream id, its end before the commit).
+    """
+
+    producer: str
+    batch_number: int
+    parts: tuple[tuple[str, int, int, int, int], ...]
+    digest: int
+    tails: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def key(self) -> BatchKey:
+        """What it was staged for."""
+        return BatchKey(self.producer, self.batch_number)
+
+    def txn_parts(self) -> list[TxnPart]:
+        """Return what is staged."""
+        return [TxnPart(*part) for part in self.parts]
 
 
 class IncompleteWriteError(SbpError):
@@ -57,7 +82,7 @@ class LateCommitError(SbpError):
 
 
 def commit_staged(
-    client: CommittingClient,
+    client: Client,
     messages: Sequence[WriterCommitMessage | None],
     key: BatchKey,
     on_mismatch: OnReplayMismatch,
@@ -117,15 +142,13 @@ def commit_staged(
     return decision
 
 
-def check_plain_parts(
-    client: DescribingClient, messages: Sequence[WriterCommitMessage | None]
-) -> None:
+def check_plain_parts(client: Client, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Raise SchemaError if a stream that plain rows were staged for has got a schema meanwhile."""
     parts = (part for message in staged_messages(messages) for part in message.txn_parts())
     check_still_plain(client, sorted({part.stream_id for part in parts}))
 
 
-def abort_staged(client: CommittingClient, messages: Sequence[WriterCommitMessage | None]) -> None:
+def abort_staged(client: Client, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Give up what the messages name, as far as it is not committed; failures are only logged.
 
     A commit that took effect stays, also when whoever asked for it was told that it failed.
@@ -232,3 +255,64 @@ def _too_many_parts(
         f" than one decision can name ({limit}); let fewer tasks write to each stream, for example"
         ' with .repartition("stream")'
     )
+
+
+PUBLISH_WAIT_MS: Final = limits.RETRY_BUDGET_MS
+"""How long rows that are committed may take until they can be read."""
+_PAUSE_S: Final = 0.1
+
+
+class NotTrimmedError(SbpError):
+    """The rows of a write are committed, and what was there before them is still there, too."""
+
+
+def tails_of(client: Client, stream_ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return (stream id, where it ends now)."""
+    if not stream_ids:
+        return ()
+    return tuple((each.stream_id, each.next_offset) for each in client.stream_bounds(stream_ids))
+
+
+def commit_and_trim(
+    client: Client,
+    messages: Sequence[WriterCommitMessage | None],
+    key: BatchKey,
+    on_mismatch: OnReplayMismatch,
+) -> None:
+    """Commit as `commit_staged` does; when the rows can be read, trim what was there before.
+
+    May be repeated. Raises SbpError, and NotTrimmedError if the rows cannot be read for long, or
+    some of them were lost.
+    """
+    give_up_at = time.monotonic() + PUBLISH_WAIT_MS / 1_000
+    while True:
+        decision = commit_staged(client, messages, key, on_mismatch)
+        if decision.lost:
+            raise NotTrimmedError(
+                f"{key} is committed, but a range server lost"
+                f" {sum(part.record_count for part in decision.lost)} of its rows, which were given"
+                " up; so what was there before was not trimmed: write again"
+            )
+        if decision.is_published:
+            break
+        if time.monotonic() >= give_up_at:
+            raise NotTrimmedError(
+                f"{key} is committed, and its rows will be there, but after"
+                f" {PUBLISH_WAIT_MS / 1_000:g} s not all of them can be read; so what was there"
+                f" before was not trimmed. `sbp txns {key.producer}` tells what they wait for; when"
+                " it tells that the batch is published, write again"
+            )
+        time.sleep(_PAUSE_S)
+    tails: dict[int, int] = {}
+    for message in staged_messages(messages):
+        for stream_id, tail in message.tails:
+            tails[stream_id] = max(tail, tails.get(stream_id, 0))
+    if not tails:
+        return
+    try:
+        client.trim_streams(tails)
+    except SbpError as error:
+        raise NotTrimmedError(
+            f"{key} is committed, but what was there before could not be trimmed from all streams,"
+            f" so that their readers see both: {error}; write again"
+        ) from error

@@ -2,19 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from sbp_core.client import Dialect
-from sbp_core.records import BatchBuilder, StreamSchema
-from sbp_spark.options import SinkOptions
-from sbp_spark.writing.bad_records import BadRows
-from sbp_spark.writing.columns import ColumnsPayload
-from sbp_spark.writing.routing import Router, StreamIds
-from sbp_spark.writing.rows import RowsPayload
-from sbp_spark.writing.typed_streams import TypedStreamsClient, evolve_streams
+from sbp_core.client import Client, Dialect
+from sbp_core.errors import SchemaError
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    BatchBuilder,
+    ColumnsBuilder,
+    RowsBuilder,
+    StreamSchema,
+    find_unfit,
+    map_columns,
+)
+from sbp_spark.options import Batching, SinkOptions
+from sbp_spark.retyping import retyped
+from sbp_spark.writing.bad_columns import columns_to_dead_letters, find_bad_columns
+from sbp_spark.writing.bad_records import BadRows, find_bad_rows, to_dead_letters
+from sbp_spark.writing.digest import digest_of, digest_of_columns
+from sbp_spark.writing.routing import Router, StreamIds, split_rows
+from sbp_spark.writing.typed_streams import TypedStream, evolve_streams
+
+
+class RowsPayload:
+    """Plain records, as a Payload; with `is_sequence` they go into record sequences."""
+
+    def __init__(self, batching: Batching, *, is_sequence: bool = False) -> None:
+        self._batching = batching
+        self._is_sequence = is_sequence
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the record columns in ROWS_SCHEMA."""
+        return to_rows(batch)
+
+    def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
+        """Return which rows no server takes, whatever their stream is."""
+        bad = find_bad_rows(rows)
+        if self._is_sequence:
+            bad += [BadRows(indexes, error) for indexes, error in find_unfit(rows)]
+        return bad
+
+    def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
+        """Return bad rows with headers that say what was wrong."""
+        return to_dead_letters(rows, bad, is_sequence=self._is_sequence)
+
+    def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
+        """Return the digest of rows."""
+        return digest_of(rows, stream_ids)
+
+    def split(
+        self, rows: pa.RecordBatch, stream_ids: StreamIds, now_us: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield (stream id, its rows); those without a timestamp get `now_us`."""
+        yield from split_rows(fill_times(rows, now_us), stream_ids)
+
+    def make_builder(self, stream_id: int) -> RowsBuilder:
+        """Return what makes record batches for a stream."""
+        return rows_builder(stream_id, self._batching, is_sequence=self._is_sequence)
+
+
+def rows_builder(stream_id: int, batching: Batching, *, is_sequence: bool = False) -> RowsBuilder:
+    """Return what makes record batches of plain records for a stream."""
+    return RowsBuilder(
+        stream_id,
+        target_bytes=batching.target_bytes,
+        records_max=batching.records_max,
+        compression=batching.compression,
+        is_sequence=is_sequence,
+    )
+
+
+def to_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the record columns of Spark's batch in ROWS_SCHEMA; missing ones are null."""
+    columns = []
+    for field in ROWS_SCHEMA:
+        if field.name not in batch.schema.names:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(field.name)
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+
+
+def fill_times(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+    """Return the rows with `now_us`, microseconds since the epoch, for timestamps that are null."""
+    index = ROWS_SCHEMA.get_field_index("timestamp")
+    if not rows.column(index).null_count:
+        return rows
+    field = ROWS_SCHEMA.field(index)
+    filled = pc.fill_null(rows.column(index), pa.scalar(now_us, field.type))
+    return rows.set_column(index, field, filled)
+
+
+class ColumnsPayload:
+    """Columns of the schema `given`, as a Payload; `streams` are those that they may go to."""
+
+    def __init__(
+        self,
+        given: StreamSchema,
+        streams: Mapping[int, TypedStream],
+        batching: Batching,
+        timestamp_column: str | None = None,
+    ) -> None:
+        # Whether a null may be where Spark says that there is none, the streams say.
+        self._given = pa.schema([field.with_nullable(True) for field in given.arrow])
+        self._streams = streams
+        self._batching = batching
+        self._timestamp_column = timestamp_column
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns that are written; Spark's times are in the session's zone."""
+        columns = [retyped(batch.column(field.name), field.type) for field in self._given]
+        return pa.RecordBatch.from_arrays(columns, schema=self._given)
+
+    def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
+        """Return which rows their streams do not take."""
+        return find_bad_columns(rows, stream_ids, self._streams)
+
+    def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
+        """Return bad rows as JSON, with headers that say what was wrong."""
+        return columns_to_dead_letters(rows, bad)
+
+    def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
+        """Return the digest of rows."""
+        return digest_of_columns(rows, stream_ids)
+
+    def split(
+        self, rows: pa.RecordBatch, stream_ids: StreamIds, now_us: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield (stream id, its rows in its schema). Raises SchemaError."""
+        for stream_id, part in split_rows(rows, stream_ids):
+            stream = self._streams[stream_id]
+            try:
+                yield stream_id, map_columns(part, stream.schema.arrow, is_loss_allowed=False)
+            except SchemaError as error:
+                error.add_note(f"while writing to stream {stream.name!r}")
+                raise
+
+    def make_builder(self, stream_id: int) -> BatchBuilder:
+        """Return what makes record batches for a stream; of dead letters plain records are made."""
+        if stream_id not in self._streams:
+            return rows_builder(stream_id, self._batching)
+        return ColumnsBuilder(
+            stream_id,
+            self._streams[stream_id].schema,
+            timestamp_column=self._timestamp_column,
+            target_bytes=self._batching.target_bytes,
+            records_max=self._batching.records_max,
+            compression=self._batching.compression,
+        )
 
 
 class Payload(Protocol):
@@ -50,13 +190,13 @@ class Payload(Protocol):
         ...
 
 
-def takes_sequences(client: TypedStreamsClient) -> bool:
+def takes_sequences(client: Client) -> bool:
     """Whether the servers take plain records as record sequences only. Raises SbpError."""
     return client.dialect() is Dialect.ELASTICSTREAM_2023_04
 
 
 def make_payload(
-    client: TypedStreamsClient, options: SinkOptions, router: Router, schema: StreamSchema | None
+    client: Client, options: SinkOptions, router: Router, schema: StreamSchema | None
 ) -> Payload:
     """Return what makes record batches of a DataFrame of this schema; None for plain records.
 

@@ -7,18 +7,16 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
 
 import pyarrow as pa
 
-from sbp_core.client import Transaction, txn_id_of
+from sbp_core.client import Client, Transaction, txn_id_of
 from sbp_core.errors import UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
 from sbp_spark.task_log import LOG, task_ids
-from sbp_spark.writing.appending import AppendingClient, PlainAppend, StagedAppend
 from sbp_spark.writing.bad_records import (
     BadRows,
     bad_record_error,
@@ -26,20 +24,13 @@ from sbp_spark.writing.bad_records import (
     log_bad_rows,
     without,
 )
-from sbp_spark.writing.batching import Builders, Sender
-from sbp_spark.writing.committing import no_transactions
+from sbp_spark.writing.committing import StagedMessage, WrittenMessage, no_transactions, tails_of
 from sbp_spark.writing.digest import join_digests
-from sbp_spark.writing.directory import DirectoryClient, StreamDirectory
-from sbp_spark.writing.messages import StagedMessage, WrittenMessage
-from sbp_spark.writing.overwriting import tails_of
-from sbp_spark.writing.payload import Payload, make_payload
+from sbp_spark.writing.directory import StreamDirectory
+from sbp_spark.writing.payload import Payload, fill_times, make_payload
 from sbp_spark.writing.routing import Router, StreamIds
-from sbp_spark.writing.rows import fill_times
-from sbp_spark.writing.typed_streams import ON_BAD_RECORD, TypedStreamsClient
-
-
-class WritingClient(AppendingClient, DirectoryClient, TypedStreamsClient, Protocol):
-    """What is needed of a client."""
+from sbp_spark.writing.sending import Builders, PlainAppend, Sender, StagedAppend
+from sbp_spark.writing.typed_streams import ON_BAD_RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +73,7 @@ def write_rows(
 
 def append_rows(
     batches: Iterable[pa.RecordBatch],
-    client: WritingClient,
+    client: Client,
     options: SinkOptions,
     *,
     maybe_schema: StreamSchema | None = None,
@@ -98,7 +89,7 @@ def append_rows(
 
 def stage_rows(
     batches: Iterable[pa.RecordBatch],
-    client: WritingClient,
+    client: Client,
     options: SinkOptions,
     staged_for: StagedFor,
     *,
@@ -142,7 +133,7 @@ class _Work:
 
     def __init__(
         self,
-        client: WritingClient,
+        client: Client,
         options: SinkOptions,
         sender: Sender,
         partition_id: int,

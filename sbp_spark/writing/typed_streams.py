@@ -4,47 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from sbp_core.client import Dialect, SchemaVersion, StreamBounds
+from sbp_core.client import Client, SchemaVersion
 from sbp_core.errors import ConfigurationError, SchemaError, UnsupportedError
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
 from sbp_spark.wording import listed
-
-
-class DescribingClient(Protocol):
-    """What is needed of a client."""
-
-    def describe_schemas(
-        self, stream_ids: Sequence[int], *, newest_only: bool = False
-    ) -> dict[int, tuple[SchemaVersion, ...]]:
-        """Return the versions of each stream's schema, or raise NotFoundError."""
-        ...
-
-
-class TypedStreamsClient(DescribingClient, Protocol):
-    """What is needed of a client to give streams their schemas."""
-
-    def dialect(self) -> Dialect:
-        """Return what the servers speak."""
-        ...
-
-    def register_schema(
-        self, stream_id: int, schema: StreamSchema, *, version: int
-    ) -> SchemaVersion:
-        """Make a version of a stream's schema; return the one that is newest now."""
-        ...
-
-    def evolve_schema(
-        self, stream_id: int, schema: StreamSchema, *, may_change: bool
-    ) -> SchemaVersion:
-        """Let a stream's schema grow until data of `schema` fit; return its newest version."""
-        ...
-
-    def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
-        """Return where each stream begins and ends now."""
-        ...
-
 
 ON_BAD_RECORD: Final = "option onBadRecord"
 """Where the stream of dead letters is named."""
@@ -58,14 +23,14 @@ class TypedStream:
     schema: StreamSchema
 
 
-def check_plain(client: DescribingClient, streams: Mapping[int, str], where: str) -> None:
+def check_plain(client: Client, streams: Mapping[int, str], where: str) -> None:
     """Raise ConfigurationError if any of the streams, named by ids `where`, has a schema."""
     typed = typed_among(client, streams)
     if typed:
         raise typed_error([streams[stream_id] for stream_id in typed], where)
 
 
-def typed_among(client: DescribingClient, stream_ids: Iterable[int]) -> list[int]:
+def typed_among(client: Client, stream_ids: Iterable[int]) -> list[int]:
     """Return those of the streams that have a schema. Raises NotFoundError."""
     asked = list(stream_ids)
     if not asked:
@@ -90,7 +55,7 @@ def typed_error(names: Sequence[str], where: str) -> ConfigurationError:
     )
 
 
-def check_still_plain(client: DescribingClient, stream_ids: Iterable[int]) -> None:
+def check_still_plain(client: Client, stream_ids: Iterable[int]) -> None:
     """Raise SchemaError if a stream has got a schema since plain records were staged for it."""
     typed = typed_among(client, stream_ids)
     if typed:
@@ -102,7 +67,7 @@ def check_still_plain(client: DescribingClient, stream_ids: Iterable[int]) -> No
 
 
 def evolve_streams(
-    client: TypedStreamsClient,
+    client: Client,
     streams: Mapping[int, str],
     given: StreamSchema,
     *,
@@ -129,7 +94,7 @@ def evolve_streams(
     return found
 
 
-def _newest(client: DescribingClient, stream_ids: Iterable[int]) -> dict[int, SchemaVersion]:
+def _newest(client: Client, stream_ids: Iterable[int]) -> dict[int, SchemaVersion]:
     """Return the newest version of each stream that has any. Raises ConfigurationError."""
     try:
         described = client.describe_schemas(list(stream_ids), newest_only=True)
@@ -141,9 +106,7 @@ def _newest(client: DescribingClient, stream_ids: Iterable[int]) -> dict[int, Sc
     return {stream_id: versions[-1] for stream_id, versions in described.items() if versions}
 
 
-def _check_empty(
-    client: TypedStreamsClient, stream_ids: Sequence[int], names: Mapping[int, str]
-) -> None:
+def _check_empty(client: Client, stream_ids: Sequence[int], names: Mapping[int, str]) -> None:
     """Raise SchemaError if any of the streams, which have no schema, has records."""
     bounds = client.stream_bounds(stream_ids) if stream_ids else []
     full = [repr(names[each.stream_id]) for each in bounds if each.next_offset > each.start_offset]

@@ -13,7 +13,7 @@ from sbp_core import limits
 from sbp_core.client import Client
 from sbp_core.errors import TxnAbortedError
 from sbp_spark.options import BatchKey, OnReplayMismatch, parse_sink_options
-from sbp_spark.writing import batching
+from sbp_spark.writing import sending
 from sbp_spark.writing.committing import commit_staged
 from sbp_spark.writing.task import StagedFor, stage_rows
 
@@ -25,8 +25,8 @@ def hasty(monkeypatch):
     """What was staged a moment ago is asked about, and every batch is an append of its own."""
     monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
     monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
-    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
-    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
+    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 0)
 
 
 def row(value):

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_core.records import StreamSchema, map_columns
-from sbp_spark.writing.column_digest import digest_of_columns
-from sbp_spark.writing.digest import join_digests
+from sbp_spark.writing.digest import digest_of_columns, join_digests
 
 SCHEMA = pa.schema(
     {

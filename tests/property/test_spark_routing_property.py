@@ -10,8 +10,8 @@ from writing_client import WritingClient, sink_options
 
 from sbp_spark.options import Routing
 from sbp_spark.writing.directory import StreamDirectory
+from sbp_spark.writing.payload import to_rows
 from sbp_spark.writing.routing import NO_STREAM, Router, split_rows
-from sbp_spark.writing.rows import to_rows
 
 keys = st.none() | st.binary(max_size=3)
 batches = st.lists(st.lists(keys, max_size=20), max_size=6)

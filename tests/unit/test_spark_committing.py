@@ -32,17 +32,16 @@ from sbp_spark.options import (
     SinkOptions,
     StreamRef,
 )
-from sbp_spark.writing import batch_writer, overwriting, stream_writer, task
-from sbp_spark.writing.batch_writer import SbpBatchWriter
+from sbp_spark.writing import committing, task, writers
 from sbp_spark.writing.committing import (
     IncompleteWriteError,
     LateCommitError,
+    NotTrimmedError,
     ReplayMismatchError,
     commit_staged,
 )
-from sbp_spark.writing.overwriting import NotTrimmedError
-from sbp_spark.writing.stream_writer import SbpStreamWriter
 from sbp_spark.writing.task import StagedFor, stage_rows
+from sbp_spark.writing.writers import SbpBatchWriter, SbpStreamWriter
 
 QUERY = {"query_id": "query", "batch_id": "7"}
 KEY = BatchKey("query", 7)
@@ -55,14 +54,14 @@ SPARK_CALL_S = 120
 def client(monkeypatch):
     """The client of all workers, which run tasks of a query unless a test says otherwise."""
     client = WritingClient()
-    for module in (task, batch_writer, stream_writer):
+    for module in (task, writers):
         monkeypatch.setattr(module, "client_for", lambda servers, patience: client)
     run_as(monkeypatch, **QUERY)
     return client
 
 
 def run_as(monkeypatch, **ids):
-    for module in (task, stream_writer):
+    for module in (task, writers):
         monkeypatch.setattr(module, "task_ids", lambda: ids)
 
 
@@ -178,7 +177,7 @@ def test_plain_rows_are_not_committed_to_a_stream_that_got_a_schema(client, monk
 
 def test_nothing_is_committed_without_the_message_of_a_task(client, monkeypatch):
     held = []
-    monkeypatch.setattr(stream_writer.time, "sleep", held.append)
+    monkeypatch.setattr(writers.time, "sleep", held.append)
     for sink in (stream_sink(), stream_sink(delivery=AT_LEAST_ONCE)):
         messages = written(sink, monkeypatch, [b"a"], [b"b"])
         with pytest.raises(IncompleteWriteError, match="1 of 2 tasks did not report"):
@@ -351,7 +350,7 @@ def test_what_was_there_stays_until_the_new_rows_can_be_read(client, monkeypatch
 
 
 def test_what_was_there_stays_if_the_new_rows_cannot_be_read_for_long(client, monkeypatch):
-    monkeypatch.setattr(overwriting, "PUBLISH_WAIT_MS", 0)
+    monkeypatch.setattr(committing, "PUBLISH_WAIT_MS", 0)
     client.is_published = False
     sink = batch_sink("s1", is_truncating=True)
     messages = written(sink, monkeypatch, [b"b"])

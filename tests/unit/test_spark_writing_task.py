@@ -23,9 +23,9 @@ from sbp_spark.options import (
     Routing,
     StreamRef,
 )
-from sbp_spark.writing import batching
+from sbp_spark.writing import sending
 from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
-from sbp_spark.writing.rows import fill_times, to_rows
+from sbp_spark.writing.payload import fill_times, to_rows
 from sbp_spark.writing.task import StagedFor, append_rows, stage_rows
 
 NOW_US = 1_700_000_000_000_000
@@ -138,8 +138,8 @@ def test_a_server_without_transactions_is_told_with_the_remedy():
 
 
 def test_what_is_dropped_meanwhile_is_left_to_the_commit(monkeypatch):
-    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
-    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
+    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 0)
     client = WritingClient()
 
     def batches():
@@ -361,8 +361,8 @@ def test_a_row_that_is_bad_twice_is_counted_once():
 
 
 def test_what_waits_is_bounded_over_all_streams(monkeypatch):
-    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 10_000)
-    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
+    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 10_000)
+    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
     client = WritingClient()
     client_seen = []
 
@@ -422,8 +422,8 @@ def test_a_failed_append_fails_the_task():
 
 
 def test_no_failed_append_is_forgotten_when_later_ones_succeed(monkeypatch):
-    monkeypatch.setattr(batching, "APPEND_BYTES", 1)
-    monkeypatch.setattr(batching, "WAITING_BYTES_MAX", 0)
+    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
+    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 0)
 
     class OnceBrokenClient(WritingClient):
         is_broken = True
