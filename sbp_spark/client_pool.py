@@ -10,7 +10,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client import Client, Connecting, RetryPolicy, Wishes
 from sbp_spark.options import Servers
-from sbp_spark.worker_memory import settle
+from sbp_spark.spark_internals.worker_process import settle
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
 _FIRST_CALL_TIMEOUT_MS: Final = 5_000

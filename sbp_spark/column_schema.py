@@ -1,4 +1,4 @@
-"""Columns of a DataFrame as those of typed streams."""
+"""Columns of a DataFrame as those of typed streams, and the column that a source adds to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from pyspark.sql.types import (
     DateType,
     GeographyType,
     GeometryType,
+    IntegerType,
     IntegralType,
+    LongType,
     MapType,
     NullType,
     StringType,
@@ -38,6 +40,19 @@ from sbp_spark.options import ColumnOptions
 
 METADATA_COLUMN: Final = "_metadata"
 """What a source tells of a record beside its columns."""
+METADATA_FIELD: Final = StructField(
+    METADATA_COLUMN,
+    StructType(
+        [
+            StructField("stream", StringType()),
+            StructField("stream_id", LongType()),
+            StructField("range_index", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("timestamp", TimestampType()),
+        ]
+    ),
+)
+"""The column that says where a record was, and its time."""
 
 _REMEDIES: Final[dict[type[DataType], str]] = {
     VariantType: "make a text of it, for example with to_json",
@@ -150,3 +165,21 @@ def _option_faults(
     found = kinds[name].simpleString()
     told = f"which has type {found}; expected {expected}: cast it, or name another column"
     return [f"option {option} names {name}, {told}"]
+
+
+def without_metadata(schema: StructType) -> StructType:
+    """Return the columns without `_metadata`, if that is a source's, or some of its fields."""
+    return StructType(
+        [
+            field
+            for field in schema
+            if field.name != METADATA_COLUMN or not _is_of_source(field.dataType)
+        ]
+    )
+
+
+def _is_of_source(kind: DataType) -> bool:
+    if not isinstance(kind, StructType) or not isinstance(METADATA_FIELD.dataType, StructType):
+        return False
+    known = {field.name: field.dataType for field in METADATA_FIELD.dataType}
+    return all(known.get(field.name) == field.dataType for field in kind)

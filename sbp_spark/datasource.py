@@ -11,10 +11,9 @@ from pyspark.sql.types import StructType
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import StreamSchema
-from sbp_spark.catalog import SCHEMAS, CatalogReader
+from sbp_spark.catalog_reader import SCHEMAS, CatalogReader
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.column_schema import written_columns
-from sbp_spark.first_use import find_once
+from sbp_spark.column_schema import without_metadata, written_columns
 from sbp_spark.options import (
     TABLE_REMEDY,
     SinkOptions,
@@ -26,12 +25,12 @@ from sbp_spark.options import (
 from sbp_spark.reading.batch_reader import SbpBatchReader
 from sbp_spark.reading.source_columns import find_columns
 from sbp_spark.reading.source_streams import describe_refs, plain_errors, select_streams
-from sbp_spark.schema import check_sink_schema
+from sbp_spark.row_schema import check_sink_schema
 from sbp_spark.selection import check_selection
+from sbp_spark.spark_internals.session_files import find_once
+from sbp_spark.spark_internals.worker_process import ends_micro_batches
 from sbp_spark.streaming.stream_reader import SbpStreamReader
-from sbp_spark.worker_process import ends_micro_batches
 from sbp_spark.writing.directory import find_targets, purpose_of
-from sbp_spark.writing.own_columns import without_metadata
 from sbp_spark.writing.writers import SbpBatchWriter, SbpStreamWriter
 
 _PROVIDER: Final = "provider"

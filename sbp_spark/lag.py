@@ -24,13 +24,13 @@ from pyspark.sql.streaming.listener import (
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.log import LOG
 from sbp_spark.options import Endpoint, Servers
+from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.offsets import SourceOffset
-from sbp_spark.reading.positions import display_name
-from sbp_spark.reading.record_sizes import RecordSizes
+from sbp_spark.reading.planning import RecordSizes
 from sbp_spark.reading.source_streams import existing_streams
 from sbp_spark.reading.stream_position import CheckpointError
+from sbp_spark.reporting import LOG
 
 _ANSWER_MS: Final = 1_000
 """How long a range server has to answer; what is left out for that is None."""

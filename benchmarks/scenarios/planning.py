@@ -17,7 +17,7 @@ from benchmarks.systems.base import System
 from benchmarks.systems.sbp import Sbp
 from sbp_core import limits
 from sbp_core.client import Client, StreamSpec
-from sbp_spark.schema import source_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 _LOOKS: Final = 5

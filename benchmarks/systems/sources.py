@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from benchmarks.harness.model import Shape
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 ROWS_PER_BATCH_MAX: Final = 10_000
 BYTES_PER_BATCH: Final = 1024 * 1024

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_spark.checkpoint.files import SbpSource
+from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.offsets import SourceOffset, find_gone
-from sbp_spark.reading.positions import display_name
 from sbp_spark.reading.stream_position import StreamPosition
 
 _LEFT_OUT: Final = "no longer selected"

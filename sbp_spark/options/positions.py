@@ -1,7 +1,7 @@
 """Positions in streams as the user says them, before any stream is looked at.
 
 A further kind of position is one more class here, and one more branch where it becomes an offset:
-in `sbp_spark.reading.positions.locate`, or in `sbp_spark.reading.lookups` if a server has to be
+in `sbp_spark.reading.locating.locate`, or in `sbp_spark.reading.locating` if a server has to be
 asked.
 """
 

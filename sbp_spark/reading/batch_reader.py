@@ -11,10 +11,9 @@ from pyspark.sql.types import StructType
 
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import SourceOptions
-from sbp_spark.reading.fetch_task import SpanPartition, read_partition
+from sbp_spark.reading.input_partitions import SpanPartition, plan_read, read_partition
+from sbp_spark.reading.locating import check_ends
 from sbp_spark.reading.offsets import Interval
-from sbp_spark.reading.positions import check_ends
-from sbp_spark.reading.read_plan import plan_read
 from sbp_spark.reading.source_columns import find_columns
 from sbp_spark.reading.source_streams import (
     ending_offsets,
@@ -22,7 +21,7 @@ from sbp_spark.reading.source_streams import (
     select_streams,
     starting_offsets,
 )
-from sbp_spark.schema import source_arrow_schema
+from sbp_spark.row_schema import source_arrow_schema
 
 
 class SbpBatchReader(DataSourceReader):

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from sbp_core import limits
-from sbp_core.client import SchemaVersion
+from sbp_core.client import Client, SchemaVersion
 from sbp_core.errors import DamagedBatchError, SchemaError
 from sbp_core.records import (
     Change,
@@ -34,24 +26,39 @@ from sbp_core.records import (
     small_runs,
 )
 from sbp_spark.column_schema import METADATA_COLUMN
-from sbp_spark.reading.layout import JOINED_BYTES, ROWS_PER_BATCH, Piece, joined
-from sbp_spark.reading.place_columns import place_column
+from sbp_spark.options import Servers
+from sbp_spark.reading.layout import JOINED_BYTES, ROWS_PER_BATCH, Piece, joined, place_column
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.reading.schema_versions import SchemaVersions
 
-METADATA_FIELD: Final = StructField(
-    METADATA_COLUMN,
-    StructType(
-        [
-            StructField("stream", StringType()),
-            StructField("stream_id", LongType()),
-            StructField("range_index", IntegerType()),
-            StructField("offset", LongType()),
-            StructField("timestamp", TimestampType()),
-        ]
-    ),
-)
-"""The column that says where a record was, and its time."""
+_STREAMS_KEPT: Final = 1_000
+_known: Final[dict[tuple[Servers, int], dict[str, SchemaVersion]]] = {}
+"""The versions of streams by fingerprint, the oldest first. There may be more; none changes."""
+
+
+class SchemaVersions:
+    """The versions of the schemas of streams, as the placement driver of `servers` knows them."""
+
+    def __init__(self, client: Client, servers: Servers) -> None:
+        self._client = client
+        self._servers = servers
+
+    def maybe_find(self, stream_id: int, fingerprint: str) -> SchemaVersion | None:
+        """Return the version that a record batch names, None if there is none. Raises SbpError."""
+        key = self._servers, stream_id
+        found = _known.get(key, {}).get(fingerprint)
+        if found is not None:
+            return found
+        versions = self._client.describe_schemas([stream_id])[stream_id]
+        if key not in _known and len(_known) >= _STREAMS_KEPT:
+            del _known[next(iter(_known))]
+        _known[key] = {version.schema.fingerprint: version for version in versions}
+        return _known[key].get(fingerprint)
+
+    def known(self, stream_id: int) -> Collection[SchemaVersion]:
+        """Return the versions that were found when the stream was asked for, the oldest first."""
+        return _known.get((self._servers, stream_id), {}).values()
+
+
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _MS_MAX: Final = (2**63 - 1) // 1000
 _PIECE_BYTES: Final = 4 * limits.BATCH_TARGET_BYTES

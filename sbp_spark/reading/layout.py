@@ -1,18 +1,24 @@
-"""What a task makes of record batches: the seam between reading offsets and reading columns."""
+"""What a task makes of record batches: the seam between reading offsets and reading columns.
+
+Plain records become rows here: key, value, headers and timestamp, and where each record was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
+from operator import attrgetter
 from typing import Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.records import Envelope
+from sbp_core.records import ROWS_SCHEMA, Envelope, decode_batches, offsets_array
+from sbp_spark.logical_types import retyped
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.retyping import retyped
 
 
 class Form(Enum):
@@ -99,3 +105,84 @@ def joined(index: int, pieces: Sequence[Piece]) -> pa.Array:
     """Return the column at `index` of the rows of all pieces; of a single one without a copy."""
     parts = [piece.rows.column(index) for piece in pieces]
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+_SPAN_COLUMNS: Final[Mapping[str, tuple[pa.DataType, Callable[[StreamSpan], str | int]]]] = {
+    "stream": (pa.string(), attrgetter("stream_name")),
+    "stream_id": (pa.int64(), attrgetter("stream_id")),
+    "range_index": (pa.int32(), attrgetter("range_index")),
+}
+
+
+def place_column(name: str, pieces: Sequence[Piece]) -> pa.Array:
+    """Return the column stream, stream_id, range_index or offset of the records of all pieces."""
+    return _offset_column(pieces) if name == "offset" else _span_column(name, pieces)
+
+
+def _offset_column(pieces: Sequence[Piece]) -> pa.Array:
+    if len(pieces) == 1:
+        return offsets_array(pieces[0].start_offset, pieces[0].count)
+    counts = np.array([piece.count for piece in pieces])
+    starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
+    rows_before = np.cumsum(counts) - counts
+    offsets = np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - rows_before, counts)
+    return pa.array(offsets)
+
+
+def _span_column(name: str, pieces: Sequence[Piece]) -> pa.Array:
+    """Return a column that is the same in every row of a span."""
+    kind, read = _SPAN_COLUMNS[name]
+    counts = [piece.count for piece in pieces]
+    values = [read(piece.span) for piece in pieces]
+    if len(set(values)) == 1:
+        row_count = sum(counts)
+        rounded_count = 1 << (row_count - 1).bit_length()
+        return _repeated(values[0], kind, rounded_count).slice(0, row_count)
+    return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(pieces)), counts)))
+
+
+@lru_cache(maxsize=256)
+def _repeated(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), row_count)
+
+
+_ROWS_INDEX: Final = {name: index for index, name in enumerate(ROWS_SCHEMA.names)}
+
+
+class RowsLayout:
+    """Makes rows with the columns of `schema`; no other column is made.
+
+    Keys and values may be strings there. Like Spark's cast of binary to string, that looks at no
+    byte: what is not UTF-8 stays as it is.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def decode(
+        self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
+    ) -> Iterator[Piece]:
+        """Yield rows of some batches, the small ones in one piece. Raises RecordBatchError."""
+        offset = envelopes[0].base_offset
+        for rows in decode_batches(
+            envelopes, rows_enough=ROWS_PER_BATCH, bytes_enough=JOINED_BYTES
+        ):
+            begin, end = max(offset, start_offset), min(offset + rows.num_rows, end_offset)
+            size_bytes = rows.get_total_buffer_size() * (end - begin) // rows.num_rows
+            yield Piece(span, begin, rows.slice(begin - offset, end - begin), size_bytes)
+            offset += rows.num_rows
+
+    def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
+        """Return the rows of some pieces."""
+        columns = [
+            _as_type(joined(_ROWS_INDEX[field.name], pieces), field.type)
+            if field.name in _ROWS_INDEX
+            else place_column(field.name, pieces)
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the column itself, or binary as a string of the same bytes."""
+    return column if column.type == kind else column.view(kind)

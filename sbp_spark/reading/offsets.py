@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from sbp_core.client import StoreCommit
-from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.stream_position import (
     CREATED_UNKNOWN,
     NEW_CHECKPOINT,

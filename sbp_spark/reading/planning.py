@@ -7,41 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from sbp_spark.log import LOG
+from sbp_core.client import Client, FetchItem, RangeInfo
+from sbp_core.records import split_envelopes
 from sbp_spark.options.source import PARTITIONS_MAX
-from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import Interval
-
-
-class PlacedRange(Protocol):
-    """A range of a stream, [start_offset, end_offset), and who hosts it."""
-
-    @property
-    def stream_id(self) -> int:
-        """The stream that the range is part of."""
-        ...
-
-    @property
-    def range_index(self) -> int:
-        """The range's place in the stream; later ranges have higher ones."""
-        ...
-
-    @property
-    def start_offset(self) -> int:
-        """First offset that the range holds, or may hold."""
-        ...
-
-    @property
-    def end_offset(self) -> int | None:
-        """First offset behind the range; None while it is open: it covers whatever comes."""
-        ...
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """Addresses of the range's servers, the primary first; may be empty."""
-        ...
+from sbp_spark.reporting import LOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +47,7 @@ class Cover(NamedTuple):
 
 
 def cover(
-    intervals: Iterable[Interval], ranges: Iterable[PlacedRange], *, names: Mapping[int, str]
+    intervals: Iterable[Interval], ranges: Iterable[RangeInfo], *, names: Mapping[int, str]
 ) -> Cover:
     """Cut each interval by the ranges of its stream; spans come in the order of the intervals.
 
@@ -82,7 +55,7 @@ def cover(
     one counts: a range that looks open although the stream went on elsewhere is out of date.
     `names` gives `stream_name`.
     """
-    ranges_by_stream: defaultdict[int, list[PlacedRange]] = defaultdict(list)
+    ranges_by_stream: defaultdict[int, list[RangeInfo]] = defaultdict(list)
     for placed in ranges:
         ranges_by_stream[placed.stream_id].append(placed)
     spans: list[StreamSpan] = []
@@ -105,7 +78,7 @@ def cover(
     return Cover(tuple(spans), tuple(losses))
 
 
-def _effective_ends(ranges: list[PlacedRange]) -> Iterator[tuple[PlacedRange, int | None]]:
+def _effective_ends(ranges: list[RangeInfo]) -> Iterator[tuple[RangeInfo, int | None]]:
     """Yield the ranges in offset order, each with where it ends or the next one begins."""
     ranges.sort(key=lambda placed: (placed.start_offset, placed.range_index))
     for placed, following in pairwise(ranges):
@@ -244,3 +217,55 @@ def _pack(pieces: list[StreamSpan], scale: _Scale, spans_max: int) -> list[list[
         if len(partitions[index]) < spans_max:
             heapq.heappush(emptiest, (load + weight, index))
     return partitions
+
+
+RECORD_BYTES_UNKNOWN: Final = 1024
+"""What a record counts for as long as nothing is known of any stream."""
+_SAMPLES_PER_FETCH: Final = 16
+_FIRST_SAMPLES_MAX: Final = 256
+"""Streams that are sampled for the first time in one go; others count as the longest known."""
+_SAMPLES_AGAIN_MAX: Final = 8
+"""Streams that are sampled again in one go: a sample is a whole record batch."""
+
+
+class RecordSizes:
+    """Octets per record of each stream, envelope included, as stored.
+
+    What is known of a stream is the average of one record batch, that at which reading was to go on
+    when it was sampled. So it is exact for streams whose records are alike.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._sampled: dict[int, tuple[int, int]] = {}
+        """By stream id, the one sampled longest ago first: at which offset, octets per record."""
+
+    def estimate(self, starts: Mapping[int, int], tails: Mapping[int, int]) -> dict[int, int]:
+        """Return the octets of one record of each stream of `starts`, sampling some of them.
+
+        Streams that are away or fail are counted with what is known: reading them will tell.
+        """
+        hungry = {each: start for each, start in starts.items() if start < tails.get(each, start)}
+        unknown = [each for each in hungry if each not in self._sampled]
+        moved = [
+            each
+            for each, (offset, _) in self._sampled.items()
+            if hungry.get(each, offset) != offset
+        ]
+        chosen = unknown[:_FIRST_SAMPLES_MAX] + moved[:_SAMPLES_AGAIN_MAX]
+        for first in range(0, len(chosen), _SAMPLES_PER_FETCH):
+            self._sample(
+                {each: starts[each] for each in chosen[first : first + _SAMPLES_PER_FETCH]}
+            )
+        known = [size for _, size in self._sampled.values()]
+        default = max(known, default=RECORD_BYTES_UNKNOWN)
+        return {each: self._sampled.get(each, (0, default))[1] for each in starts}
+
+    def _sample(self, offsets: Mapping[int, int]) -> None:
+        items = [FetchItem(each, offset, offset + 1, 1) for each, offset in offsets.items()]
+        for outcome in self._client.fetch(items):
+            counts = [each.record_count for each in split_envelopes(outcome.payload)]
+            if outcome.error is None and counts:
+                size_bytes = -(-len(outcome.payload) // sum(counts))
+                self._sampled.pop(outcome.stream_id, None)
+                self._sampled[outcome.stream_id] = (offsets[outcome.stream_id], size_bytes)

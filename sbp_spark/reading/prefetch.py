@@ -1,20 +1,25 @@
-"""Fetching ahead: a thread asks for the spans of a partition while the task decodes."""
+"""Fetching ahead: a thread asks for the spans of a partition while the task decodes.
+
+Batches that were left in a range server's files on this machine are read when they are decoded. The
+task itself reads them, a few at a time, which are still in the processor's caches when it decodes
+them; a thread that reads ahead would have to take turns with it.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import FetchItem, FetchOutcome, PlacedBatches
+from sbp_core.client import Client, FetchItem, FetchOutcome, PlacedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_spark.client_pool import Patience
-from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.planning import StreamSpan
 
 SPANS_PER_FETCH: Final = 16
@@ -23,21 +28,6 @@ FETCH_ROUND_BYTES_MAX: Final = 8 * limits.MIB
 them, so less would be slower."""
 FETCH_WAIT_MS: Final = 1_000
 _PAUSE_S: Final = 0.05
-
-
-class FetchClient(Protocol):
-    """What is needed of a client."""
-
-    def fetch(
-        self,
-        items: Sequence[FetchItem],
-        *,
-        max_wait_ms: int = 0,
-        min_bytes: int = 1,
-        leaves_placed: bool = False,
-    ) -> Iterator[FetchOutcome]:
-        """Yield one outcome per item, in any order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,7 @@ def fetch_round_bytes(buffer_bytes: int) -> int:
 
 
 def fetch_chunks(
-    client: FetchClient,
+    client: Client,
     spans: Sequence[StreamSpan],
     *,
     round_bytes: int = FETCH_ROUND_BYTES_MAX,
@@ -140,7 +130,7 @@ def _is_read(lane: deque[_Cursor]) -> bool:
 
 
 def _fetch(
-    client: FetchClient, cursors: Sequence[_Cursor], round_bytes: int, *, leaves_placed: bool
+    client: Client, cursors: Sequence[_Cursor], round_bytes: int, *, leaves_placed: bool
 ) -> Generator[FetchOutcome, None, None]:
     bytes_max = max(1, round_bytes // len(cursors))
     items = [
@@ -287,3 +277,35 @@ class Prefetcher:
             self._held_bytes += chunk.size_bytes
             self._changed.notify_all()
             return True
+
+
+def read_placed_chunks(
+    client: Client,
+    chunks: Iterable[Chunk],
+    spans: Sequence[StreamSpan],
+    *,
+    round_bytes: int,
+    is_loss_fatal: bool,
+) -> Iterator[Chunk]:
+    """Yield chunks of `fetch_chunks` with their octets, in the same order.
+
+    What cannot be read, as files are removed and rewritten at any time, is fetched. Raises as
+    `fetch_chunks` does.
+    """
+    for chunk in chunks:
+        placed = chunk.maybe_placed
+        if placed is None:
+            yield chunk
+            continue
+        span = spans[chunk.span_index]
+        position = max(span.start_offset, placed.start_offset)
+        end_offset = min(span.end_offset, placed.end_offset)
+        for piece in client.read_places(placed):
+            yield Chunk(chunk.span_index, piece.payload)
+            position = piece.end_offset
+        if position < end_offset:
+            rest = replace(span, start_offset=position, end_offset=end_offset)
+            for fetched in fetch_chunks(
+                client, [rest], round_bytes=round_bytes, is_loss_fatal=is_loss_fatal
+            ):
+                yield replace(fetched, span_index=chunk.span_index)

@@ -10,16 +10,15 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from sbp_core.client import Client, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema, union_schemas
-from sbp_spark.column_schema import METADATA_COLUMN
+from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
 from sbp_spark.logical_types import logical_spark_schema
 from sbp_spark.options import Contents, SourceEncoding, SourceOptions
-from sbp_spark.reading.columns_layout import METADATA_FIELD
 from sbp_spark.reading.layout import Form
-from sbp_spark.reading.positions import display_name
-from sbp_spark.reading.stream_kinds import newest_schemas
-from sbp_spark.schema import check_source_schema, source_schema
+from sbp_spark.reading.locating import display_name
+from sbp_spark.reading.source_streams import newest_schemas
+from sbp_spark.reporting import listed
+from sbp_spark.row_schema import check_source_schema, source_schema
 from sbp_spark.selection import as_named, as_wide, check_selection
-from sbp_spark.wording import listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Final
 
 from sbp_core.client import Client, StreamBounds
 from sbp_core.errors import SbpError
-from sbp_spark.log import LOG
 from sbp_spark.options import CommitOptions
 from sbp_spark.reading.offsets import SourceOffset, find_gone
-from sbp_spark.streaming.snapshot import Snapshot
+from sbp_spark.reporting import LOG
+from sbp_spark.streaming.stream_watch import Snapshot
 
 WAIT_S: Final = 1.0
 """How long a micro-batch waits for an attempt, at most; not at all after a failure."""

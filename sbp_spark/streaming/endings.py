@@ -8,11 +8,10 @@ from typing import Final
 
 from sbp_core.client import Client
 from sbp_spark.options import Ago, AtCursor, AtTime, Position, Positions
-from sbp_spark.reading.lookups import find_times, time_of, wall_ms
+from sbp_spark.reading.locating import find_times, is_moving, locate, positions_of, time_of, wall_ms
 from sbp_spark.reading.offsets import SourceOffset
-from sbp_spark.reading.positions import is_moving, locate, positions_of
 from sbp_spark.reading.stream_position import StreamPosition
-from sbp_spark.streaming.snapshot import Snapshot
+from sbp_spark.streaming.stream_watch import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sbp_core.client import Client, StoreCommit, StreamInfo
-from sbp_spark.log import LOG
 from sbp_spark.options import OnDataLoss
-from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.reading.locating import display_name
+from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import Interval, SourceOffset, StreamChangedError, find_gone
-from sbp_spark.reading.positions import display_name
 from sbp_spark.reading.source_streams import existing_streams
 from sbp_spark.reading.stream_position import NEW_CHECKPOINT, StreamPosition
-from sbp_spark.streaming.snapshot import Snapshot
-from sbp_spark.wording import listed
+from sbp_spark.reporting import LOG, listed
+from sbp_spark.streaming.stream_watch import Snapshot
 
 
 class LossPolicy:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
 
 from sbp_core.client import Client
-from sbp_spark.log import LOG
 from sbp_spark.options import (
     Ago,
     AtTime,
@@ -19,16 +20,15 @@ from sbp_spark.options import (
     SourceOptions,
     StreamPattern,
 )
-from sbp_spark.reading.data_loss import Loss
-from sbp_spark.reading.lookups import wall_ms
+from sbp_spark.reading.locating import check_ends, display_name, positions_of, wall_ms
+from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import SourceOffset
-from sbp_spark.reading.positions import check_ends, display_name, positions_of
 from sbp_spark.reading.source_streams import starting_offsets
 from sbp_spark.reading.stream_position import StreamPosition
+from sbp_spark.reporting import LOG, listed
 from sbp_spark.streaming.endings import NO_ENDING, Ending, find_endings
-from sbp_spark.streaming.snapshot import Snapshot
 from sbp_spark.streaming.stalls import answer_ms
-from sbp_spark.wording import listed
+from sbp_spark.streaming.stream_watch import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +259,29 @@ def _dated(starting: Positions, snapshot: Snapshot) -> set[int]:
     """Return the streams that start at a time, for which all of their servers have to be asked."""
     asked = positions_of(starting, snapshot.streams.values())
     return {each for each, position in asked.items() if isinstance(position, AtTime | Ago)}
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """A look from `offset` at `snapshot` that showed nothing new; `answer` is what Spark was told.
+
+    Another look does not either, whatever time it is, as long as the snapshot is the same.
+    """
+
+    offset: SourceOffset
+    answer: dict[str, Any]
+    snapshot: Snapshot
+
+    @cached_property
+    def known(self) -> Mapping[int, int]:
+        """How far the streams are read."""
+        return self.offset.next_offsets()
+
+
+def is_quiet(way: Way) -> bool:
+    """Whether nothing lies ahead, and neither the time nor a server that is back changes that."""
+    is_whole = not (way.snapshot.away or way.endings or way.losses or way.bases)
+    return is_whole and way.record_count == 0
+
+
+NOTHING_AHEAD: Final = Way(Snapshot(), {}, {}, {}, {})

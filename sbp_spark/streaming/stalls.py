@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import Reach, StreamInfo
+from sbp_core.client import Client, Reach, StreamInfo
 from sbp_core.errors import SbpError, StatusError
-from sbp_spark.log import LOG
-from sbp_spark.reading.positions import display_name
-from sbp_spark.wording import listed
+from sbp_spark.reading.locating import display_name
+from sbp_spark.reporting import LOG, listed
 
 ANSWER_MS_MIN: Final = 1_000
 """What a server has to answer a question, at least, however short the stall that is allowed."""
@@ -28,24 +27,6 @@ _NOBODY: Final = ""
 def answer_ms(stall_ms_max: int) -> int:
     """Return how long a server has to answer where it may be away for `stall_ms_max`."""
     return min(limits.REQUEST_TIMEOUT_MS, max(stall_ms_max, ANSWER_MS_MIN))
-
-
-class ReachClient(Protocol):
-    """What is needed of a client."""
-
-    def reach(
-        self,
-        positions: Mapping[int, int | None],
-        *,
-        timeout_ms: int,
-        spared: Mapping[str, SbpError],
-    ) -> dict[int, Reach]:
-        """Return how far streams can be read, not waiting for servers that are away."""
-        ...
-
-    def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
-        """Return the errors of those servers that do not answer."""
-        ...
 
 
 @dataclass(slots=True)
@@ -82,7 +63,7 @@ class Stalls:
         self._absences: dict[str, _Absence] = {}
 
     def reach(
-        self, client: ReachClient, streams: Mapping[int, StreamInfo], known: Mapping[int, int]
+        self, client: Client, streams: Mapping[int, StreamInfo], known: Mapping[int, int]
     ) -> dict[int, Reach]:
         """Return how far the streams can be read; `known` has the next offset of some of them.
 
@@ -108,7 +89,7 @@ class Stalls:
         """Return since when a stream lacks a server, in ms (UTC)."""
         return min(self._absences[each.server or _NOBODY].since_ms for each in at.away)
 
-    def _probe(self, client: ReachClient) -> None:
+    def _probe(self, client: Client) -> None:
         """Ask the servers whose turn it is whether they are back."""
         began_s = self._clock()
         due = [

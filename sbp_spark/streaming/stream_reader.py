@@ -24,22 +24,27 @@ from pyspark.sql.types import StructType
 
 from sbp_spark.logical_types import is_told_by_arrow
 from sbp_spark.options import SourceOptions, parse_source_options
-from sbp_spark.reading.fetch_task import read_partition
+from sbp_spark.reading.input_partitions import plan_read, read_partition
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
-from sbp_spark.reading.read_plan import plan_read
-from sbp_spark.reading.record_sizes import RecordSizes
+from sbp_spark.reading.planning import RecordSizes
 from sbp_spark.reading.source_columns import find_columns
 from sbp_spark.reading.source_streams import existing_streams, plain_errors
-from sbp_spark.schema import source_arrow_schema
+from sbp_spark.row_schema import source_arrow_schema
+from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan
 from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
-from sbp_spark.streaming.micro_batch import Way, added_streams, frozen_targets, way_ahead
-from sbp_spark.streaming.quiet import NOTHING_AHEAD, Quiet, is_quiet
-from sbp_spark.streaming.rows_with_plan import RowsWithPlan
-from sbp_spark.streaming.small_batches import SmallBatches
-from sbp_spark.streaming.snapshot import Snapshot, is_plausible
-from sbp_spark.streaming.stream_watch import StreamWatch
+from sbp_spark.streaming.micro_batch import (
+    NOTHING_AHEAD,
+    Quiet,
+    Way,
+    added_streams,
+    frozen_targets,
+    is_quiet,
+    way_ahead,
+)
+from sbp_spark.streaming.rows_at_planning import SmallBatches
+from sbp_spark.streaming.stream_watch import Snapshot, StreamWatch, is_plausible
 from sbp_spark.streaming.trigger import Trigger
 
 
@@ -179,7 +184,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 own = source_arrow_schema(self._maybe_renamed)
                 partitions = [replace(each, maybe_columns=own) for each in partitions]
             # Of rows that come with the plan Spark believes Arrow's types only.
-            if is_told_by_arrow(self._given_schema):
+            if OWN_READER is not None and is_told_by_arrow(self._given_schema):
                 self._maybe_rows = self._small_batches.maybe_read(partitions, schema)
             return partitions
 

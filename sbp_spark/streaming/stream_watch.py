@@ -1,11 +1,13 @@
-"""Looking at the streams of a running query, again and again, for as little as it takes."""
+"""What a query sees of its streams: looking at them again and again, for as little as it takes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from sbp_core.client import BoundsView, Client, Reach, StreamBounds, StreamInfo
+from sbp_core.client import AwayRange, BoundsView, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import (
@@ -16,12 +18,101 @@ from sbp_spark.options import (
     StreamPattern,
     find_ids,
 )
-from sbp_spark.reading.data_loss import DOUBT_WAITS_S
-from sbp_spark.reading.source_streams import select_matching, select_streams
-from sbp_spark.reading.stream_kinds import maybe_kinds
-from sbp_spark.streaming.plain_streams import PlainStreams
-from sbp_spark.streaming.snapshot import Snapshot, is_plausible
+from sbp_spark.reading.losses import DOUBT_WAITS_S
+from sbp_spark.reading.source_streams import (
+    StreamKinds,
+    maybe_kinds,
+    select_matching,
+    select_streams,
+)
+from sbp_spark.reading.stream_position import StreamPosition
 from sbp_spark.streaming.stalls import Stalls
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The streams of a query as they were at one moment, by id.
+
+    Where range servers were away, `away` has their ranges, in order, and `stalled` the time since
+    when, in ms (UTC). The bound of a stream whose tail is not known for that ends where reading
+    can go; one that was not read yet has none.
+    """
+
+    streams: Mapping[int, StreamInfo] = field(default_factory=dict)
+    bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
+    away: Mapping[int, tuple[AwayRange, ...]] = field(default_factory=dict)
+    stalled: Mapping[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def tails(self) -> dict[int, int]:
+        """The next offset to be written of each stream."""
+        return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}
+
+    def positions(self) -> dict[int, StreamPosition]:
+        """Return where a query would be that has read everything."""
+        return {
+            stream_id: StreamPosition(stream_id, self.streams[stream_id].created_at_ms, tail)
+            for stream_id, tail in self.tails.items()
+        }
+
+    def only(self, stream_ids: Collection[int]) -> Snapshot:
+        """Return it without other streams; itself if there are none."""
+        if all(each in stream_ids for each in self.streams):
+            return self
+        return Snapshot(
+            {each: info for each, info in self.streams.items() if each in stream_ids},
+            {each: bound for each, bound in self.bounds.items() if each in stream_ids},
+            {each: away for each, away in self.away.items() if each in stream_ids},
+            {each: since_ms for each, since_ms in self.stalled.items() if each in stream_ids},
+        )
+
+    def is_tail_known(self, stream_id: int) -> bool:
+        """Whether the server of the stream's open range has said where the stream ends."""
+        away = self.away.get(stream_id, ())
+        return not away or away[-1].end_offset is not None
+
+    def maybe_upto(self, stream_id: int, start_offset: int) -> int | None:
+        """Return how far one can read from `start_offset`; None if no server away is in the way."""
+        for piece in self.away.get(stream_id, ()):
+            if piece.end_offset is None or piece.end_offset > start_offset:
+                return max(piece.start_offset, start_offset)
+        return None
+
+
+def is_plausible(snapshot: Snapshot, known: Mapping[int, int]) -> bool:
+    """Whether all streams are there, as far as they were read."""
+    return all(snapshot.tails.get(each, -1) >= offset for each, offset in known.items())
+
+
+class PlainStreams:
+    """Holds streams back until they have records and no schema, so that these are plain.
+
+    A query has nothing to read in a stream that is held back, and reads it from its first record.
+    """
+
+    def __init__(self, kinds: StreamKinds) -> None:
+        self._kinds = kinds
+        self._seen = Snapshot()
+        self._shown = Snapshot()
+
+    def show(self, client: Client, seen: Snapshot, known: Mapping[int, int]) -> Snapshot:
+        """Return what is seen of plain streams, and of those that were read before, `known`.
+
+        It is the same object as long as `seen` is. Raises SbpError.
+        """
+        if seen is self._seen and known.keys() <= self._shown.streams.keys():
+            return self._shown
+        unsure = [each for each in seen.streams if each not in known and _may_have(seen, each)]
+        typed = self._kinds.find_typed(client, unsure)
+        plain = {each for each in unsure if each not in typed}
+        self._seen, self._shown = seen, seen.only(known.keys() | plain)
+        return self._shown
+
+
+def _may_have(seen: Snapshot, stream_id: int) -> bool:
+    """Whether a stream has, or had, records; of one whose server is away nobody knows."""
+    bound = seen.bounds.get(stream_id)
+    return bound is None or bound.next_offset > 0
 
 
 class StreamWatch:

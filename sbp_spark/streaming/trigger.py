@@ -1,16 +1,315 @@
-"""How far one micro-batch goes of what lies ahead: the limits, whose turn it is, the pace."""
+"""How far one micro-batch goes of what lies ahead: the limits, whose turn it is, the pace.
+
+Limits of records and bytes are shared over the streams. The pace is how many records a micro-batch
+may take, so that it takes about as long as it should. Spark tells a source nothing of how long its
+micro-batches take. But it asks for the next one when the last one is over, or later, if the query
+has a trigger interval: then at a multiple of that.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from sbp_spark.options import TriggerLimits
 from sbp_spark.options.declaring import INT64_MAX
-from sbp_spark.reading.record_sizes import RecordSizes
-from sbp_spark.streaming.admission import admit
+from sbp_spark.reading.planning import RecordSizes
+from sbp_spark.reporting import LOG
 from sbp_spark.streaming.micro_batch import Way
-from sbp_spark.streaming.pace import PaceMaker
+
+
+def admit(
+    starts: Mapping[int, int],
+    tails: Mapping[int, int],
+    *,
+    records_max: int | None = None,
+    bytes_max: int | None = None,
+    record_bytes: Mapping[int, int] | None = None,
+    turn: int = 0,
+) -> dict[int, int]:
+    """Return the end offset of each stream of `starts` (stream id -> next offset to read).
+
+    At most `records_max` records and, by what `record_bytes` says of one record of each stream,
+    `bytes_max` octets are admitted in all (None: no limit), in proportion to the backlogs. One
+    record is always admitted, however long it is. `turn` is counted up by the caller: of n streams
+    each that has something to read is served at least once in n consecutive turns. An end is never
+    below its start nor above its tail; a stream whose tail is missing, or below its start (metadata
+    may lag), stays where it is.
+    """
+    assert records_max is None or records_max > 0
+    assert bytes_max is None or bytes_max > 0
+    backlogs = {
+        stream_id: max(0, tails.get(stream_id, start) - start)
+        for stream_id, start in sorted(starts.items())
+    }
+    sizes = {stream_id: (record_bytes or {}).get(stream_id, 1) for stream_id in backlogs}
+    room = _Room(records_max, bytes_max, backlogs, sizes)
+    grants = backlogs if room.is_enough else _share(backlogs, sizes, room, turn)
+    return {stream_id: starts[stream_id] + grant for stream_id, grant in grants.items()}
+
+
+class _Room:
+    """What is left of both limits."""
+
+    def __init__(
+        self,
+        records_max: int | None,
+        bytes_max: int | None,
+        backlogs: Mapping[int, int],
+        sizes: Mapping[int, int],
+    ) -> None:
+        records = sum(backlogs.values())
+        octets = sum(backlog * sizes[stream_id] for stream_id, backlog in backlogs.items())
+        self._records = records if records_max is None else records_max
+        self._bytes = octets if bytes_max is None else bytes_max
+        self.is_enough = records <= self._records and octets <= self._bytes
+
+    def count(self, size_bytes: int) -> int:
+        """Return how many records of that size fit."""
+        return max(0, min(self._records, self._bytes // size_bytes))
+
+    def take(self, count: int, size_bytes: int) -> None:
+        """Use room for so many records of that size, even if there is none."""
+        self._records -= count
+        self._bytes -= count * size_bytes
+
+    def share(self, records: int, octets: int) -> tuple[int, int]:
+        """Return the part of so many records and octets that fits, as a fraction below 1."""
+        if self._records <= 0 or self._bytes <= 0:
+            return 0, 1
+        if self._records * octets <= self._bytes * records:
+            return self._records, records
+        return self._bytes, octets
+
+
+def _share(
+    backlogs: Mapping[int, int], sizes: Mapping[int, int], room: _Room, turn: int
+) -> dict[int, int]:
+    """Return how many records each stream gets, where not all of them fit."""
+    stream_ids = list(backlogs)
+    first = turn % len(stream_ids)
+    hungry = [each for each in stream_ids[first:] + stream_ids[:first] if backlogs[each]]
+    grants = dict.fromkeys(stream_ids, 0)
+    grants[hungry[0]] = 1
+    room.take(1, sizes[hungry[0]])
+    rest = {each: backlogs[each] - grants[each] for each in hungry}
+    octets = sum(rest[each] * sizes[each] for each in hungry)
+    part, whole = room.share(sum(rest.values()), octets)
+    for each in hungry:
+        count = rest[each] * part // whole
+        grants[each] += count
+        room.take(count, sizes[each])
+    later = hungry[1:] + hungry[:1]
+    for each in later:  # what was rounded off
+        count = min(1, backlogs[each] - grants[each], room.count(sizes[each]))
+        grants[each] += count
+        room.take(count, sizes[each])
+    for each in later:  # what is too little for one record of a stream with long ones
+        count = min(backlogs[each] - grants[each], room.count(sizes[each]))
+        grants[each] += count
+        room.take(count, sizes[each])
+    return grants
+
+
+RECORDS_FIRST: Final = 10_000
+"""Of the first micro-batch: enough to learn from, few enough for the slowest of queries."""
+RECORDS_MIN: Final = 1_000
+"""What a micro-batch may always take, also where the time cannot be kept with any number."""
+STEP_MAX: Final = 4
+"""Most times that one micro-batch takes as much as the one before, or as little."""
+LATE: Final = 1.1
+"""Parts of the target from which on a micro-batch is too long."""
+GROWTH_MIN: Final = 1.05
+GROWTH_MAX: Final = 2.0
+"""How many times as much is tried where nobody knows how long a micro-batch took."""
+APART: Final = 2
+"""How many times as much one micro-batch has to take as another, to tell what a record costs."""
+RECORDS_PART: Final = 0.25
+"""Of the fixed time of a micro-batch, as which its records may take: fewer gain hardly any time."""
+_RECORD_MS_MIN: Final = 1e-6
+_TICK_MS_MAX: Final = 100
+_TICK_PARTS: Final = 50
+"""Of an interval, as which asking after it may take: so that two micro-batches of which one takes
+longer by GROWTH_MIN never both seem to end with it."""
+_INTERVAL_STEP_MS: Final = 100
+
+
+class Batch(NamedTuple):
+    """What a micro-batch read, and how long it took."""
+
+    record_count: int
+    took_ms: float
+
+    def maybe_costs(self, before: Batch) -> Costs | None:
+        """Return what both cost, None if they are too much alike to tell."""
+        few, many = sorted((self.record_count, before.record_count))
+        if many < APART * max(1, few):
+            return None
+        slope_ms = (self.took_ms - before.took_ms) / (self.record_count - before.record_count)
+        record_ms = max(slope_ms, _RECORD_MS_MIN)
+        return Costs(max(0.0, self.took_ms - record_ms * self.record_count), record_ms)
+
+
+class Costs(NamedTuple):
+    """How long a micro-batch takes whatever it reads, and what each record adds to that."""
+
+    fixed_ms: float
+    record_ms: float
+
+    @property
+    def records_least(self) -> int:
+        """With how few records a micro-batch is worth its fixed time."""
+        return int(RECORDS_PART * self.fixed_ms / self.record_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What the next micro-batch may take, learned from those before it.
+
+    A micro-batch that was too long tells how many records fit. One that was in time tells that no
+    fewer do, and perhaps more. While Spark waited for its trigger nobody knows how long it took:
+    then more is tried, `growth` times as much, more boldly each time in a row. One that took
+    fewer records than another `before`, and hardly less time, was not worth it: more are tried.
+    """
+
+    target_ms: int
+    records_max: int = RECORDS_FIRST
+    growth: float = GROWTH_MIN
+    before: Batch | None = None
+    maybe_costs: Costs | None = None
+
+    def after(
+        self, record_count: int, took_ms: float, *, is_idle: bool = False, interval_ms: int = 0
+    ) -> Pace:
+        """Return the pace after a micro-batch of so many records.
+
+        `is_idle`: Spark waited for its trigger then, so it took `took_ms` or less. A trigger
+        interval that is longer than the target is the target: nothing shorter can be seen.
+        """
+        target_ms = max(self.target_ms, interval_ms)
+        fitting = int(record_count * target_ms / max(took_ms, 1))
+        growth = GROWTH_MIN
+        batch = Batch(record_count, took_ms)
+        before = self.before or batch
+        costs = None if is_idle else batch.maybe_costs(before)
+        if is_idle or took_ms <= LATE * target_ms:
+            fitting = max(fitting, self.records_max)
+        elif costs is not None:
+            fitting = max(fitting, min(costs.records_least, int(self.records_max * GROWTH_MAX)))
+        if is_idle and record_count >= self.records_max:
+            fitting = max(fitting, int(self.records_max * self.growth))
+            growth = min(2 * self.growth - 1, GROWTH_MAX)
+        low = max(RECORDS_MIN, self.records_max // STEP_MAX)
+        records_max = min(max(fitting, low), self.records_max * STEP_MAX)
+        return replace(
+            self,
+            records_max=records_max,
+            growth=growth,
+            before=before if costs is None else batch,
+            maybe_costs=costs,
+        )
+
+
+class Ticks:
+    """Tells whether Spark asks because its trigger interval is over, not the last micro-batch.
+
+    Triggers fire when the time since 1970 is a multiple of the interval, and at once where a
+    micro-batch took longer. Nobody tells the interval. Two questions at multiples of the time
+    between them suggest it, a third one makes it known, and one that comes too early refutes it.
+    """
+
+    def __init__(self) -> None:
+        self.interval_ms = 0
+        """The interval as far as it is known, 0 for none."""
+        self._suggested_ms = 0
+        self._maybe_last_ms: float | None = None
+
+    def is_tick(self, now_ms: float) -> bool:
+        """Whether Spark seems to have waited before it asks now (UTC). To be called each time."""
+        last_ms, self._maybe_last_ms = self._maybe_last_ms, now_ms
+        if last_ms is None:
+            return False
+        if self.interval_ms and now_ms < (last_ms // self.interval_ms + 1) * self.interval_ms:
+            self.interval_ms = 0
+        interval_ms = self.interval_ms or _suggest_ms(last_ms, now_ms)
+        is_next = now_ms - last_ms <= interval_ms + _slack_ms(interval_ms)
+        is_tick = interval_ms > 0 and is_next and _is_multiple(now_ms, interval_ms)
+        if is_tick and interval_ms == self._suggested_ms:
+            self.interval_ms = interval_ms
+        self._suggested_ms = interval_ms if is_tick else 0
+        return is_tick
+
+
+class PaceMaker:
+    """Keeps the pace of one run of a query: it is told when Spark asks, and what it gets."""
+
+    def __init__(
+        self,
+        target_ms: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._pace = Pace(target_ms)
+        self._clock = clock
+        self._wall = wall
+        self._ticks = Ticks()
+        self._maybe_running: tuple[int, float] | None = None
+        self._is_told = False
+
+    @property
+    def records_max(self) -> int:
+        """What the next micro-batch may take."""
+        return self._pace.records_max
+
+    def on_asked(self) -> None:
+        """Spark asks for a micro-batch: the last one is over."""
+        is_idle = self._ticks.is_tick(self._wall() * 1000)
+        if self._maybe_running is not None:
+            record_count, began_s = self._maybe_running
+            took_ms = (self._clock() - began_s) * 1000
+            self._pace = self._pace.after(
+                record_count, took_ms, is_idle=is_idle, interval_ms=self._ticks.interval_ms
+            )
+            self._warn()
+        self._maybe_running = None
+
+    def _warn(self) -> None:
+        """Say once that no number of records keeps the target."""
+        target_ms = max(self._pace.target_ms, self._ticks.interval_ms)
+        costs = self._pace.maybe_costs
+        if costs is not None and costs.fixed_ms > target_ms and not self._is_told:
+            LOG.warning(
+                "targetBatchDuration cannot be kept: micro-batches take about %.1f s whatever they"
+                " read, and the target is %.1f s",
+                costs.fixed_ms / 1000,
+                target_ms / 1000,
+            )
+            self._is_told = True
+
+    def on_admitted(self, record_count: int) -> None:
+        """A micro-batch of so many records begins, none if there are none."""
+        self._maybe_running = (record_count, self._clock()) if record_count else None
+
+
+def _suggest_ms(last_ms: float, now_ms: float) -> int:
+    """Return the interval of which both times seem to be multiples that follow on each other."""
+    interval_ms = round((now_ms - last_ms) / _INTERVAL_STEP_MS) * _INTERVAL_STEP_MS
+    are_multiples = interval_ms > 0 and all(
+        _is_multiple(each, interval_ms) for each in (last_ms, now_ms)
+    )
+    return interval_ms if are_multiples else 0
+
+
+def _is_multiple(time_ms: float, interval_ms: int) -> bool:
+    """Whether a time is a multiple of the interval, or little later: Spark takes a while to ask."""
+    return time_ms % interval_ms <= _slack_ms(interval_ms)
+
+
+def _slack_ms(interval_ms: int) -> float:
+    return min(_TICK_MS_MAX, interval_ms / _TICK_PARTS)
 
 
 class Trigger:

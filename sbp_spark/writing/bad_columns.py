@@ -14,7 +14,7 @@ from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import ROWS_SCHEMA, map_columns, record_sizes
 from sbp_core.records.json_values import describe_columns
-from sbp_spark.wording import listed
+from sbp_spark.reporting import listed
 from sbp_spark.writing.bad_records import KEPT_BYTES_MAX, BadRows, fault_headers, too_large
 from sbp_spark.writing.routing import StreamIds
 from sbp_spark.writing.typed_streams import TypedStream

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SbpError
 from sbp_core.records import ROWS_SCHEMA, TEXTS_BYTES_SAFE, record_sizes, texts_bytes
-from sbp_spark.task_log import LOG
+from sbp_spark.spark_internals.task_log import LOG
 
 ERROR_HEADER: Final = "sbp.error"
 """Header of a dead letter that says what was wrong with the row."""

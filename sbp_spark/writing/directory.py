@@ -27,7 +27,7 @@ from sbp_spark.options import (
     parse_stream_ref,
 )
 from sbp_spark.reading.source_streams import describe_refs, first_contact, wanted
-from sbp_spark.wording import listed
+from sbp_spark.reporting import listed
 from sbp_spark.writing.typed_streams import (
     ON_BAD_RECORD,
     check_plain,

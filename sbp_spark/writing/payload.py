@@ -19,8 +19,8 @@ from sbp_core.records import (
     find_unfit,
     map_columns,
 )
+from sbp_spark.logical_types import retyped
 from sbp_spark.options import Batching, SinkOptions
-from sbp_spark.retyping import retyped
 from sbp_spark.writing.bad_columns import columns_to_dead_letters, find_bad_columns
 from sbp_spark.writing.bad_records import BadRows, find_bad_rows, to_dead_letters
 from sbp_spark.writing.digest import digest_of, digest_of_columns

@@ -12,7 +12,7 @@ from sbp_core.client import AppendItem, Client, Transaction, Writer
 from sbp_core.errors import RecordBatchError, TxnEndedError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder
-from sbp_spark.task_log import LOG
+from sbp_spark.spark_internals.task_log import LOG
 
 
 class TaskAppend(Protocol):

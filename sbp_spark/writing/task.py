@@ -16,7 +16,7 @@ from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, OnBadRecord, SinkOptions, Targets
-from sbp_spark.task_log import LOG, task_ids
+from sbp_spark.spark_internals.task_log import LOG, task_ids
 from sbp_spark.writing.bad_records import (
     BadRows,
     bad_record_error,

@@ -9,7 +9,7 @@ from typing import Final
 from sbp_core.client import Client, SchemaVersion
 from sbp_core.errors import ConfigurationError, SchemaError, UnsupportedError
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
-from sbp_spark.wording import listed
+from sbp_spark.reporting import listed
 
 ON_BAD_RECORD: Final = "option onBadRecord"
 """Where the stream of dead letters is named."""

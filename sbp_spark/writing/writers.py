@@ -19,7 +19,7 @@ from sbp_core.records import StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import BatchKey, Delivery, SinkOptions
 from sbp_spark.reading.source_streams import plain_errors
-from sbp_spark.task_log import LOG, task_ids
+from sbp_spark.spark_internals.task_log import LOG, task_ids
 from sbp_spark.writing.committing import (
     IncompleteWriteError,
     abort_staged,

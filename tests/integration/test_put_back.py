@@ -31,7 +31,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_spark.command import main as sbp
 from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
-from sbp_spark.schema import source_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 WAIT_SECONDS = 30

@@ -16,7 +16,7 @@ from spark_streams import append_values, numbered
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_spark.lag import lag
-from sbp_spark.schema import source_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import StoreCommit
-from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.stream_position import CheckpointError, StreamPosition
 

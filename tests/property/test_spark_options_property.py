@@ -21,7 +21,7 @@ from sbp_spark.options import (
     parse_source_options,
     parse_stream_ref,
 )
-from sbp_spark.reading.positions import check_positions, locate, positions_of
+from sbp_spark.reading.locating import check_positions, locate, positions_of
 
 names = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=249).filter(
     lambda name: name not in {".", ".."} and not name.isdecimal()

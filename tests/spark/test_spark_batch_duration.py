@@ -12,7 +12,7 @@ from waiting import until
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
-from sbp_spark.streaming.pace import RECORDS_FIRST, RECORDS_MIN
+from sbp_spark.streaming.trigger import RECORDS_FIRST, RECORDS_MIN
 
 
 def test_micro_batches_keep_a_pace_and_nothing_is_left(sbp, new_streams, client, checkpoint):

@@ -26,7 +26,7 @@ from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_spark.options import parse_source_options
 from sbp_spark.reading.batch_reader import SbpBatchReader
-from sbp_spark.reading.data_loss import DataLossError
+from sbp_spark.reading.losses import DataLossError
 
 STREAM_COUNT = 3
 UPHEAVALS = ("seal", "trim", "restart", "crash", "append", "delete another", "create another")

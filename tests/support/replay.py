@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from sbp_spark.reading.offsets import SourceOffset, intervals
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 SCHEMA = source_schema(include_headers=True)

@@ -30,7 +30,7 @@ from sbp_core import limits
 from sbp_core.wire.checksum import crc32
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import AppendRequest, decode_header
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 MILLION = Shape(1_000_000, 100, ("a", "b"))
 READ = Case("batch-read", Measure.RATE, MILLION)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_spark.streaming.admission import admit
+from sbp_spark.streaming.trigger import admit
 
 
 def test_without_a_limit_everything_is_admitted():

@@ -6,7 +6,7 @@ import pytest
 from fake_streams import FakeCluster
 
 from sbp_core.client import CursorInfo, GroupInfo
-from sbp_spark.catalog import table_rows
+from sbp_spark.catalog_reader import table_rows
 from sbp_spark.options import Table
 
 

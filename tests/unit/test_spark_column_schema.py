@@ -30,10 +30,8 @@ from pyspark.sql.types import (
 )
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.column_schema import written_columns
+from sbp_spark.column_schema import METADATA_FIELD, without_metadata, written_columns
 from sbp_spark.options import ColumnOptions
-from sbp_spark.reading.columns_layout import METADATA_FIELD
-from sbp_spark.writing.own_columns import without_metadata
 
 
 class Point(UserDefinedType):

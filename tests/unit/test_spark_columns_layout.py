@@ -20,16 +20,16 @@ from sbp_core.records import (
     encode_rows,
     merge_schemas,
 )
+from sbp_spark.column_schema import METADATA_FIELD
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.reading import columns_layout, schema_versions
-from sbp_spark.reading.columns_layout import METADATA_FIELD, ColumnsLayout
-from sbp_spark.reading.data_loss import DamagedRecordsError
-from sbp_spark.reading.fetch_task import decode_chunks
+from sbp_spark.reading import columns_layout
+from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
+from sbp_spark.reading.input_partitions import decode_chunks
+from sbp_spark.reading.layout import RowsLayout
+from sbp_spark.reading.losses import DamagedRecordsError
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Chunk
-from sbp_spark.reading.rows_layout import RowsLayout
-from sbp_spark.reading.schema_versions import SchemaVersions
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 SERVERS = Servers(Endpoint("nowhere", 1))
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -54,7 +54,7 @@ class FakePlacementDriver:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch):
-    monkeypatch.setattr(schema_versions, "_known", {})
+    monkeypatch.setattr(columns_layout, "_known", {})
 
 
 def span(start, end, stream_id=7, range_index=0):
@@ -111,7 +111,7 @@ def test_a_version_that_is_new_is_asked_for_and_others_are_kept():
 
 
 def test_the_schemas_of_no_more_than_some_streams_are_kept(monkeypatch):
-    monkeypatch.setattr(schema_versions, "_STREAMS_KEPT", 2)
+    monkeypatch.setattr(columns_layout, "_STREAMS_KEPT", 2)
     driver = FakePlacementDriver(s1=[FIRST], s2=[FIRST], s3=[FIRST])
     for stream_id in (1, 2, 3, 3, 2, 1):
         payload = batch(numbers(0, 1), FIRST, 0, stream_id)

@@ -24,16 +24,14 @@ from sbp_core.records import (
     write_base_offset,
 )
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.reading import schema_versions
-from sbp_spark.reading.columns_layout import ColumnsLayout
-from sbp_spark.reading.damaged_batches import StoredRun
-from sbp_spark.reading.data_loss import DamagedRecordsError, DataLossError, Loss
-from sbp_spark.reading.fetch_task import decode_chunks
+from sbp_spark.reading import columns_layout
+from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
+from sbp_spark.reading.input_partitions import StoredRun, decode_chunks
+from sbp_spark.reading.layout import RowsLayout
+from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Chunk
-from sbp_spark.reading.rows_layout import RowsLayout
-from sbp_spark.reading.schema_versions import SchemaVersions
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 ROWS = RowsLayout(source_arrow_schema(source_schema(include_headers=True)))
 TYPED = schema_of(id=pa.int64(), name=pa.string())
@@ -192,7 +190,7 @@ class Driver:
 
 
 def typed_layout():
-    schema_versions._known.clear()
+    columns_layout._known.clear()
     return ColumnsLayout(TYPED.arrow, SchemaVersions(Driver(), Servers(Endpoint("nowhere", 1))))
 
 

@@ -7,7 +7,7 @@ from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 
 from sbp_core.client import StoreCommit
 from sbp_core.errors import ConfigurationError
-from sbp_spark.reading.data_loss import DataLossError
+from sbp_spark.reading.losses import DataLossError
 from sbp_spark.reading.offsets import StreamChangedError
 
 

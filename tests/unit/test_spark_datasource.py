@@ -4,9 +4,10 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from sbp_core.errors import ConfigurationError, ConnectError
-from sbp_spark import datasource, first_use
+from sbp_spark import datasource
 from sbp_spark.datasource import SbpDataSource
 from sbp_spark.options import FoundStream
+from sbp_spark.spark_internals import session_files
 
 VALUES = StructType([StructField("value", BinaryType())])
 
@@ -14,7 +15,7 @@ VALUES = StructType([StructField("value", BinaryType())])
 def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind(monkeypatch):
     checked = []
     monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(first_use, "_found", {})
+    monkeypatch.setattr(session_files, "_found", {})
     kinds = [
         {},
         {"stream": "other"},
@@ -35,7 +36,7 @@ def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind
 def test_the_streams_of_columns_are_looked_at_once_for_each_schema(monkeypatch):
     checked = []
     monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(first_use, "_found", {})
+    monkeypatch.setattr(session_files, "_found", {})
     grown = StructType([*VALUES.fields, StructField("more", BinaryType())])
     columns = {"endpoint": "pd:1", "stream": "s", "encoding": "columns"}
     for _ in range(2):
@@ -52,7 +53,7 @@ def test_the_streams_of_columns_are_looked_at_once_for_each_schema(monkeypatch):
 def test_the_end_of_a_micro_batch_looks_at_no_streams(monkeypatch):
     checked = []
     monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(first_use, "_found", {})
+    monkeypatch.setattr(session_files, "_found", {})
     options = {"endpoint": "pd:1", "stream": "s"}
     monkeypatch.setattr(datasource, "ends_micro_batches", lambda: True)
     SbpDataSource(options).streamWriter(VALUES, overwrite=False)
@@ -65,10 +66,10 @@ def test_the_end_of_a_micro_batch_looks_at_no_streams(monkeypatch):
 def test_what_a_worker_of_the_session_looked_at_no_other_looks_at(monkeypatch, tmp_path):
     checked = []
     monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(first_use, "maybe_session_folder", lambda: tmp_path)
+    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path)
 
     def plan_in_a_new_worker(**more):
-        monkeypatch.setattr(first_use, "_found", {})
+        monkeypatch.setattr(session_files, "_found", {})
         options = {"endpoint": "pd:1", "stream": "s"} | more
         SbpDataSource(options).streamWriter(VALUES, overwrite=False)
         return len(checked)
@@ -83,10 +84,10 @@ def test_what_a_worker_of_the_session_looked_at_no_other_looks_at(monkeypatch, t
 def test_a_query_goes_on_with_the_streams_that_it_found(monkeypatch, tmp_path):
     found = [{"s": FoundStream(number, 5)} for number in range(3)]
     monkeypatch.setattr(datasource, "find_targets", lambda *given: found.pop(0))
-    monkeypatch.setattr(first_use, "maybe_session_folder", lambda: tmp_path)
+    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path)
 
     def plan_in_a_new_worker(**more):
-        monkeypatch.setattr(first_use, "_found", {})
+        monkeypatch.setattr(session_files, "_found", {})
         options = {"endpoint": "pd:1", "stream": "s"} | more
         writer = SbpDataSource(options).streamWriter(VALUES, overwrite=False)
         return writer._options.found
@@ -105,8 +106,8 @@ def test_a_look_that_failed_is_taken_again(monkeypatch, tmp_path):
 
     checked = []
     monkeypatch.setattr(datasource, "find_targets", fail)
-    monkeypatch.setattr(first_use, "maybe_session_folder", lambda: tmp_path)
-    monkeypatch.setattr(first_use, "_found", {})
+    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path)
+    monkeypatch.setattr(session_files, "_found", {})
     sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"})
     with pytest.raises(ConnectError):
         sink.streamWriter(VALUES, overwrite=False)
@@ -124,9 +125,9 @@ def test_no_output_mode_is_recommended_that_spark_refuses():
 def test_a_session_that_keeps_no_files_is_looked_at_by_each_worker(monkeypatch, tmp_path):
     checked = []
     monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(first_use, "maybe_session_folder", lambda: tmp_path / "removed")
+    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path / "removed")
     sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"})
     for _ in range(2):
-        monkeypatch.setattr(first_use, "_found", {})
+        monkeypatch.setattr(session_files, "_found", {})
         sink.streamWriter(VALUES, overwrite=False)
     assert len(checked) == 2

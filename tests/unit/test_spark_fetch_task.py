@@ -20,18 +20,18 @@ from sbp_core.errors import (
 )
 from sbp_core.records import encode_rows
 from sbp_spark.options import Endpoint, Servers
-from sbp_spark.reading import fetch_task, place_columns, prefetch
-from sbp_spark.reading.data_loss import DamagedRecordsError, DataLossError, Loss
-from sbp_spark.reading.fetch_task import (
+from sbp_spark.reading import input_partitions, layout, prefetch
+from sbp_spark.reading.input_partitions import (
     ENVELOPES_AT_ONCE,
     BrokenSequenceError,
     SpanPartition,
     decode_chunks,
 )
+from sbp_spark.reading.layout import RowsLayout
+from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
-from sbp_spark.reading.rows_layout import RowsLayout
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 ARROW = source_arrow_schema(source_schema(include_headers=False))
 ROWS = RowsLayout(ARROW)
@@ -136,7 +136,7 @@ def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined)
 def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
     built = []
     monkeypatch.setattr(
-        place_columns,
+        layout,
         "_repeated",
         lambda value, *_: built.append(value) or pa.nulls(16, pa.int64()),
     )
@@ -293,7 +293,7 @@ def test_a_partition_holds_what_a_task_needs_and_nothing_else():
 
 def test_an_empty_partition_asks_nobody():
     partition = SpanPartition(SERVERS, ())
-    assert list(fetch_task.read_partition(partition, ARROW)) == []
+    assert list(input_partitions.read_partition(partition, ARROW)) == []
 
 
 def chunks_of(sizes):
@@ -409,11 +409,11 @@ class ThriftyServer(FakeServer):
 def test_a_task_holds_no_more_than_its_buffer(monkeypatch, buffer_batches):
     sizes = [len(batch(start, start + 10_000)) for start in range(0, 300_000, 10_000)]
     server = ThriftyServer(records_per_batch=10_000)
-    monkeypatch.setattr(fetch_task, "client_for", lambda *_: server)
+    monkeypatch.setattr(input_partitions, "client_for", lambda *_: server)
     buffer_bytes = buffer_batches * max(sizes)
     partition = SpanPartition(SERVERS, (span(0, 300_000),), buffer_bytes=buffer_bytes)
     decoded_bytes = 0
-    for size, _ in zip(sizes, fetch_task.read_partition(partition, ARROW), strict=True):
+    for size, _ in zip(sizes, input_partitions.read_partition(partition, ARROW), strict=True):
         assert server.served_bytes - decoded_bytes <= buffer_bytes
         decoded_bytes += size
     assert server.asked_bytes_max <= buffer_bytes // 2
@@ -457,9 +457,13 @@ def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
             super().__init__(chunks, bytes_max=1_000)
             prefetchers.append(self)
 
-    monkeypatch.setattr(fetch_task, "client_for", lambda *_: FakeServer(records_per_batch=10_000))
-    monkeypatch.setattr(fetch_task, "Prefetcher", Watched)
-    reading = fetch_task.read_partition(SpanPartition(SERVERS, (replace(span(0, 10**6)),)), ARROW)
+    monkeypatch.setattr(
+        input_partitions, "client_for", lambda *_: FakeServer(records_per_batch=10_000)
+    )
+    monkeypatch.setattr(input_partitions, "Prefetcher", Watched)
+    reading = input_partitions.read_partition(
+        SpanPartition(SERVERS, (replace(span(0, 10**6)),)), ARROW
+    )
     assert next(reading).num_rows == 10_000
     reading.close()
     prefetchers[0]._maybe_thread.join(10)

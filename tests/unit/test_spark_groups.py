@@ -9,8 +9,8 @@ from source_options import source
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading import batch_reader
 from sbp_spark.reading.batch_reader import SbpBatchReader
-from sbp_spark.reading.data_loss import DataLossError
-from sbp_spark.schema import source_schema
+from sbp_spark.reading.losses import DataLossError
+from sbp_spark.row_schema import source_schema
 
 
 @pytest.fixture

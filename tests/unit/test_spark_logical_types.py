@@ -42,11 +42,10 @@ from sbp_core.records import (
 from sbp_spark.column_schema import written_columns
 from sbp_spark.logical_types import CHAR_VARCHAR_KEY, is_told_by_arrow, logical_spark_schema
 from sbp_spark.options import ColumnOptions, Endpoint, Servers
-from sbp_spark.reading import schema_versions
-from sbp_spark.reading.columns_layout import ColumnsLayout
+from sbp_spark.reading import columns_layout
+from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.reading.schema_versions import SchemaVersions
-from sbp_spark.schema import source_arrow_schema
+from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.selection import as_wide, check_selection
 
 INTERVALS = [DayTimeIntervalType(first, last) for first in range(4) for last in range(first, 4)]
@@ -151,7 +150,7 @@ class Driver:
 
 
 def test_a_column_that_lost_its_logical_type_since_the_query_started(monkeypatch):
-    monkeypatch.setattr(schema_versions, "_known", {})
+    monkeypatch.setattr(columns_layout, "_known", {})
     days, hours = (source_arrow_schema(column(DayTimeIntervalType(*each))) for each in ((0, 0), ()))
     narrow, wide = StreamSchema.of(days), StreamSchema.of(hours)
     versions = SchemaVersions(Driver(narrow, wide), Servers(Endpoint("nowhere", 1)))

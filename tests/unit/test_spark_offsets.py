@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sbp_core.client import StoreCommit
-from sbp_spark.reading.data_loss import Loss
+from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import (
     INITIAL,
     Interval,

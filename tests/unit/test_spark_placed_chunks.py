@@ -11,13 +11,12 @@ from sbp_core.client import FetchOutcome, PlacedBatches, PlacedPiece
 from sbp_core.errors import OffsetOutOfRangeError, StatusCode
 from sbp_core.records import encode_rows
 from sbp_core.wire.headers import BatchPlace
-from sbp_spark.reading.data_loss import DataLossError
-from sbp_spark.reading.fetch_task import decode_chunks
-from sbp_spark.reading.placed_chunks import read_placed_chunks
+from sbp_spark.reading.input_partitions import decode_chunks
+from sbp_spark.reading.layout import RowsLayout
+from sbp_spark.reading.losses import DataLossError
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
-from sbp_spark.reading.rows_layout import RowsLayout
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks, read_placed_chunks
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 ROWS = RowsLayout(source_arrow_schema(source_schema(include_headers=False)))
 BATCH_RECORDS = 10

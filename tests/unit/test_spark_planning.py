@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from sbp_spark.options.source import PARTITIONS_MAX
-from sbp_spark.reading.data_loss import DataLossError, Loss, log_losses
+from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import Interval
 from sbp_spark.reading.planning import StreamSpan, cover, plan_partitions
 

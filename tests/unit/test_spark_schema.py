@@ -15,7 +15,7 @@ from pyspark.sql.types import (
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA
-from sbp_spark.schema import (
+from sbp_spark.row_schema import (
     check_sink_schema,
     check_source_schema,
     source_arrow_schema,

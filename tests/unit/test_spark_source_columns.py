@@ -40,7 +40,7 @@ from sbp_spark.reading import batch_reader
 from sbp_spark.reading.batch_reader import SbpBatchReader
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.source_columns import SourceColumns, find_columns
-from sbp_spark.schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_arrow_schema, source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 ORDERS = schema_of(id=pa.int32(), price=pa.decimal128(9, 2))

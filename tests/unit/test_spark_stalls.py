@@ -9,7 +9,7 @@ from fake_streams import ALL, nexts, positions, read_up, reader, spans, use_fake
 
 from sbp_core.client import AwayRange, Reach, StreamInfo
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
-from sbp_spark.schema import source_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming import stream_watch
 from sbp_spark.streaming.stalls import PROBE_PAUSE_FACTOR, Stalls
 from sbp_spark.streaming.stream_reader import SbpStreamReader

@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading.offsets import StreamChangedError
-from sbp_spark.schema import source_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 

@@ -1,7 +1,7 @@
 """What is known of the streams at one moment."""
 
 from sbp_core.client import StreamBounds
-from sbp_spark.streaming.snapshot import Snapshot, is_plausible
+from sbp_spark.streaming.stream_watch import Snapshot, is_plausible
 
 
 class CountedBounds(dict):

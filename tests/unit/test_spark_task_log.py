@@ -9,8 +9,8 @@ from pyspark import TaskContext
 
 from sbp_core.client.io.patience_log import PatienceLog
 from sbp_core.errors import SbpError
-from sbp_spark.reading.data_loss import Loss, log_losses
-from sbp_spark.task_log import LOG
+from sbp_spark.reading.losses import Loss, log_losses
+from sbp_spark.spark_internals.task_log import LOG
 
 STREAMING = {"sql.streaming.queryId": "q-1", "streaming.sql.batchId": "7"}
 

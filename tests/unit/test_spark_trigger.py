@@ -12,12 +12,11 @@ from sbp_core.client import FetchOutcome
 from sbp_core.errors import StatusCode, StorageError
 from sbp_core.records import encode_rows
 from sbp_spark.options import TriggerLimits
-from sbp_spark.reading.record_sizes import RECORD_BYTES_UNKNOWN, RecordSizes
+from sbp_spark.reading.planning import RECORD_BYTES_UNKNOWN, RecordSizes
 from sbp_spark.streaming import trigger as trigger_module
 from sbp_spark.streaming.micro_batch import Way
-from sbp_spark.streaming.pace import RECORDS_FIRST, STEP_MAX, PaceMaker
-from sbp_spark.streaming.snapshot import Snapshot
-from sbp_spark.streaming.trigger import Trigger
+from sbp_spark.streaming.stream_watch import Snapshot
+from sbp_spark.streaming.trigger import RECORDS_FIRST, STEP_MAX, PaceMaker, Trigger
 
 
 class FakeServer:

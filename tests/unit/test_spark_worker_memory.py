@@ -10,13 +10,14 @@ from types import ModuleType
 import pytest
 from writing_client import sink_options
 
-from sbp_spark import client_pool, worker_memory
+from sbp_spark import client_pool
+from sbp_spark.spark_internals import worker_process
 
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 FREED_BYTES = 8 << 20
 KEPT_OF_FREED = f"""
 import os
-from sbp_spark.worker_memory import keep_freed_memory
+from sbp_spark.spark_internals.worker_process import keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -36,38 +37,38 @@ def calls(monkeypatch):
     made = []
     for name in ("collect", "freeze"):
         monkeypatch.setattr(gc, name, lambda name=name: made.append(name))
-    monkeypatch.setattr(worker_memory, "keep_freed_memory", lambda: made.append("keep"))
-    monkeypatch.setattr(worker_memory, "_settled", {})
+    monkeypatch.setattr(worker_process, "keep_freed_memory", lambda: made.append("keep"))
+    monkeypatch.setattr(worker_process, "_settled", {})
     return made
 
 
 @pytest.fixture
 def worker(monkeypatch):
     """This process is one of Spark's workers."""
-    monkeypatch.setattr(worker_memory, "is_worker", lambda: True)
+    monkeypatch.setattr(worker_process, "is_worker", lambda: True)
 
 
 def test_a_worker_settles_once(worker, monkeypatch, calls):
-    worker_memory.settle()
-    worker_memory.settle()
+    worker_process.settle()
+    worker_process.settle()
     assert calls == ["collect", "freeze", "keep"]
     monkeypatch.setattr("os.getpid", lambda: -1)  # a child of the worker
-    worker_memory.settle()
+    worker_process.settle()
     assert calls == ["collect", "freeze", "keep"] * 2
 
 
 def test_a_worker_settles_again_when_much_was_loaded(worker, monkeypatch, calls):
-    worker_memory.settle()
-    for number in range(worker_memory.FURTHER_MODULES):
+    worker_process.settle()
+    for number in range(worker_process.FURTHER_MODULES):
         assert calls == ["collect", "freeze", "keep"]
         monkeypatch.setitem(sys.modules, f"further{number}", ModuleType(f"further{number}"))
-        worker_memory.settle()
+        worker_process.settle()
     assert calls == ["collect", "freeze", "keep"] * 2
 
 
 def test_a_process_that_is_no_worker_is_left_alone(monkeypatch, calls):
-    monkeypatch.setattr(worker_memory, "is_worker", lambda: False)
-    worker_memory.settle()
+    monkeypatch.setattr(worker_process, "is_worker", lambda: False)
+    worker_process.settle()
     assert calls == []
 
 
@@ -94,12 +95,12 @@ def test_what_the_environment_says_is_respected():
 
 def test_a_c_library_without_the_call_is_left_alone(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    worker_memory.keep_freed_memory()
+    worker_process.keep_freed_memory()
 
 
 def kept_of_freed(settings):
     """Return the octets that a process has more after it got and freed `FREED_BYTES`."""
-    kept = {k: v for k, v in os.environ.items() if k not in worker_memory.MALLOC_SETTINGS}
+    kept = {k: v for k, v in os.environ.items() if k not in worker_process.MALLOC_SETTINGS}
     command = [sys.executable, "-c", KEPT_OF_FREED]
     result = subprocess.run(command, env=kept | settings, stdout=subprocess.PIPE, check=True)
     return int(result.stdout)

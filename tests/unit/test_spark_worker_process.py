@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark import TaskContext
 
-from sbp_spark.worker_process import ends_micro_batches, is_worker
+from sbp_spark.spark_internals.worker_process import ends_micro_batches, is_worker
 
 COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
 PLANNER = "pyspark.sql.worker.write_into_data_source"

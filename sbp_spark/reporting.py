@@ -1,10 +1,14 @@
-"""How messages put what there may be many of."""
+"""What the connector tells people: its log, and how messages put what there may be many of."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from itertools import islice
 from typing import Final
+
+LOG: Final = logging.getLogger("sbp_spark")
+
 
 _LISTED_MAX: Final = 20
 

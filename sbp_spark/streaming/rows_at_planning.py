@@ -11,12 +11,11 @@ from sbp_core import limits
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.log import LOG
-from sbp_spark.reading.fetch_task import SpanPartition, decode_chunks, layout_for
+from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks, layout_for
 from sbp_spark.reading.layout import ROWS_PER_BATCH
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
-from sbp_spark.streaming.rows_with_plan import can_be_copied
+from sbp_spark.reporting import LOG
 
 RECORDS_MAX: Final = ROWS_PER_BATCH
 """A task reads more of them in less time than it takes to hand them over with the plan."""
@@ -95,3 +94,28 @@ class SmallBatches:
                 self._record_bytes = octets // count
                 return None
         return found
+
+
+def can_be_copied(rows: pa.RecordBatch) -> bool:
+    """Whether Spark can keep these rows as a block, for which it copies them.
+
+    Spark copies the elements of an array of numbers, booleans or times before it looks for nulls
+    among them, and so the values of a map. Arrow refuses to read such a null, unless options of the
+    JVM forbid it to check. A task never copies arrays as a whole.
+    """
+    return not any(map(_has_null_element, rows.columns))
+
+
+def _has_null_element(array: pa.Array) -> bool:
+    """Whether a list or a map in a column may have a null of a type of fixed width inside."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return any(_has_null_element(array.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return any(map(_is_or_has_null, (array.keys, array.items)))
+    return pa.types.is_list(kind) and _is_or_has_null(array.values)
+
+
+def _is_or_has_null(elements: pa.Array) -> bool:
+    is_null = elements.null_count > 0 and pa.types.is_primitive(elements.type)
+    return is_null or _has_null_element(elements)

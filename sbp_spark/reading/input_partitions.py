@@ -1,36 +1,107 @@
-"""What a task does to read one input partition: fetch, check, decode, join. Stateless."""
+"""Input partitions: how intervals of streams become some, and how a task reads one.
+
+A task fetches, checks, decodes and joins; it keeps no state. Of record batches that cannot be
+decoded, failOnDataLoss decides, for exactly their offsets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from sbp_core.client import Client
-from sbp_core.errors import ProtocolError
+from sbp_core.client import Client, StreamInfo
+from sbp_core.errors import DamagedBatchError, ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import Servers
+from sbp_spark.options import OnDataLoss, Servers, SourceOptions
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT
-from sbp_spark.reading.columns_layout import ColumnsLayout
-from sbp_spark.reading.damaged_batches import StoredRun, decode_run
-from sbp_spark.reading.layout import Form, Layout, Piece, RenamedLayout, is_enough
-from sbp_spark.reading.placed_chunks import read_placed_chunks
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
+from sbp_spark.reading.layout import Form, Layout, Piece, RenamedLayout, RowsLayout, is_enough
+from sbp_spark.reading.locating import display_name
+from sbp_spark.reading.losses import (
+    DOUBT_WAITS_S,
+    DamagedRecordsError,
+    DataLossError,
+    Loss,
+    log_damage,
+    log_losses,
+)
+from sbp_spark.reading.offsets import Interval
+from sbp_spark.reading.planning import Cover, RecordSizes, StreamSpan, cover, plan_partitions
 from sbp_spark.reading.prefetch import (
     Chunk,
     Prefetcher,
     describe_span,
     fetch_chunks,
     fetch_round_bytes,
+    read_placed_chunks,
 )
-from sbp_spark.reading.rows_layout import RowsLayout
-from sbp_spark.reading.schema_versions import SchemaVersions
-from sbp_spark.task_log import LOG
+from sbp_spark.spark_internals.task_log import LOG
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Batches of a span that follow on one another, and what is wanted of them.
+
+    The records at offsets [start_offset, end_offset); of each batch there is one at least.
+    """
+
+    envelopes: Sequence[Envelope]
+    span: StreamSpan
+    start_offset: int
+    end_offset: int
+
+    def between(self, start_offset: int, end_offset: int) -> StoredRun:
+        """Return the batches that have records at these offsets."""
+        start, end = max(start_offset, self.start_offset), min(end_offset, self.end_offset)
+        inside = [
+            each for each in self.envelopes if each.end_offset > start and each.base_offset < end
+        ]
+        return StoredRun(inside if start < end else (), self.span, start, end)
+
+
+def decode_run(layout: Layout, run: StoredRun, *, is_loss_fatal: bool) -> Iterator[Piece]:
+    """Yield what `layout` makes of a run, in the order of its offsets.
+
+    A batch that cannot be decoded raises DamagedRecordsError; or it is logged, and what is before
+    and behind it is yielded. Raises SbpError.
+    """
+    waiting = [run]  # the next one last
+    while waiting:
+        part = waiting.pop()
+        if not part.envelopes:
+            continue
+        position = part.start_offset
+        try:
+            for piece in layout.decode(part.envelopes, part.span, position, part.end_offset):
+                position = piece.start_offset + piece.count
+                yield piece
+        except DamagedBatchError as error:
+            damage = _damage_of(part, position, error)
+            if is_loss_fatal:
+                raise damage from error
+            (loss,) = damage.losses
+            assert loss.end_offset is not None
+            # Batches before it may not be decoded yet: small ones wait for more to join them.
+            waiting.append(part.between(loss.end_offset, part.end_offset))
+            waiting.append(part.between(position, loss.start_offset))
+            log_damage(damage)
+
+
+def _damage_of(run: StoredRun, position: int, error: DamagedBatchError) -> DamagedRecordsError:
+    """Return which of the wanted offsets from `position` on a damaged batch has."""
+    span = run.span
+    start_offset = max(error.start_offset, position)
+    end_offset = min(error.end_offset, run.end_offset)
+    loss = Loss(span.stream_id, start_offset, end_offset)
+    return DamagedRecordsError(loss, {span.stream_id: span.stream_name}, error.cause)
+
 
 ENVELOPES_AT_ONCE: Final = 1_000
 """Envelopes of so many batches are kept until these are decoded, which may be tiny."""
@@ -198,3 +269,82 @@ class _Joiner:
             yield self._layout.join(self._pieces)
         self._pieces = []
         self._row_count = self._size_bytes = 0
+
+
+SPANS_PER_PARTITION_MAX: Final = 1_000
+
+
+class Planned(NamedTuple):
+    """Partitions, none for nothing to read, and what they leave out because it is lost."""
+
+    partitions: list[SpanPartition]
+    losses: tuple[Loss, ...]
+
+
+def plan_read(
+    client: Client,
+    options: SourceOptions,
+    intervals: Iterable[Interval],
+    streams: Mapping[int, StreamInfo],
+    form: Form,
+    *,
+    as_of: int | None = None,
+) -> Planned:
+    """Return the partitions that read the intervals, in the form that the query has chosen.
+
+    `as_of` is the revision of the metadata, if the caller has just been told it.
+    The same intervals are cut in the same way whenever they are planned, as long as the ranges of
+    the streams are the same. Raises DataLossError when some offsets are stored nowhere any more,
+    unless the options say to go on.
+    """
+    wanted = [each for each in intervals if each.start_offset < each.end_offset]
+    if not wanted:
+        return Planned([], ())
+    names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
+    spans, losses = _look_up(client, wanted, names, as_of)
+    is_loss_fatal = options.on_data_loss is OnDataLoss.FAIL
+    if losses and is_loss_fatal:
+        raise DataLossError(losses, names)
+    log_losses(losses, names)
+    limits = options.partitions
+    sizes = None
+    if limits.bytes_max is not None:
+        starts = {each.stream_id: each.start_offset for each in wanted}
+        ends = {each.stream_id: each.end_offset for each in wanted}
+        sizes = RecordSizes(client).estimate(starts, ends)
+    planned = plan_partitions(
+        spans,
+        records_per_partition_max=limits.records_max,
+        bytes_per_partition_max=limits.bytes_max,
+        record_bytes=sizes,
+        partitions_min=limits.count_min,
+        spans_per_partition_max=SPANS_PER_PARTITION_MAX,
+    )
+    partitions = [
+        SpanPartition(
+            options.servers,
+            each,
+            form,
+            is_loss_fatal=is_loss_fatal,
+            buffer_bytes=options.partitions.buffer_bytes,
+        )
+        for each in planned
+    ]
+    return Planned(partitions, losses)
+
+
+def _look_up(
+    client: Client, wanted: Sequence[Interval], names: Mapping[int, str], as_of: int | None
+) -> Cover:
+    """Return where the intervals are; a loss is not believed before it was shown for a while."""
+    stream_ids = [each.stream_id for each in wanted]
+    for wait_s in (*DOUBT_WAITS_S, 0):
+        ranges = client.list_ranges(stream_ids, as_of=as_of)
+        found = cover(
+            wanted, (piece for pieces in ranges.values() for piece in pieces), names=names
+        )
+        if not found.losses:
+            break
+        as_of = None
+        time.sleep(wait_s)
+    return found

@@ -23,8 +23,8 @@ from sbp_core.client import Client, CursorInfo, Reach, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import CatalogOptions, Table
-from sbp_spark.reading.positions import display_name
-from sbp_spark.schema import source_arrow_schema
+from sbp_spark.reading.locating import display_name
+from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.selection import as_named
 
 _TRIES: Final = 5

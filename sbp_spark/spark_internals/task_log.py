@@ -1,4 +1,8 @@
-"""Lines of the log say which task they come from: its query, micro-batch and partition."""
+"""Lines of the log say which task they come from: its query, micro-batch and partition.
+
+It depends on the local properties that Spark sets for tasks. Without them lines say less, and a
+streaming sink that writes exactly once refuses to.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Final
 
 from pyspark import TaskContext
 
-from sbp_spark.log import LOG as _LOG
+from sbp_spark.reporting import LOG as _LOG
 
 _PROPERTIES: Final = {"query_id": "sql.streaming.queryId", "batch_id": "streaming.sql.batchId"}
 """Local properties of a job that Spark sets for the tasks of a streaming query."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import SbpError
-from sbp_spark.log import LOG
-from sbp_spark.wording import listed
+from sbp_spark.reporting import LOG, listed
 
 DOUBT_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
 """Pauses between looks at metadata that show a loss: they may lag."""

@@ -1,4 +1,8 @@
-"""What is looked up once in a Spark session, whichever of its Python workers does it."""
+"""What is looked up once in a Spark session, whichever of its Python workers does it.
+
+It depends on the folder that the workers of a session share for the session's files. Where there is
+none, or it cannot be written, each worker looks for itself.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from tempfile import NamedTemporaryFile
 from typing import Final
 
 from sbp_spark.options import Endpoint, FoundStream, Servers
-from sbp_spark.worker_process import maybe_session_folder
+from sbp_spark.spark_internals.worker_process import maybe_session_folder
 
 Found = Mapping[str, FoundStream]
 """Streams by what options call them."""

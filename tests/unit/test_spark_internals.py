@@ -1,0 +1,83 @@
+"""What is taken for granted of PySpark's insides, in the releases of `SEEN_IN`."""
+
+import importlib.util
+import io
+import sys
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyspark
+import pytest
+from pyspark.serializers import read_int
+from pyspark.sql import datasource_internal
+from pyspark.sql.streaming import python_streaming_source_runner as runner
+from pyspark.sql.types import LongType, StructField, StructType
+
+from sbp_spark.spark_internals import SEEN_IN, rows_with_plan, worker_process
+from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan, maybe_own_reader
+
+ROWS = pa.RecordBatch.from_pydict({"n": [1, 2]})
+SCHEMA = StructType([StructField("n", LongType())])
+
+
+class Planned(RowsWithPlan):
+    """A reader of one partition, whose rows it may have."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def partitions(self, start, end):
+        self._maybe_rows = self.rows
+        return ["partition"]
+
+
+def told_to_spark(reader):
+    """What Spark's runner answers for a micro-batch, behind its only partition."""
+    offset = b"\0\0\0\2{}"
+    out = io.BytesIO()
+    runner.partitions_func(reader, None, SCHEMA, 100, io.BytesIO(offset * 2), out)
+    out.seek(0)
+    assert read_int(out) == 1
+    out.read(read_int(out))
+    return read_int(out)
+
+
+def test_the_insides_were_looked_at_in_this_release():
+    assert pyspark.__version__ in SEEN_IN, "run the tests of Spark with it, then add it to SEEN_IN"
+
+
+def test_spark_takes_the_rows_of_a_plan_from_the_class_of_its_own_reader():
+    assert OWN_READER is datasource_internal._SimpleStreamReaderWrapper
+    reader = Planned([ROWS])
+    assert told_to_spark(reader) == runner.NON_EMPTY_PYARROW_RECORD_BATCHES
+    assert type(reader) is reader.__class__  # as soon as they are taken
+    assert told_to_spark(Planned(None)) == runner.PREFETCHED_RECORDS_NOT_FOUND
+
+
+def test_without_that_class_tasks_read(monkeypatch):
+    monkeypatch.setattr(rows_with_plan, "OWN_READER", None)
+    assert told_to_spark(Planned([ROWS])) == runner.PREFETCHED_RECORDS_NOT_FOUND
+
+
+@pytest.mark.parametrize("release", [None, SimpleNamespace()])
+def test_a_release_may_lack_the_module_or_the_class(release, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark.sql.datasource_internal", release)
+    assert maybe_own_reader() is None
+
+
+def test_a_class_of_that_name_that_brings_no_rows_is_another_one(monkeypatch):
+    monkeypatch.delattr(datasource_internal._SimpleStreamReaderWrapper, "getCache")
+    assert maybe_own_reader() is None
+
+
+@pytest.mark.parametrize("name", [worker_process._DAEMON, worker_process._COMMITTER])
+def test_the_programs_of_workers_are_modules_of_spark(name):
+    assert importlib.util.find_spec(name) is not None
+
+
+def test_in_a_program_without_a_spec_nothing_is_taken_for_granted(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace())
+    monkeypatch.setattr(sys, "argv", ["main", worker_process._COMMITTER])
+    assert not worker_process.is_worker()
+    assert not worker_process.ends_micro_batches()
+    assert worker_process.maybe_session_folder() is None
