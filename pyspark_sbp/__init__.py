@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sbp_spark.datasource import SbpDataSource
     from sbp_spark.streaming.stream_reader import SbpStreamReader
-    from sbp_spark.writing.writers import SbpBatchWriter, SbpStreamWriter
+    from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
 
 
 class DefaultSource(DataSource):

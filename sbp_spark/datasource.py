@@ -31,7 +31,7 @@ from sbp_spark.spark_internals.session_files import find_once
 from sbp_spark.spark_internals.worker_process import ends_micro_batches
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.writing.directory import find_targets, purpose_of
-from sbp_spark.writing.writers import SbpBatchWriter, SbpStreamWriter
+from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
 
 _PROVIDER: Final = "provider"
 """What Spark adds to the options of a CREATE TABLE without columns, and to no others."""

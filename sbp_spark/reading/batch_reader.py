@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -50,13 +49,12 @@ class SbpBatchReader(DataSourceReader):
             if options.ending is not None:
                 check_ends(options.ending.option, starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
-            planned = plan_read(client, options, intervals, streams, columns.form).partitions
             renamed = columns.maybe_renamed(self._schema)
-            if renamed is not None:
-                own = source_arrow_schema(renamed)
-                planned = [replace(each, maybe_columns=own) for each in planned]
+            planned = plan_read(
+                client, options, intervals, streams, columns.form, maybe_columns=renamed
+            )
         # Spark makes a partition of its own where there is none.
-        return planned or [SpanPartition(options.servers, ())]
+        return planned.partitions or [SpanPartition(options.servers, ())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

@@ -288,11 +288,14 @@ def plan_read(
     streams: Mapping[int, StreamInfo],
     form: Form,
     *,
+    maybe_columns: pa.Schema | None = None,
     as_of: int | None = None,
 ) -> Planned:
     """Return the partitions that read the intervals, in the form that the query has chosen.
 
-    `as_of` is the revision of the metadata, if the caller has just been told it.
+    `maybe_columns` is as in SpanPartition; `as_of` is the revision of the metadata, if the caller
+    has just been told it.
+
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
     the streams are the same. Raises DataLossError when some offsets are stored nowhere any more,
     unless the options say to go on.
@@ -327,6 +330,7 @@ def plan_read(
             form,
             is_loss_fatal=is_loss_fatal,
             buffer_bytes=options.partitions.buffer_bytes,
+            maybe_columns=maybe_columns,
         )
         for each in planned
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from sbp_core.client import Client, SchemaVersion, StreamInfo
@@ -17,7 +18,7 @@ from sbp_spark.reading.layout import Form
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.source_streams import newest_schemas
 from sbp_spark.reporting import listed
-from sbp_spark.row_schema import check_source_schema, source_schema
+from sbp_spark.row_schema import check_source_schema, source_arrow_schema, source_schema
 from sbp_spark.selection import as_named, as_wide, check_selection
 
 
@@ -49,14 +50,14 @@ class SourceColumns:
             remark="; as the schemas of the streams are now: if they have changed, load again",
         )
 
-    def maybe_renamed(self, given: StructType) -> StructType | None:
-        """Return the columns `given`, which were checked, as they are named here.
+    def maybe_renamed(self, given: StructType) -> pa.Schema | None:
+        """Return the columns `given`, which were checked, in Arrow and as they are named here.
 
         None if they are named so.
         """
         there = self.schema if self.form.is_typed else source_schema(include_headers=True)
         named = as_named(given, there)
-        return None if named == given else named
+        return None if named == given else source_arrow_schema(named)
 
 
 def find_columns(

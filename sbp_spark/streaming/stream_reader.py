@@ -7,7 +7,6 @@ reads in other processes from a pickled copy: what must not be forgotten is in t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -59,7 +58,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         self._given_schema = schema
         self._checked_options: SourceOptions | None = None
         self._form = Form.ROWS
-        self._maybe_renamed: StructType | None = None
+        self._maybe_renamed: pa.Schema | None = None
         self._watch: StreamWatch | None = None
         self._snapshot = Snapshot()
         self._is_available_now = False
@@ -175,18 +174,20 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 streams = {**streams, **existing_streams(self._streams().client, left)}
             as_of = self._streams().maybe_revision
             planned = plan_read(
-                self._streams().client, self._options(), there, streams, self._form, as_of=as_of
+                self._streams().client,
+                self._options(),
+                there,
+                streams,
+                self._form,
+                maybe_columns=self._maybe_renamed,
+                as_of=as_of,
             )
             self._losses.note(planned.losses)
             schema = source_arrow_schema(self._given_schema)
-            partitions = planned.partitions
-            if self._maybe_renamed is not None:
-                own = source_arrow_schema(self._maybe_renamed)
-                partitions = [replace(each, maybe_columns=own) for each in partitions]
             # Of rows that come with the plan Spark believes Arrow's types only.
             if OWN_READER is not None and is_told_by_arrow(self._given_schema):
-                self._maybe_rows = self._small_batches.maybe_read(partitions, schema)
-            return partitions
+                self._maybe_rows = self._small_batches.maybe_read(planned.partitions, schema)
+            return planned.partitions
 
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that Spark has logged the batch behind `end`; comes one batch late."""

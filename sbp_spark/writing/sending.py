@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 
@@ -13,22 +13,6 @@ from sbp_core.errors import RecordBatchError, TxnEndedError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder
 from sbp_spark.spark_internals.task_log import LOG
-
-
-class TaskAppend(Protocol):
-    """Where the batches of a task go. All methods but `close` raise SbpError."""
-
-    def append(self, items: Sequence[AppendItem]) -> None:
-        """Send batches, while the last ones may be on their way."""
-        ...
-
-    def finish(self) -> None:
-        """Return when all of them are acknowledged."""
-        ...
-
-    def close(self) -> None:
-        """Give up what is not."""
-        ...
 
 
 class StagedAppend:
@@ -175,7 +159,7 @@ class Builders:
 class Sender:
     """Gathers batches until there are enough of them for an append, which goes on meanwhile."""
 
-    def __init__(self, append: TaskAppend) -> None:
+    def __init__(self, append: StagedAppend | PlainAppend) -> None:
         self.batch_count = 0
         self.size_bytes = 0
         self._append = append

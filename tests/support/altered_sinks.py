@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sbp_spark.datasource import SbpDataSource
-from sbp_spark.writing.writers import SbpStreamWriter
+from sbp_spark.writing.sinks import SbpStreamWriter
 
 
 def make_doubling_sink():

@@ -32,7 +32,7 @@ from sbp_spark.options import (
     SinkOptions,
     StreamRef,
 )
-from sbp_spark.writing import committing, task, writers
+from sbp_spark.writing import committing, sinks, task
 from sbp_spark.writing.committing import (
     IncompleteWriteError,
     LateCommitError,
@@ -40,8 +40,8 @@ from sbp_spark.writing.committing import (
     ReplayMismatchError,
     commit_staged,
 )
+from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
 from sbp_spark.writing.task import StagedFor, stage_rows
-from sbp_spark.writing.writers import SbpBatchWriter, SbpStreamWriter
 
 QUERY = {"query_id": "query", "batch_id": "7"}
 KEY = BatchKey("query", 7)
@@ -54,14 +54,14 @@ SPARK_CALL_S = 120
 def client(monkeypatch):
     """The client of all workers, which run tasks of a query unless a test says otherwise."""
     client = WritingClient()
-    for module in (task, writers):
+    for module in (task, sinks):
         monkeypatch.setattr(module, "client_for", lambda servers, patience: client)
     run_as(monkeypatch, **QUERY)
     return client
 
 
 def run_as(monkeypatch, **ids):
-    for module in (task, writers):
+    for module in (task, sinks):
         monkeypatch.setattr(module, "task_ids", lambda: ids)
 
 
@@ -177,7 +177,7 @@ def test_plain_rows_are_not_committed_to_a_stream_that_got_a_schema(client, monk
 
 def test_nothing_is_committed_without_the_message_of_a_task(client, monkeypatch):
     held = []
-    monkeypatch.setattr(writers.time, "sleep", held.append)
+    monkeypatch.setattr(sinks.time, "sleep", held.append)
     for sink in (stream_sink(), stream_sink(delivery=AT_LEAST_ONCE)):
         messages = written(sink, monkeypatch, [b"a"], [b"b"])
         with pytest.raises(IncompleteWriteError, match="1 of 2 tasks did not report"):

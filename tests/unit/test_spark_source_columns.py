@@ -358,12 +358,13 @@ def test_names_may_differ_in_case_as_they_may_in_spark():
         price=DecimalType(9, 2),
     )
     found.check(given)
-    assert found.maybe_renamed(given) == columns(
+    named = columns(
         id=IntegerType(),
         tags=ArrayType(LongType()),
         place=columns(x=LongType()),
         price=DecimalType(9, 2),
     )
+    assert found.maybe_renamed(given) == source_arrow_schema(named)
     assert found.maybe_renamed(columns(id=IntegerType())) is None
 
 
