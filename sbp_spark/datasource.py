@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
@@ -27,14 +26,12 @@ from sbp_spark.reading.source_columns import find_columns
 from sbp_spark.reading.source_streams import describe_refs, plain_errors, select_streams
 from sbp_spark.row_schema import check_sink_schema
 from sbp_spark.selection import check_selection
+from sbp_spark.spark_internals import PROVIDER_OPTION
 from sbp_spark.spark_internals.session_files import find_once
 from sbp_spark.spark_internals.worker_process import ends_micro_batches
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.writing.directory import find_targets, purpose_of
 from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
-
-_PROVIDER: Final = "provider"
-"""What Spark adds to the options of a CREATE TABLE without columns, and to no others."""
 
 
 class SbpDataSource(DataSource):
@@ -52,7 +49,7 @@ class SbpDataSource(DataSource):
         it loads a batch or a stream is not known yet. Raises SbpError.
         """
         with plain_errors():
-            if _PROVIDER in self.options:
+            if PROVIDER_OPTION in self.options:
                 raise ConfigurationError(
                     "CREATE TABLE ... USING sbp without columns: name them, as in CREATE TABLE t"
                     f" (offset BIGINT, value BINARY) USING sbp. {TABLE_REMEDY}. A temporary view"

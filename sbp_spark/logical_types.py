@@ -31,9 +31,7 @@ from pyspark.sql.types import (
 )
 
 from sbp_core.records import maybe_logical_type, with_logical_type
-
-CHAR_VARCHAR_KEY: Final = "__CHAR_VARCHAR_TYPE_STRING"
-"""Where Spark keeps that the strings of a column are char or varchar, also inside of it."""
+from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 
 _NANOSECONDS: Final = TimeType(9)
 _WIDEST: Final = (StringType(), DayTimeIntervalType(), _NANOSECONDS)

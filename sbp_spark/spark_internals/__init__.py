@@ -10,3 +10,10 @@ from typing import Final
 
 SEEN_IN: Final = ("4.2.1", "4.3.0")
 """The releases of PySpark in which the tests have found these insides as they are taken here."""
+
+CHAR_VARCHAR_KEY: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""Where the metadata of a column keep that its strings are char or varchar, also inside of it.
+Without them a column has strings."""
+PROVIDER_OPTION: Final = "provider"
+"""What Spark adds to the options of a CREATE TABLE without columns, and to no others. Without it
+the options are checked as those of a read."""

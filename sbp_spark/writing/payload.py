@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +29,7 @@ from sbp_spark.writing.typed_streams import TypedStream, evolve_streams
 
 
 class RowsPayload:
-    """Plain records, as a Payload; with `is_sequence` they go into record sequences."""
+    """Plain records; with `is_sequence` they go into record sequences."""
 
     def __init__(self, batching: Batching, *, is_sequence: bool = False) -> None:
         self._batching = batching
@@ -99,7 +99,7 @@ def fill_times(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
 
 
 class ColumnsPayload:
-    """Columns of the schema `given`, as a Payload; `streams` are those that they may go to."""
+    """Columns of the schema `given`; `streams` are those that they may go to."""
 
     def __init__(
         self,
@@ -157,37 +157,9 @@ class ColumnsPayload:
         )
 
 
-class Payload(Protocol):
-    """How Spark's batches become record batches of streams."""
-
-    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what is to be written of a batch, as rows of one schema."""
-        ...
-
-    def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
-        """Return which rows cannot be written to their streams."""
-        ...
-
-    def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
-        """Return bad rows as they are kept, in their order and in ROWS_SCHEMA."""
-        ...
-
-    def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
-        """Return the digest of rows; those of several batches are joined by `join_digests`."""
-        ...
-
-    def split(
-        self, rows: pa.RecordBatch, stream_ids: StreamIds, now_us: int
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (stream id, its rows in their order), as the stream's builder takes them.
-
-        `now_us`, microseconds since the epoch, is for rows that need a time and have none.
-        """
-        ...
-
-    def make_builder(self, stream_id: int) -> BatchBuilder:
-        """Return what makes record batches for a stream, which may be that of dead letters."""
-        ...
+Payload: TypeAlias = RowsPayload | ColumnsPayload
+"""How Spark's batches become record batches of streams: `split` yields (stream id, its rows in
+their order) as the stream's builder takes them. Digests are joined by `join_digests`."""
 
 
 def takes_sequences(client: Client) -> bool:
