@@ -16,7 +16,7 @@ SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve notebooks check test oldest conformance faults lint types bench bench-full \
-        schemas docs lock clean
+        schemas client docs lock clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,10 +48,11 @@ conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port
 faults: $(READY) ## kill servers, fail disks, cut networks: ROUNDS=1000 for long, SEED=n to do it again
 	@ROUNDS="$(ROUNDS)" SEED="$(SEED)" $(BIN)/python -m pytest -o timeout=0 tests/faults $(PYTEST)
 
-lint: $(READY) ## check style, format and the import contracts
+lint: $(READY) ## check style, format, the import contracts and the generated client
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/generate_blocking_client.py --check
 
 types: $(READY) ## check the types
 	@$(BIN)/mypy
@@ -68,6 +69,9 @@ bench-full: $(READY) ## measure everything with all shapes, the servers alone to
 
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 	@$(BIN)/python schemas/generate.py
+
+client: $(READY) ## generate the blocking client from the asyncio one
+	@$(BIN)/python tools/generate_blocking_client.py
 
 docs: $(READY) ## generate docs/ERRORS.md, STATES.md and OPTIONS.md from the code
 	@$(BIN)/python docs/generate.py

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.appender import AsyncAppender
@@ -426,7 +426,7 @@ class AsyncClient:
         """Close all connections."""
         await self._pool.close()
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -437,5 +437,5 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _run(self, program: Program[T]) -> Awaitable[T]:
-        return AsyncRunner(self._pool).run(program)
+    async def _run(self, program: Program[T]) -> T:
+        return await AsyncRunner(self._pool).run(program)

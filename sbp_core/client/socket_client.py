@@ -1,0 +1,440 @@
+"""The blocking client, over sockets alone. Generated from aio.py: do not edit.
+
+Change that one, and run `make client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from random import Random, SystemRandom
+from types import TracebackType
+from typing import Self, TypeVar
+
+from sbp_core import limits
+from sbp_core.client.appender import Appender
+from sbp_core.client.appends import appending
+from sbp_core.client.connecting import Connecting
+from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.fetches import fetching
+from sbp_core.client.io import reach as reaching
+from sbp_core.client.io.blocking_runner import BlockingRunner, ConnectionPool
+from sbp_core.client.io.leader import PlacementDrivers
+from sbp_core.client.programs import calls, metadata, watching
+from sbp_core.client.programs import group_cursors as cursors
+from sbp_core.client.programs import range_placement as placement
+from sbp_core.client.programs import stream_changes as changes
+from sbp_core.client.programs import stream_schemas as schemas
+from sbp_core.client.programs import time_lookup as lookup
+from sbp_core.client.programs import txn_decisions as txns
+from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.program import Call, Program
+from sbp_core.client.programs.retry import RetryPolicy
+from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.watching import BoundsView
+from sbp_core.client.transaction import Transaction
+from sbp_core.client.types import (
+    AppendItem,
+    AppendOutcome,
+    CursorInfo,
+    FetchItem,
+    FetchOutcome,
+    GroupInfo,
+    PlacementDriverInfo,
+    RangeInfo,
+    Reach,
+    SchemaVersion,
+    StoreCommit,
+    StreamBounds,
+    StreamInfo,
+    StreamSpec,
+    StreamUpdate,
+    TxnDecision,
+    TxnInfo,
+    TxnLoss,
+    TxnPart,
+)
+from sbp_core.client.writer import Writer
+from sbp_core.errors import SbpError
+from sbp_core.records.stream_schema import StreamSchema
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.dialect import Dialect
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import RangeServer
+from sbp_core.wire.opcodes import Opcode
+
+T = TypeVar("T")
+
+
+class SocketClient:
+    """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
+
+    Threads may share it. Every call has a deadline of `timeout_ms`; failed calls are
+    tried again as `retry` says, where that is safe. All methods raise SbpError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
+        connecting: Connecting | None = None,
+        retry: RetryPolicy | None = None,
+        random: Random | None = None,
+    ) -> None:
+        parse_endpoint(endpoint)
+        self._context = Context(
+            PlacementDrivers(endpoint),
+            Router(),
+            retry or RetryPolicy(),
+            random or SystemRandom(),
+            timeout_ms,
+        )
+        self._pool = ConnectionPool(connecting or Connecting())
+
+    def call(
+        self,
+        endpoint: str,
+        opcode: Opcode,
+        header: object | None = None,
+        payload: Sequence[Octets] = (),
+        *,
+        timeout_ms: int | None = None,
+    ) -> list[Frame]:
+        """Make one call to any server, once; return the frames of its answer.
+
+        `header` is the opcode's request table. Raises SbpError when there is no complete answer,
+        or when it is a system error; a status inside the answer is for the caller to look at.
+        """
+        deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
+        return self.exchange(Call(endpoint, opcode, header, deadline_ms, tuple(payload)))
+
+    def exchange(self, call: Call) -> list[Frame]:
+        """Do what `call` does, for a call that may need a feature.
+
+        Raises UnsupportedError where the server did not agree to that.
+        """
+        return self._run(calls.exchange(call))
+
+    def ask(
+        self, opcode: Opcode, header: object, table: type[T], *, timeout_ms: int | None = None
+    ) -> list[T]:
+        """Ask the placement driver that leads; return the headers of its answer.
+
+        `header` is the opcode's request table, `table` its response table. Tried again as `retry`
+        says, so for what may be repeated. Raises SbpError, also for the status of the answer.
+        """
+        context = self._context
+        if timeout_ms is not None:
+            context = replace(context, timeout_ms=timeout_ms)
+        return self._run(calls.ask(context, opcode, header, table))
+
+    def placement_drivers(self, asker: RangeServer | None = None) -> list[PlacementDriverInfo]:
+        """Return the placement drivers of the cluster; `asker` is the range server that asks."""
+        return self._run(calls.placement_drivers(self._context, asker))
+
+    def ping(self) -> float:
+        """Return the time in ms of one round trip to the placement driver."""
+        return self._run(calls.ping(self._context))
+
+    def describe_streams(self, refs: Sequence[int | str]) -> list[StreamInfo]:
+        """Return the metadata of streams given by id (int) or name (str), in that order.
+
+        Raises NotFoundError naming all that are missing.
+        """
+        return self._run(metadata.describe_streams(self._context, refs))
+
+    def find_streams(self, stream_ids: Sequence[int]) -> list[StreamInfo]:
+        """Return the metadata of those streams, by id, that are known, in any order."""
+        return self._run(metadata.find_streams(self._context, stream_ids))
+
+    def list_streams(self) -> list[StreamInfo]:
+        """Return all streams of the cluster, by id."""
+        return self._run(metadata.list_streams(self._context))
+
+    def create_streams(
+        self,
+        specs: Sequence[StreamSpec],
+        *,
+        on_created: Callable[[StreamInfo], None] | None = None,
+    ) -> list[StreamInfo]:
+        """Create streams; return them in the order of `specs`.
+
+        Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
+        other streams may be created nevertheless, and `on_created` is called with each that is.
+        """
+        return self._run(metadata.create_streams(self._context, specs, on_created))
+
+    def delete_streams(self, refs: Sequence[int | str]) -> None:
+        """Delete streams given by id or name. Raises NotFoundError naming all that are missing."""
+        self._run(metadata.delete_streams(self._context, refs))
+
+    def update_streams(self, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
+        """Change streams; return them as they are then, in the order of `updates`."""
+        return self._run(changes.update_streams(self._context, updates))
+
+    def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
+        """Forget the records of streams, by id, below an offset; return their first ranges.
+
+        Raises OffsetOutOfRangeError for an offset beyond the tail. Offsets never go back.
+        """
+        return self._run(changes.trim_streams(self._context, offsets))
+
+    def seal_streams(self, stream_ids: Sequence[int]) -> dict[int, RangeInfo]:
+        """Let streams, by id, go on in new ranges; return the new writable range of each."""
+        return self._run(changes.seal_streams(self._context, stream_ids))
+
+    def maybe_revision(self) -> int | None:
+        """Return the revision of the placement driver's metadata, None if it counts none.
+
+        It grows with every change of streams and ranges: as long as it is the same, so are they.
+        """
+        return self._run(placement.maybe_revision(self._context))
+
+    def dialect(self) -> Dialect:
+        """Return what the servers speak, which decides what can be appended to them."""
+        return self._run(placement.dialect(self._context))
+
+    @property
+    def maybe_commit(self) -> StoreCommit | None:
+        """The last commit of the placement driver's metadata that it told, None if it did not.
+
+        It does so whenever it is asked for a revision, or for ranges.
+        """
+        return self._context.router.maybe_commit
+
+    def has_commit(self, commit: StoreCommit) -> bool | None:
+        """Return whether the metadata ever had a commit, None if they do not tell.
+
+        False: they were put back to an older copy, or are those of another cluster.
+        """
+        return self._run(placement.has_commit(self._context, commit))
+
+    def list_ranges(
+        self, stream_ids: Sequence[int], *, as_of: int | None = None
+    ) -> dict[int, tuple[RangeInfo, ...]]:
+        """Return the ranges of each stream as the placement driver knows them now.
+
+        It is not asked for what is known `as_of` a revision that it has just told.
+        """
+        return self._run(placement.list_ranges(self._context, stream_ids, as_of))
+
+    def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
+        """Return where each stream begins and ends now, in the order of `stream_ids`."""
+        return self._run(placement.stream_bounds(self._context, stream_ids))
+
+    def watch_bounds(
+        self, stream_ids: Sequence[int], earlier: BoundsView | None = None
+    ) -> BoundsView:
+        """Return where streams begin and end now, for those who look again and again.
+
+        `earlier` is what the last look returned: with it only what changed since is asked for.
+        """
+        return self._run(watching.watch_bounds(self._context, stream_ids, earlier))
+
+    def reach(
+        self,
+        positions: Mapping[int, int | None],
+        *,
+        timeout_ms: int,
+        spared: Mapping[str, SbpError],
+    ) -> dict[int, Reach]:
+        """Return how far streams, by id, can be read from a position, None: from the first record.
+
+        Range servers that do not answer within `timeout_ms` are not waited for any longer. Those in
+        `spared` are not asked at all: the error is what is known of them.
+        """
+        return self._run(reaching.reach(self._context, positions, timeout_ms, spared))
+
+    def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
+        """Return the errors of those servers that do not answer a PING in time."""
+        return self._run(reaching.probe(endpoints, timeout_ms))
+
+    def lookup_offsets(
+        self,
+        timestamps: Mapping[int, int],
+        *,
+        start_offsets: Mapping[int, int] | None = None,
+        timeout_ms: int | None = None,
+    ) -> dict[int, int]:
+        """Return for each stream, by id, where to start for what was appended since a time.
+
+        Times in us (UTC), by the clocks of the range servers, which count in ms. The answer is the
+        first record, in the order of offsets, that was appended then or later, or else the tail.
+        Of a stream in `start_offsets` only records from there on count, and only the servers of
+        ranges that end behind it are asked. With a `timeout_ms` servers are not waited for any
+        longer: streams that they have ranges of are left out.
+        """
+        return self._run(
+            lookup.lookup_offsets(self._context, timestamps, start_offsets or {}, timeout_ms)
+        )
+
+    def append_times(
+        self, offsets: Mapping[int, int], *, timeout_ms: int | None = None
+    ) -> dict[int, int | None]:
+        """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
+
+        If that one was trimmed, when the first one left was; None at the tail and beyond. With a
+        `timeout_ms` streams whose servers take longer are left out.
+        """
+        return self._run(lookup.append_times(self._context, offsets, timeout_ms))
+
+    def commit_cursors(self, group: str, offsets: Mapping[int, int]) -> None:
+        """Remember the offsets that a consumer group reads next, by stream id; durably.
+
+        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming all missing streams.
+        """
+        self._run(cursors.commit_cursors(self._context, group, offsets))
+
+    def describe_cursors(self, group: str, stream_ids: Sequence[int] = ()) -> list[CursorInfo]:
+        """Return the cursors that a group has, all of them or those of the streams named."""
+        return self._run(cursors.describe_cursors(self._context, group, stream_ids))
+
+    def list_groups(self) -> list[GroupInfo]:
+        """Return the consumer groups that have cursors, by name."""
+        return self._run(cursors.list_groups(self._context))
+
+    def describe_schemas(
+        self, stream_ids: Sequence[int], *, newest_only: bool = False
+    ) -> dict[int, tuple[SchemaVersion, ...]]:
+        """Return the versions of each stream's schema, the newest last; none if it has no schema.
+
+        Raises NotFoundError naming all missing streams.
+        """
+        return self._run(
+            schemas.describe_schemas(self._context, stream_ids, newest_only=newest_only)
+        )
+
+    def register_schema(
+        self, stream_id: int, schema: StreamSchema, *, version: int
+    ) -> SchemaVersion:
+        """Make a schema the next version of a stream's; return the version that is newest now.
+
+        That is another one if somebody else was faster. Raises SchemaError with what is wrong.
+        """
+        return self._run(schemas.register_schema(self._context, stream_id, schema, version))
+
+    def evolve_schema(
+        self, stream_id: int, schema: StreamSchema, *, may_change: bool
+    ) -> SchemaVersion:
+        """Return a version of a stream's schema that data of `schema` fit.
+
+        A stream without one gets this one, and if it `may_change`, a new version of it where that
+        is needed. Raises SchemaError with what does not fit.
+        """
+        return self._run(
+            schemas.evolve_schema(self._context, stream_id, schema, may_change=may_change)
+        )
+
+    def commit_txn(
+        self,
+        producer: str,
+        batch_number: int,
+        parts: Sequence[TxnPart],
+        *,
+        record_count: int,
+        digest: bytes,
+        timeout_ms: int | None = None,
+    ) -> TxnDecision:
+        """Decide what a producer's batch is: `parts`, which have `record_count` records together.
+
+        The first decision counts for ever; a repeat is told what that was. The answer is waited
+        for until all is visible, or most of `timeout_ms` is over: what is decided will be visible.
+        """
+        context = self._context
+        if timeout_ms is not None:
+            context = replace(context, timeout_ms=timeout_ms)
+        return self._run(
+            txns.commit_txn(
+                context, producer, batch_number, parts, record_count=record_count, digest=digest
+            )
+        )
+
+    def abort_txns(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
+        """Give up what was staged, unless it is committed; return what is given up now."""
+        return self._run(txns.abort_txns(self._context, parts))
+
+    def give_up_txn(self, producer: str, batch_number: int) -> TxnLoss:
+        """Give up what range servers have lost of a decided batch, so that others can follow.
+
+        It may be repeated. Raises NotFoundError if the batch is not decided, InvalidRequestError if
+        it only waits: what can be published is not given up; RequestTimeoutError if its range
+        server does not say in time what it has.
+        """
+        return self._run(txns.give_up_txn(self._context, producer, batch_number))
+
+    def describe_txns(
+        self, producer: str | None = None, *, spared: Collection[str] = ()
+    ) -> list[TxnInfo]:
+        """Return what became of a producer's transactions, or of all: also what is only staged.
+
+        The range servers in `spared` are not asked.
+        """
+        return self._run(txns.describe_txns(self._context, producer, spared))
+
+    def append(
+        self,
+        items: Sequence[AppendItem],
+        *,
+        retry_unknown: bool = False,
+        writer: Writer | None = None,
+        transaction: Transaction | None = None,
+    ) -> list[AppendOutcome]:
+        """Append batches, those of one stream in order; return where each landed.
+
+        `retry_unknown`: try again also when a batch may have been appended already, which may
+        append it twice. With a `writer` each is appended once, however often it is tried. With a
+        `transaction` they are staged: nobody reads them, and they have the base offset -1.
+        Raises ConfigurationError for a batch that is no record sequence where the servers speak
+        elasticstream-2023-04.
+        """
+        return self._run(
+            appending.append(
+                self._context,
+                items,
+                retry_unknown=retry_unknown,
+                writer=writer,
+                transaction=transaction,
+            )
+        )
+
+    def appender(
+        self,
+        *,
+        retry_unknown: bool = False,
+        writer: Writer | None = None,
+        transaction: Transaction | None = None,
+    ) -> Appender:
+        """Return what appends batches as they are given, while others are on their way.
+
+        All are appended once it is finished. With a `writer` or a `transaction` several frames are
+        on their way, of one stream too; these are at work until it is finished or closed.
+        """
+        kind = appending.AppendKind(retry_unknown, writer, transaction)
+        work = appending.GradualAppend(self._context, kind)
+        return Appender(work, BlockingRunner(self._pool).stream(work.program()))
+
+    def fetch(
+        self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
+    ) -> Iterator[FetchOutcome]:
+        """Yield one outcome per item, as they come. Failures are outcomes with an error."""
+        program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+        return BlockingRunner(self._pool).stream(program)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, program: Program[T]) -> T:
+        return BlockingRunner(self._pool).run(program)
