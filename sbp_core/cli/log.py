@@ -15,11 +15,10 @@ from sbp_core.cli.parsing import Actions, parse_offset, parse_path, parse_positi
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.boundaries import START_NAME, read_high_water
 from sbp_core.log.disk import OsDisk, translate_os_error
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, Location
 from sbp_core.log.recovery.inspection import LogInspection, inspect_log
 from sbp_core.log.recovery.repair import repair_log
 from sbp_core.log.segment import segment_bases
-from sbp_core.log.segment_file import maybe_segment_base, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.staged_entries import decode_end, decode_prefix
 from sbp_core.log.states.writer_states import decode_mark
@@ -28,6 +27,7 @@ from sbp_core.pd.metadata.store_check import DRIVER_NAME, maybe_log_mark_of
 from sbp_core.pd.model import LogMark
 from sbp_core.pd.servers.log_marks import maybe_other_log
 from sbp_core.rangeserver.identity import IDENTITY_NAME, Identity, check_log_is_there
+from sbp_core.segment_format import EntryKind, maybe_segment_base, segment_path
 
 _DISK: Final = OsDisk()
 _LOG_NAME: Final = "log"

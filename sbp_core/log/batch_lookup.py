@@ -30,7 +30,7 @@ from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import INDEX_CACHE_BYTES_MAX
 from sbp_core.log.disk import Disk, write_file
-from sbp_core.log.entry import EntryKind, Location
+from sbp_core.log.entry import Location
 from sbp_core.log.index_file import (
     SegmentIndex,
     encode_index,
@@ -42,6 +42,7 @@ from sbp_core.log.segment import Segment, SegmentView, SegmentViews, corruption
 from sbp_core.log.segment_rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot, replay_segment
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
+from sbp_core.segment_format import EntryKind
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -19,17 +19,11 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
-from sbp_core.log.entry import (
-    ENTRY_HEADER_BYTES,
-    Entry,
-    EntryKind,
-    Location,
-    decode_entry,
-    encode_entry,
-)
+from sbp_core.log.entry import Entry, Location, decode_entry, encode_entry
 from sbp_core.log.segment import corruption
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
+from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind
 from sbp_core.wire.checksum import Octets, crc32
 
 _SPAN_WASTE_MAX: Final = 2

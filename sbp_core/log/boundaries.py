@@ -44,7 +44,6 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import Disk, translate_os_error, write_file
 from sbp_core.log.segment import naming_damage
-from sbp_core.log.segment_file import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.log.states.range_states import (
     LoggedRange,
     RangeKey,
@@ -52,6 +51,7 @@ from sbp_core.log.states.range_states import (
     encode_states,
     states_lengths,
 )
+from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import crc32c
 
 START_NAME: Final = "start"

@@ -25,17 +25,17 @@ from sbp_core.log.batch_lookup import BatchLookup, Extent
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
-from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, EntryKind, Location
+from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import SegmentIndex, encode_index
 from sbp_core.log.recovery.opening import Recovered, RecoveryReport, lock_log, recover
 from sbp_core.log.segment import Segment
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.segment_rows import DatedOffset, SegmentRows, Slot
 from sbp_core.log.segment_writer import ActiveSegment, check_group
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.log.states.writer_states import WriterStates
+from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, segment_path
 
 _T = TypeVar("_T")
 

@@ -55,10 +55,10 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
 from sbp_core.log.segment import Segment, SegmentView
-from sbp_core.log.segment_file import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
 from sbp_core.log.states.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
+from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import Octets, crc32c
 
 INDEX_MAGIC: Final = b"SBPIDX\r\n"

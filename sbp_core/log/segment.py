@@ -17,7 +17,7 @@ from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import SEGMENT_FILES_OPEN_MAX
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
-from sbp_core.log.segment_file import (
+from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     decode_segment_header,

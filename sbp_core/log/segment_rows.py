@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, Location
 from sbp_core.log.segment import SegmentView
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.staged_entries import EndedBatches, StagedRows, decode_end
+from sbp_core.segment_format import EntryKind
 
 
 @dataclass(frozen=True, slots=True)

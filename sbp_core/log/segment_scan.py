@@ -16,24 +16,27 @@ from sbp_core.log.entry import (
     BATCH_KINDS,
     COMMIT_BYTES,
     COMMIT_MARKER,
-    ENTRY_HEADER_BYTES,
-    ENTRY_PREFIX_BYTES,
     SNAPSHOT_KINDS,
     Commit,
     Entry,
-    EntryHeader,
-    EntryKind,
     Location,
     decode_commit,
     decode_entry,
-    decode_entry_header,
+    entry_of,
 )
 from sbp_core.log.segment import Segment, SegmentView, corruption, file_size, naming_damage
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
 from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.log.states.writer_states import MarkReader
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
+    ENTRY_PREFIX_BYTES,
+    SEGMENT_HEADER_BYTES,
+    EntryHeader,
+    EntryKind,
+    decode_entry_header,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Damage:
         """Return the BATCH or STAGED entry that was there, without its body, if that is known."""
         if self.header is None or self.header.kind not in BATCH_KINDS:
             return None
-        return self.header.with_body(), Location(self.position, self.header.length)
+        return entry_of(self.header), Location(self.position, self.header.length)
 
 
 class SegmentScanner:
@@ -103,7 +106,7 @@ class SegmentScanner:
             )
         body = self._view_at(position, header.length)[ENTRY_HEADER_BYTES:]
         header.check_body(body)
-        entry = header.with_body(body)
+        entry = entry_of(header, body)
         if entry.kind is EntryKind.COMMIT:
             commit = decode_commit(entry, position)
             self.durable_upto, self.time_ms = commit.durable_upto, commit.time_ms

@@ -12,23 +12,16 @@ from sbp_core.errors import LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX, LOG_SCAN_BYTES
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
-from sbp_core.log.entry import (
-    COMMIT_BYTES,
-    SNAPSHOT_KINDS,
-    Commit,
-    Entry,
-    EntryKind,
-    Location,
-    encode_entry,
-)
+from sbp_core.log.entry import COMMIT_BYTES, SNAPSHOT_KINDS, Commit, Entry, Location, encode_entry
 from sbp_core.log.segment import Segment, SegmentView, create_segment
-from sbp_core.log.segment_file import (
+from sbp_core.log.segment_rows import SegmentRows
+from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
+    EntryKind,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
-from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.wire.checksum import Octets
 
 _OWN_KINDS: Final = (EntryKind.COMMIT, *SNAPSHOT_KINDS)

@@ -23,12 +23,13 @@ from sbp_core.errors import (
     StatusError,
 )
 from sbp_core.failpoints import failpoint
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import LoggedRange, range_created
 from sbp_core.log.states.writer_states import WriterStates, decode_writers, encode_writers
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.fetching.waiters import StreamWaiters
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
+from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import StreamRange
 
 _LOG: Final = logging.getLogger(__name__)

@@ -34,9 +34,10 @@ from sbp_core.log.bodies import read_bodies
 from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.states.staged_states import staged_entry
+from sbp_core.segment_format import EntryKind
 
 LOG_ROUNDS = 300
 SERVER_ROUNDS = 6

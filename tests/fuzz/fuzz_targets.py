@@ -28,21 +28,7 @@ from sbp_core import limits
 from sbp_core.errors import FrameError, HeaderError, LogError, RecordBatchError, SbpError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import (
-    ENTRY_HEADER_BYTES,
-    ENTRY_PREFIX_BYTES,
-    Commit,
-    Entry,
-    EntryKind,
-    Location,
-    encode_entry,
-)
-from sbp_core.log.segment_file import (
-    SEGMENT_HEADER_BYTES,
-    SegmentHeader,
-    encode_segment_header,
-    segment_path,
-)
+from sbp_core.log.entry import Commit, Entry, Location, encode_entry
 from sbp_core.log.states.range_states import LoggedRange, RangeStates
 from sbp_core.log.states.staged_states import Staging, commit_entry, drop_entry, staged_entry
 from sbp_core.log.states.state_snapshot import encode_snapshot
@@ -56,6 +42,15 @@ from sbp_core.records import (
     peek_batch,
     split_envelopes,
     write_base_offset,
+)
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
+    ENTRY_PREFIX_BYTES,
+    SEGMENT_HEADER_BYTES,
+    EntryKind,
+    SegmentHeader,
+    encode_segment_header,
+    segment_path,
 )
 from sbp_core.session.connection import Connection
 from sbp_core.session.events import (

@@ -12,7 +12,7 @@ from local_reads import append, large_batch, new_stream, run
 from scripted_peer import ScriptedPeer, placed, ranges
 
 from sbp_core.client import Client, FetchItem
-from sbp_core.log.segment_file import INSTANCE_NAME, encode_instance
+from sbp_core.segment_format import INSTANCE_NAME, encode_instance
 from sbp_core.sockets import is_own_address
 from sbp_core.wire.headers import (
     BatchPlace,

@@ -24,7 +24,7 @@ from sbp_core.errors import (
     WriterRepeatError,
     WriterUnknownError,
 )
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, WriterState, encode_writers
 from sbp_core.pd.driver import PlacementDriver
 from sbp_core.pd.driver_settings import PlacementDriverSettings
@@ -32,6 +32,7 @@ from sbp_core.pd.servers.placement import Placement
 from sbp_core.rangeserver.appending.writers import Writers
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.segment_format import EntryKind
 from sbp_core.session.negotiation import NO_WISHES
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode

@@ -38,7 +38,7 @@ from sbp_core.client import (
     Writer,
 )
 from sbp_core.errors import OffsetOutOfRangeError
-from sbp_core.log.segment_file import INSTANCE_NAME, SegmentHeader, encode_segment_header
+from sbp_core.segment_format import INSTANCE_NAME, SegmentHeader, encode_segment_header
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.headers import (
     AppendInfo,

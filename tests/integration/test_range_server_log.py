@@ -12,7 +12,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import StatusCode, StorageError
 from sbp_core.log.disk import OsFile
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
+from sbp_core.segment_format import SEGMENT_HEADER_BYTES
 
 STREAM, OTHER = 1, 2
 

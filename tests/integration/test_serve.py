@@ -32,9 +32,9 @@ from sbp_core.client import (
 )
 from sbp_core.cluster import Cluster, ClusterSettings, Endpoints, LocalCluster
 from sbp_core.errors import ConfigurationError, SbpError
-from sbp_core.log.entry import COMMIT_BYTES, ENTRY_PREFIX_BYTES
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
+from sbp_core.log.entry import COMMIT_BYTES
 from sbp_core.records import encode_envelope, split_envelopes
+from sbp_core.segment_format import ENTRY_PREFIX_BYTES, SEGMENT_HEADER_BYTES
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
 TIMEOUT_SECONDS = 60

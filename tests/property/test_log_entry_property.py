@@ -4,8 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.entry import Entry, EntryKind, decode_entry, encode_entry
-from sbp_core.log.segment_file import SegmentHeader, decode_segment_header, encode_segment_header
+from sbp_core.log.entry import Entry, decode_entry, encode_entry
+from sbp_core.segment_format import (
+    EntryKind,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
+)
 
 positions = st.integers(0, 2**64 - 1)
 entries = st.builds(

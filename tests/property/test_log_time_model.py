@@ -12,8 +12,9 @@ from log_files import DIRECTORY, batch, created
 
 from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.segment_rows import DatedOffset
+from sbp_core.segment_format import EntryKind
 
 KEYS = [(1, 0), (1, 1), (2, 0)]
 START_MS = 1_000

@@ -14,10 +14,11 @@ from log_files import batch, created, open_log
 from sbp_core import limits
 from sbp_core.errors import WriterGapError, WriterRepeatError, WriterUnknownError
 from sbp_core.log.cleaning.cleaner import Cleaner
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, decode_writers, encode_writers, mark_of
 from sbp_core.rangeserver.appending.in_flight import InFlight
 from sbp_core.rangeserver.appending.writers import BatchNumber, Writers
+from sbp_core.segment_format import EntryKind
 
 KEPT, PER_STREAM, IN_ALL = 3, 3, 6
 

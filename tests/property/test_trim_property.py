@@ -7,11 +7,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import RangeStates
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.rangeserver.hosted_ranges import RangeTable
+from sbp_core.segment_format import EntryKind
 
 FIRST = (-1, -1)
 

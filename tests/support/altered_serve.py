@@ -77,8 +77,8 @@ def uncut_tail() -> None:
 
 def forgotten_seals() -> None:
     """Seals are answered and do not outlive the process."""
-    from sbp_core.log.entry import EntryKind
     from sbp_core.rangeserver.hosting import RangeHost
+    from sbp_core.segment_format import EntryKind
 
     write = RangeHost._write
 
@@ -122,7 +122,7 @@ def no_dedupe() -> None:
 def unverified_reads() -> None:
     """What is read from the log is served as it is."""
     from sbp_core.log import bodies
-    from sbp_core.log.entry import ENTRY_HEADER_BYTES
+    from sbp_core.segment_format import ENTRY_HEADER_BYTES
 
     bodies._verified = lambda _key, _slot, data: data[ENTRY_HEADER_BYTES:]
 

@@ -21,10 +21,11 @@ from sbp_core.errors import LogError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.cleaning.cleaner import Cleaner
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind
+from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired_below
+from sbp_core.segment_format import EntryKind
 
 SEGMENT_BYTES = 8_000
 BODY_BYTES_MAX = 1_500

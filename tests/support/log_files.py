@@ -9,11 +9,11 @@ from faulty_disk import FaultyDisk, Inode
 
 from sbp_core.log.disk import Disk
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.segment import read_segment
-from sbp_core.log.segment_file import maybe_segment_base, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.staged_entries import decode_prefix, prefix_length
+from sbp_core.segment_format import EntryKind, maybe_segment_base, segment_path
 
 DIRECTORY = Path("/log")
 NOW_MS = 1_700_000_000_123

@@ -11,11 +11,12 @@ from log_files import batch, created
 from sbp_core import limits
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import LoggedRange, RangeState
 from sbp_core.log.states.staged_entries import decode_end, decode_prefix
 from sbp_core.log.states.staged_states import StagedStates, commit_entry, drop_entry, staged_entry
 from sbp_core.log.states.writer_states import WriterStates, decode_mark, mark_of
+from sbp_core.segment_format import EntryKind
 
 STREAMS = 3
 WRITERS = ("v", "w")

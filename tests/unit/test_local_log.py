@@ -24,8 +24,8 @@ from sbp_core.client.fetches.local_log import (
 )
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.segment_file import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
 from sbp_core.records import write_base_offset
+from sbp_core.segment_format import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import BatchPlace, FetchResponse, FetchResult, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode

@@ -30,12 +30,17 @@ from sbp_core.errors import (
 from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import LogState
-from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
 from sbp_core.log.segment import Segment, read_segment
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.segment_scan import read_snapshot
 from sbp_core.log.states.range_states import encode_states
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    EntryKind,
+    segment_path,
+)
 
 FIRST_GROUP = SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_HEADER_BYTES
 """Where the first group of a log's first segment begins: behind an empty snapshot."""

@@ -25,10 +25,15 @@ from sbp_core.log.bodies import read_bodies
 from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
 from sbp_core.log.disk import Disk, OsDisk, OsFile
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.states.range_states import RangeState
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    EntryKind,
+    segment_path,
+)
 
 BODY = b"x" * 200
 SEGMENT_BYTES = 1000

@@ -12,16 +12,15 @@ from sbp_core.limits import ENTRY_BYTES_MAX
 from sbp_core.log.entry import (
     COMMIT_BYTES,
     COMMIT_MARKER,
-    ENTRY_HEADER_BYTES,
     Commit,
     Entry,
-    EntryKind,
     Location,
     decode_commit,
     decode_entry,
-    decode_entry_header,
     encode_entry,
+    entry_of,
 )
+from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
 
 ENTRY = Entry(EntryKind.BATCH, -7, 3, 2**40, 5, b"body octets")
 POSITION = 2**33 + 1
@@ -84,7 +83,7 @@ def test_damage_to_the_body_leaves_the_header_readable(octet_index: int) -> None
     data = bytearray(encoded())
     data[octet_index] ^= 1
     header = decode_entry_header(data, POSITION)
-    assert header.with_body(ENTRY.body) == ENTRY
+    assert entry_of(header, ENTRY.body) == ENTRY
     assert header.length == ENTRY.length
     header.check_body(ENTRY.body)
     with pytest.raises(LogCorruptionError, match="checksum"):

@@ -22,12 +22,12 @@ from sbp_core.log.bodies import read_bodies
 from sbp_core.log.boundaries import HighWater, HighWaterKeeper, read_high_water, slot_path
 from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.recovery.repair import repair_log
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.states.range_states import LoggedRange, RangeState, RecordSpan
 from sbp_core.log.states.writer_states import mark_of
+from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, segment_path
 
 OTHER, KEY = (1, 0), (2, 0)
 COUNT = 20

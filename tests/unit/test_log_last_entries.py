@@ -16,15 +16,9 @@ from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import (
-    COMMIT_BYTES,
-    ENTRY_HEADER_BYTES,
-    ENTRY_PREFIX_BYTES,
-    Entry,
-    Location,
-)
+from sbp_core.log.entry import COMMIT_BYTES, Entry, Location
 from sbp_core.log.recovery.inspection import inspect_log
-from sbp_core.log.segment_file import segment_path
+from sbp_core.segment_format import ENTRY_HEADER_BYTES, ENTRY_PREFIX_BYTES, segment_path
 
 SECTOR_BYTES = 512
 CRC_BYTES = 4

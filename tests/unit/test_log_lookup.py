@@ -19,24 +19,18 @@ from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import (
-    COMMIT_BYTES,
-    ENTRY_HEADER_BYTES,
-    Commit,
-    Entry,
-    Location,
-    encode_entry,
-)
+from sbp_core.log.entry import COMMIT_BYTES, Commit, Entry, Location, encode_entry
 from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
-from sbp_core.log.segment_file import (
+from sbp_core.log.segment_rows import DatedOffset
+from sbp_core.log.states.range_states import RangeStates
+from sbp_core.log.states.state_snapshot import encode_snapshot
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
-from sbp_core.log.segment_rows import DatedOffset
-from sbp_core.log.states.range_states import RangeStates
-from sbp_core.log.states.state_snapshot import encode_snapshot
 
 KEYS = [(1, 0), (1, 1), (7, 0), (2**62, 3)]
 STARTS = dict(zip(KEYS, (0, 9, 100, 5), strict=True))

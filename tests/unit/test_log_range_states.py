@@ -9,7 +9,7 @@ from log_files import batch, created
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
-from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry
 from sbp_core.log.states.range_states import (
     NO_TIME,
     LoggedRange,
@@ -20,6 +20,7 @@ from sbp_core.log.states.range_states import (
     range_created,
 )
 from sbp_core.log.states.state_snapshot import SnapshotReader, encode_snapshot
+from sbp_core.segment_format import EntryKind
 
 SEAL = Entry(EntryKind.SEAL, 1, 0, 5, 0)
 DELETE = Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)

@@ -23,22 +23,16 @@ from log_files import (
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.entry import (
-    COMMIT_BYTES,
-    COMMIT_MARKER,
+from sbp_core.log.entry import COMMIT_BYTES, COMMIT_MARKER, Commit, Entry, encode_entry
+from sbp_core.log.segment_scan import maybe_find_proof
+from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     ENTRY_PREFIX_BYTES,
-    Commit,
-    Entry,
-    encode_entry,
-)
-from sbp_core.log.segment_file import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
-from sbp_core.log.segment_scan import maybe_find_proof
 
 FIRST = segment_path(DIRECTORY, 0)
 HEADER = encode_segment_header(SegmentHeader(0))

@@ -23,17 +23,19 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.boundaries import write_start
-from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, ENTRY_PREFIX_BYTES, Location
-from sbp_core.log.segment_file import (
+from sbp_core.log.entry import COMMIT_BYTES, Location
+from sbp_core.log.segment_scan import read_snapshot
+from sbp_core.log.states import state_snapshot as snapshots
+from sbp_core.log.states.range_states import RangeStates
+from sbp_core.log.states.state_snapshot import encode_snapshot
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
+    ENTRY_PREFIX_BYTES,
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
 )
-from sbp_core.log.segment_scan import read_snapshot
-from sbp_core.log.states import state_snapshot as snapshots
-from sbp_core.log.states.range_states import RangeStates
-from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.wire.checksum import crc32c
 
 FIRST = segment_path(DIRECTORY, 0)

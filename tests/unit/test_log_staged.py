@@ -14,13 +14,14 @@ from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, LogCorruptionError
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, Location
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.log.states.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
 from sbp_core.log.states.state_snapshot import decode_staged_snapshot, encode_staged_snapshot
 from sbp_core.rangeserver.fetching.slot_reading import maybe_cached_slots, read_slots
 from sbp_core.records import encode_envelope, split_envelopes
+from sbp_core.segment_format import EntryKind
 
 
 def new_log(disk: FaultyDisk | None = None, segment_bytes: int = 100_000) -> Log:

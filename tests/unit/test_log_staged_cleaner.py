@@ -13,8 +13,8 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.cleaning import liveness
 from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import ENTRY_HEADER_BYTES, Entry, EntryKind
-from sbp_core.log.segment_file import segment_path
+from sbp_core.log.entry import Entry
+from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, segment_path
 
 SEGMENT_BYTES = 1_500
 FILLER = (2, 0)

@@ -12,8 +12,8 @@ from log_files import DIRECTORY, batch, created, open_log, segment_bases
 from sbp_core.errors import LogWriteError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import LogState
-from sbp_core.log.segment_file import segment_path
 from sbp_core.log.segment_scan import find_commits
+from sbp_core.segment_format import segment_path
 
 
 def test_a_group_that_need_not_be_durable_is_found_and_not_synced() -> None:

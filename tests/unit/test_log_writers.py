@@ -17,10 +17,9 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.entry import COMMIT_BYTES, ENTRY_HEADER_BYTES, Entry, EntryKind
+from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.recovery.repair import repair_log
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES, segment_path
 from sbp_core.log.states.state_snapshot import decode_writer_snapshot, encode_writer_snapshot
 from sbp_core.log.states.writer_states import (
     NumberedBatch,
@@ -30,6 +29,12 @@ from sbp_core.log.states.writer_states import (
     decode_writers,
     encode_writers,
     mark_of,
+)
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    EntryKind,
+    segment_path,
 )
 
 SEGMENT_BYTES = 700

@@ -28,16 +28,18 @@ import numpy as np
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError, RecordBatchError
-from sbp_core.log.entry import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
-from sbp_core.log.segment_file import (
+from sbp_core.records import write_base_offset
+from sbp_core.segment_format import (
+    ENTRY_HEADER_BYTES,
     INSTANCE_BYTES_MAX,
     INSTANCE_NAME,
     SEGMENT_HEADER_BYTES,
+    EntryKind,
+    decode_entry_header,
     decode_segment_header,
     encode_instance,
     segment_name,
 )
-from sbp_core.records import write_base_offset
 from sbp_core.wire.headers import BatchPlace
 
 CAN_READ: Final = hasattr(os, "preadv")

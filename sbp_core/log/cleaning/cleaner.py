@@ -42,10 +42,10 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.index_file import SegmentUse, index_path
 from sbp_core.log.segment import Segment, SegmentView, corruption
-from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, write_segment
 from sbp_core.log.states.staged_entries import maybe_kept
+from sbp_core.segment_format import SegmentHeader, segment_path
 
 RESERVE_NAME: Final = "reserve"
 

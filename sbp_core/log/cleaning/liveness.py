@@ -14,12 +14,12 @@ from typing import Final
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.batch_lookup import Extent
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, Location
 from sbp_core.log.index_file import SegmentIndex, SegmentUse
 from sbp_core.log.segment import Segment, corruption
-from sbp_core.log.segment_file import segment_path
 from sbp_core.log.states.range_states import RangeKey, RangeState
 from sbp_core.log.states.staged_entries import StagedRows
+from sbp_core.segment_format import EntryKind, segment_path
 
 _OFFSET_MAX: Final = 2**63 - 1
 

@@ -30,15 +30,15 @@ from sbp_core.log.index_file import (
 from sbp_core.log.recovery.last_segment import LogFault, TornTail
 from sbp_core.log.recovery.salvage import Coverage, SegmentReading
 from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases
-from sbp_core.log.segment_file import (
+from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, RecordSpan
+from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.log.states.writer_states import WriterStates
+from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
     decode_segment_header,
     segment_path,
 )
-from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, RecordSpan
-from sbp_core.log.states.staged_states import StagedStates
-from sbp_core.log.states.writer_states import WriterStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import DiskFile, translate_os_error
-from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, EntryKind, Location
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.segment import corruption, file_size, read_segment, write_segment_header
-from sbp_core.log.segment_file import SEGMENT_HEADER_BYTES
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import Damage, Replay, SegmentScanner, maybe_find_proof
 from sbp_core.log.states.range_states import RangeStates, RecordSpan
+from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind
 
 
 @dataclass(frozen=True, slots=True)

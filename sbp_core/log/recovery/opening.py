@@ -61,12 +61,12 @@ from sbp_core.log.segment import (
     segment_bases,
     write_segment_header,
 )
-from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import replay_segment
 from sbp_core.log.segment_writer import replace_segment
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
 from sbp_core.log.states.state_snapshot import encode_snapshot
+from sbp_core.segment_format import SegmentHeader, segment_path
 
 _LOG: Final = logging.getLogger(__name__)
 

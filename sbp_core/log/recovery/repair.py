@@ -21,12 +21,12 @@ from sbp_core.log.disk import Disk, translate_os_error
 from sbp_core.log.index_file import index_path
 from sbp_core.log.recovery.inspection import LogInspection
 from sbp_core.log.segment import Segment, open_segment
-from sbp_core.log.segment_file import SegmentHeader, segment_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, replace_segment
 from sbp_core.log.states.range_states import RangeStates
 from sbp_core.log.states.staged_entries import maybe_kept
 from sbp_core.log.states.state_snapshot import encode_snapshot
+from sbp_core.segment_format import SegmentHeader, segment_path
 
 
 def repair_log(disk: Disk, directory: Path, found: LogInspection, now_ms: int) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import DiskFile
-from sbp_core.log.entry import BATCH_KINDS, SNAPSHOT_KINDS, Entry, EntryKind, Location
+from sbp_core.log.entry import BATCH_KINDS, SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.recovery.last_segment import LogFault
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_scan import Damage, SegmentScanner, maybe_find_proof
@@ -24,6 +24,7 @@ from sbp_core.log.states.staged_entries import decode_end, maybe_kept
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.log.states.writer_states import MarkReader
+from sbp_core.segment_format import EntryKind
 
 
 class Coverage:

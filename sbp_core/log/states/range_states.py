@@ -22,9 +22,10 @@ from typing import Any, Final
 import numpy as np
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.writer_states import WriterStates
+from sbp_core.segment_format import EntryKind
 
 STATE_COLUMNS: Final = (
     ("stream_id", np.dtype("<i8")),

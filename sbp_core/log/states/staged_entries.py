@@ -36,7 +36,8 @@ import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import TXN_ID_LENGTH_MAX
-from sbp_core.log.entry import Entry, EntryKind, Location, unpack_at
+from sbp_core.log.entry import Entry, Location, unpack_at
+from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import Octets
 
 _LENGTH: Final = struct.Struct(">B")

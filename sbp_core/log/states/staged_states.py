@@ -20,7 +20,7 @@ from threading import Lock
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.log.entry import Entry, EntryKind, Location
+from sbp_core.log.entry import Entry, Location
 from sbp_core.log.states.staged_entries import (
     BatchColumns,
     EndedBatches,
@@ -31,6 +31,7 @@ from sbp_core.log.states.staged_entries import (
     encode_prefix,
     prefix_length,
 )
+from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import Octets
 
 

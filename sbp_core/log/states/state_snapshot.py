@@ -29,7 +29,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
-from sbp_core.log.entry import Entry, EntryKind, unpack_at
+from sbp_core.log.entry import Entry, unpack_at
 from sbp_core.log.states.range_states import LoggedRange, RangeStates, decode_states, encode_states
 from sbp_core.log.states.staged_entries import (
     STAGED_BATCH_BYTES,
@@ -44,6 +44,7 @@ from sbp_core.log.states.writer_states import (
     decode_writer,
     encode_writer,
 )
+from sbp_core.segment_format import EntryKind
 
 
 def encode_snapshot(states: RangeStates) -> list[Entry]:

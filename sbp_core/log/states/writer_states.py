@@ -38,7 +38,8 @@ from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.entry import Entry, EntryKind, Location, unpack_at
+from sbp_core.log.entry import Entry, Location, unpack_at
+from sbp_core.segment_format import EntryKind
 
 _SEQUENCE: Final = struct.Struct(">q")
 _WRITER: Final = struct.Struct(">BBq")

@@ -19,7 +19,7 @@ from sbp_core.errors import (
     ThrottledError,
     WritersNotThereError,
 )
-from sbp_core.log.entry import Entry, EntryKind
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, mark_of
 from sbp_core.rangeserver.appending.append_items import (
     Item,
@@ -38,6 +38,7 @@ from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.transactions.staged_repeats import StagedContents, StagedRepeat
 from sbp_core.rangeserver.transactions.staging import Stagings
 from sbp_core.records import accept_batch, digest_batch, write_base_offset
+from sbp_core.segment_format import EntryKind
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import Later, PromptHandler, Rest, ServerCall
 from sbp_core.server.runtime import Clock

@@ -21,8 +21,9 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import LogWriteError, SbpError, StatusCode, ThrottledError
 from sbp_core.log.durable_log import Appended, Log
-from sbp_core.log.entry import APPENDED_KINDS, Entry, EntryKind
+from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.states.range_states import LoggedRange
+from sbp_core.segment_format import EntryKind
 
 OnCommit = Callable[[Sequence[LoggedRange]], None]
 

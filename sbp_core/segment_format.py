@@ -1,4 +1,9 @@
-r"""One file of the log: `<position of its first byte, 20 digits>.log`, a header, then entries.
+r"""The format of the log's files, version 2, as far as more than the log reads them.
+
+A client on the machine of a range server reads batches in these files (SPEC "FETCH", places). The
+log itself adds what the entries mean: see log/entry.py.
+
+A file of the log is `<position of its first byte, 20 digits>.log`, a header, then entries.
 
 Positions run on over all segments: the byte at `offset` of a file has position base + offset,
 headers included, so each file starts where the one before it ends. A compacted segment is a
@@ -19,17 +24,37 @@ Header (big-endian; the first 24 bytes are those of every version):
 
 The first group of every segment is a SNAPSHOT of all ranges as they were at its base, so that no
 other segment is needed to make sense of it.
+
+Layout of an entry (big-endian):
+
+    bytes   field        type  meaning
+    0-3     length       u32   bytes after the checksums: 25 + body
+    4-7     header_crc   u32   CRC-32C of position (u64), length, and bytes 12-36
+    8-11    crc          u32   CRC-32C of the same, and the body behind it
+    12      kind         u8    EntryKind
+    13-20   stream_id    i64
+    21-24   range_index  i32
+    25-32   base_offset  i64
+    33-36   count        u32   records
+    37-     body               opaque
+
+`position` is where the entry starts in the log. It is not stored but mixed into the checksums, so
+stale bytes of another place never parse as an entry here. The header has a checksum of its own,
+so that damage to a body does not hide whose it is, nor where the next entry starts.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.limits import ENTRY_BYTES_MAX
 from sbp_core.wire.checksum import Octets, crc32c
 
 SEGMENT_MAGIC: Final = b"SBPLOG\r\n"
@@ -48,6 +73,14 @@ SEGMENT_HEADER_BYTES: Final = _OWN_END + CHECKSUM_BYTES
 INSTANCE_NAME: Final = "instance"
 """The file that says which start of which server a log is open in, and of which cluster."""
 INSTANCE_BYTES_MAX: Final = 512
+
+_PREFIX: Final = struct.Struct(">III")
+_FIELDS: Final = struct.Struct(">BqiqI")
+_HEADER: Final = struct.Struct(">IIIBqiqI")
+_CRC_SEED: Final = struct.Struct(">QI")
+
+ENTRY_PREFIX_BYTES: Final = _PREFIX.size
+ENTRY_HEADER_BYTES: Final = _HEADER.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +166,95 @@ def is_intact(data: Octets, length: int) -> bool:
     """Whether the first `length` bytes of a file have the checksum that is behind them."""
     (crc,) = _CRC.unpack_from(data, length)
     return bool(crc == crc32c((data[:length],)))
+
+
+class EntryKind(enum.IntEnum):
+    """What an entry says. COMMIT and the snapshots are the log's own."""
+
+    COMMIT = 0
+    BATCH = 1
+    STAGED = 2
+    TXN_END = 3
+    SEAL = 4
+    TRIM = 5
+    RANGE_CREATED = 6
+    STREAM_DELETED = 7
+    SNAPSHOT = 8
+    WRITER_MARK = 9
+    RANGE_WRITERS = 10
+    SNAPSHOT_WRITERS = 11
+    SNAPSHOT_STAGED = 12
+
+
+_KINDS: Final = {int(kind): kind for kind in EntryKind}
+
+
+class EntryHeader(NamedTuple):
+    """The header of an entry, its checksum verified: all but the body, which `crc` covers too.
+
+    `length` counts the bytes of the whole entry.
+    """
+
+    length: int
+    header_crc: int
+    crc: int
+    kind: EntryKind
+    stream_id: int
+    range_index: int
+    base_offset: int
+    record_count: int
+
+    def check_body(self, *body: Octets) -> None:
+        """Raise LogCorruptionError unless these are, one behind the other, the body as written."""
+        crc = crc32c(body, self.header_crc)
+        if crc != self.crc:
+            raise LogCorruptionError(
+                f"an entry of {self.length} bytes has the checksum {crc:08x}, expected"
+                f" {self.crc:08x}"
+            )
+
+
+def encode_entry_header(
+    fields: tuple[int, int, int, int, int], body: Sequence[Octets], position: int
+) -> bytes:
+    """Return the header of an entry at `position`; `fields` are those from the kind on."""
+    length = _FIELDS.size + sum(map(len, body))
+    packed = _FIELDS.pack(*fields)
+    header_crc = crc32c((_CRC_SEED.pack(position, length), packed))
+    return _PREFIX.pack(length, header_crc, crc32c(body, header_crc)) + packed
+
+
+def decode_entry_header(data: Octets, position: int) -> EntryHeader:
+    """Return the header at the start of `data`, which was read at `position`.
+
+    Raises LogCorruptionError for damaged bytes, and LogError for an intact header of a kind that
+    this version does not know.
+    """
+    if len(data) < ENTRY_HEADER_BYTES:
+        raise LogCorruptionError(
+            f"{len(data)} bytes are left, an entry takes at least {ENTRY_HEADER_BYTES}"
+        )
+    length, header_crc, crc, kind, stream_id, range_index, base_offset, count = _HEADER.unpack_from(
+        data
+    )
+    entry_length = length + ENTRY_PREFIX_BYTES
+    if not ENTRY_HEADER_BYTES <= entry_length <= ENTRY_BYTES_MAX:
+        raise LogCorruptionError(
+            f"an entry of {entry_length} bytes is announced, expected {ENTRY_HEADER_BYTES} to"
+            f" {ENTRY_BYTES_MAX}"
+        )
+    seed = _CRC_SEED.pack(position, length)
+    real_crc = crc32c((seed, data[ENTRY_PREFIX_BYTES:ENTRY_HEADER_BYTES]))
+    if real_crc != header_crc:
+        raise LogCorruptionError(
+            f"the header of an entry has the checksum {real_crc:08x}, expected {header_crc:08x}"
+        )
+    known_kind = _KINDS.get(kind)
+    if known_kind is None:
+        raise LogError(
+            f"the entry at position {position} is of kind {kind}, which this version does not"
+            f" know; a newer version wrote it: use that one"
+        )
+    return EntryHeader(
+        entry_length, header_crc, crc, known_kind, stream_id, range_index, base_offset, count
+    )
