@@ -5,7 +5,7 @@ from sbp_core.client.appender import Appender, AsyncAppender
 from sbp_core.client.blocking import Client
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.endpoint import parse_endpoint
-from sbp_core.client.fetches.local_log import PlacedBatches, PlacedPiece
+from sbp_core.client.fetches.places import PlacedBatches, PlacedPiece
 from sbp_core.client.programs.retry import RetryPolicy
 from sbp_core.client.programs.timing import CallTiming
 from sbp_core.client.programs.watching import BoundsView

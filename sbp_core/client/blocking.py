@@ -12,15 +12,9 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.fetches import fetching
-from sbp_core.client.fetches.local_log import (
-    CAN_READ,
-    READ_ERRORS,
-    LocalReads,
-    PlacedBatches,
-    PlacedPiece,
-    read_pieces,
-)
+from sbp_core.client.fetches.places import LocalReads, PlacedBatches, PlacedPiece
 from sbp_core.client.io.blocking_runner import BlockingRunner
+from sbp_core.client.io.local_log import CAN_READ, READ_ERRORS, read_pieces
 from sbp_core.client.programs.retry import RetryPolicy
 from sbp_core.client.socket_client import SocketClient
 from sbp_core.client.types import FetchItem, FetchOutcome

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.client.fetches.local_log import PlacedBatches
+from sbp_core.client.fetches.places import PlacedBatches
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
 

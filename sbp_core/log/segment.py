@@ -1,6 +1,6 @@
 """Segments on the disk, made, read, and open to be read; damage to them, in words.
 
-Their format: segment_file.py.
+Their format: segment_format.py.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from core_cluster import CoreCluster, core_cluster, rows_batch
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, FetchOutcome, StreamSpec
-from sbp_core.client.fetches.local_log import PlacedBatches, read_placed
+from sbp_core.client.fetches.places import PlacedBatches
 from sbp_core.client.io import blocking_runner
+from sbp_core.client.io.local_log import read_placed
 
 LARGE_BYTES = 2 * limits.LOCAL_READ_BATCH_BYTES_MIN
 SMALL_SEGMENTS = {"segment_bytes": 1_000_000, "retention_check_interval_ms": 10}

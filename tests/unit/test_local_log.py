@@ -15,13 +15,8 @@ from msgspec import structs
 
 from sbp_core import limits
 from sbp_core.client.fetches.fetch_answer import Question, read_answer
-from sbp_core.client.fetches.local_log import (
-    LocalReads,
-    PlacedBatches,
-    Whereabouts,
-    read_pieces,
-    read_placed,
-)
+from sbp_core.client.fetches.places import LocalReads, PlacedBatches, Whereabouts
+from sbp_core.client.io.local_log import read_pieces, read_placed
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
 from sbp_core.records import write_base_offset

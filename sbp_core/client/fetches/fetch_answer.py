@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.fetches.local_log import PlacedBatches
+from sbp_core.client.fetches.places import PlacedBatches
 from sbp_core.client.programs.calls import answered_items, decode_answer
 from sbp_core.errors import ProtocolError, SbpError, StatusCode
 from sbp_core.records import decode_envelope

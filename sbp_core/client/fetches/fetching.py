@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sbp_core import limits
 from sbp_core.client.fetch_task import FetchTask
 from sbp_core.client.fetches.fetch_answer import Found, read_answer
-from sbp_core.client.fetches.local_log import PlacedBatches, Whereabouts
+from sbp_core.client.fetches.places import PlacedBatches, Whereabouts
 from sbp_core.client.programs.calls import Attempts, Context, unanswered
 from sbp_core.client.programs.program import (
     Abandon,

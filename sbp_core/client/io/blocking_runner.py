@@ -13,9 +13,10 @@ from typing import Any, Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting
-from sbp_core.client.fetches.local_log import READ_ERRORS, PlacedBatches, Whereabouts, read_placed
+from sbp_core.client.fetches.places import PlacedBatches, Whereabouts
 from sbp_core.client.io.blocking_connection import BlockingConnection
 from sbp_core.client.io.conversation import Ticket
+from sbp_core.client.io.local_log import READ_ERRORS, read_placed
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,

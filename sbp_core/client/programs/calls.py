@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from sbp_core.client.fetches.local_log import LocalReads
+from sbp_core.client.fetches.places import LocalReads
 from sbp_core.client.io.leader import PlacementDrivers, reachable_nodes
 from sbp_core.client.io.patience_log import PatienceLog
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause

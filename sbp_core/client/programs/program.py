@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.client.fetches.local_log import PlacedBatches
+from sbp_core.client.fetches.places import PlacedBatches
 from sbp_core.errors import SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Octets
