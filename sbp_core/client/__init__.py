@@ -1,15 +1,13 @@
 """The client: blocking and asyncio, over programs that are written once."""
 
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.appender import Appender, AsyncAppender
+from sbp_core.client.appends.appending import Appender, AsyncAppender
+from sbp_core.client.appends.numbering import Transaction, Writer
 from sbp_core.client.blocking import Client
-from sbp_core.client.connecting import Connecting
-from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.connecting import CallTiming, Connecting, parse_endpoint
 from sbp_core.client.fetches.places import PlacedBatches, PlacedPiece
-from sbp_core.client.programs.retry import RetryPolicy
-from sbp_core.client.programs.timing import CallTiming
+from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.programs.watching import BoundsView
-from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import (
     EARLIEST,
     LATEST,
@@ -35,7 +33,6 @@ from sbp_core.client.types import (
     TxnLoss,
     TxnPart,
 )
-from sbp_core.client.writer import Writer
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.txn_id import is_producer, one_shot_producer, txn_id_of

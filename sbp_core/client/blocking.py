@@ -15,7 +15,7 @@ from sbp_core.client.fetches import fetching
 from sbp_core.client.fetches.places import LocalReads, PlacedBatches, PlacedPiece
 from sbp_core.client.io.blocking_runner import BlockingRunner
 from sbp_core.client.io.local_log import CAN_READ, READ_ERRORS, read_pieces
-from sbp_core.client.programs.retry import RetryPolicy
+from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.socket_client import SocketClient
 from sbp_core.client.types import FetchItem, FetchOutcome
 

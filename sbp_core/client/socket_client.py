@@ -12,27 +12,21 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.appender import Appender
 from sbp_core.client.appends import appending
-from sbp_core.client.connecting import Connecting
-from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.appends.appending import Appender
+from sbp_core.client.appends.numbering import Transaction, Writer
+from sbp_core.client.connecting import Connecting, parse_endpoint
 from sbp_core.client.fetches import fetching
-from sbp_core.client.io import reach as reaching
 from sbp_core.client.io.blocking_runner import BlockingRunner, ConnectionPool
-from sbp_core.client.io.leader import PlacementDrivers
-from sbp_core.client.programs import calls, metadata, watching
-from sbp_core.client.programs import group_cursors as cursors
+from sbp_core.client.programs import calls, metadata, positions, watching
 from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stream_changes as changes
 from sbp_core.client.programs import stream_schemas as schemas
-from sbp_core.client.programs import time_lookup as lookup
 from sbp_core.client.programs import txn_decisions as txns
-from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.calls import Context, RetryPolicy
 from sbp_core.client.programs.program import Call, Program
-from sbp_core.client.programs.retry import RetryPolicy
-from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.client.programs.watching import BoundsView
-from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
@@ -54,7 +48,6 @@ from sbp_core.client.types import (
     TxnLoss,
     TxnPart,
 )
-from sbp_core.client.writer import Writer
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.checksum import Octets
@@ -244,11 +237,11 @@ class SocketClient:
         Range servers that do not answer within `timeout_ms` are not waited for any longer. Those in
         `spared` are not asked at all: the error is what is known of them.
         """
-        return self._run(reaching.reach(self._context, positions, timeout_ms, spared))
+        return self._run(watching.reach(self._context, positions, timeout_ms, spared))
 
     def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
         """Return the errors of those servers that do not answer a PING in time."""
-        return self._run(reaching.probe(endpoints, timeout_ms))
+        return self._run(watching.probe(endpoints, timeout_ms))
 
     def lookup_offsets(
         self,
@@ -266,7 +259,7 @@ class SocketClient:
         longer: streams that they have ranges of are left out.
         """
         return self._run(
-            lookup.lookup_offsets(self._context, timestamps, start_offsets or {}, timeout_ms)
+            positions.lookup_offsets(self._context, timestamps, start_offsets or {}, timeout_ms)
         )
 
     def append_times(
@@ -277,22 +270,22 @@ class SocketClient:
         If that one was trimmed, when the first one left was; None at the tail and beyond. With a
         `timeout_ms` streams whose servers take longer are left out.
         """
-        return self._run(lookup.append_times(self._context, offsets, timeout_ms))
+        return self._run(positions.append_times(self._context, offsets, timeout_ms))
 
     def commit_cursors(self, group: str, offsets: Mapping[int, int]) -> None:
         """Remember the offsets that a consumer group reads next, by stream id; durably.
 
         They may go back. NO_CURSOR forgets one. Raises NotFoundError naming all missing streams.
         """
-        self._run(cursors.commit_cursors(self._context, group, offsets))
+        self._run(positions.commit_cursors(self._context, group, offsets))
 
     def describe_cursors(self, group: str, stream_ids: Sequence[int] = ()) -> list[CursorInfo]:
         """Return the cursors that a group has, all of them or those of the streams named."""
-        return self._run(cursors.describe_cursors(self._context, group, stream_ids))
+        return self._run(positions.describe_cursors(self._context, group, stream_ids))
 
     def list_groups(self) -> list[GroupInfo]:
         """Return the consumer groups that have cursors, by name."""
-        return self._run(cursors.list_groups(self._context))
+        return self._run(positions.list_groups(self._context))
 
     def describe_schemas(
         self, stream_ids: Sequence[int], *, newest_only: bool = False

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.appends.appending import append
-from sbp_core.client.io.leader import PlacementDrivers
 from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,

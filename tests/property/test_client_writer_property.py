@@ -10,11 +10,11 @@ from append_world import AppendWorld, small_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Writer, writer
+from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Writer
+from sbp_core.client.appends import numbering
 from sbp_core.client.appends.appending import AppendKind, GradualAppend
-from sbp_core.client.io.leader import PlacementDrivers
 from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusCode
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header
@@ -29,7 +29,7 @@ MOODS = ("answer", "answer", "answer", "lost after", "lost before", "no", "busy"
 def frames_are_small():
     """Of each stream several are on their way, and a server remembers hardly more."""
     with small_frames(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer._WriterNumbering, "stream_batches_max", BATCHES_KEPT)
+        patch.setattr(numbering._WriterNumbering, "stream_batches_max", BATCHES_KEPT)
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem
-from sbp_core.client.appends import append_frame
+from sbp_core.client.appends import append_state
 from sbp_core.client.programs.program import Arrival, Emit, Now, Start
 
 FRAME_ITEMS_MAX = 2
@@ -19,7 +19,7 @@ FRAME_ITEMS_MAX = 2
 def small_frames() -> Iterator[None]:
     """Make frames so small that a stream's batches do not fit into one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_frame, "_ITEMS_MAX", FRAME_ITEMS_MAX)
+        patch.setattr(append_state, "_ITEMS_MAX", FRAME_ITEMS_MAX)
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_peer import Exchange, Handler, placed, ranges, reset, silent, status
 
-from sbp_core.client.programs.time_lookup import Found, first_found
+from sbp_core.client.programs.positions import Found, first_found
 from sbp_core.client.types import RangeInfo
 from sbp_core.errors import NotFoundError, ProtocolError, StatusCode, UnsupportedError
 from sbp_core.wire.headers import LookupOffsetResult, LookupOffsetsResponse

@@ -15,9 +15,8 @@ from sbp_core.client.appends.appending import append
 from sbp_core.client.io.aio_runner import AsyncRunner
 from sbp_core.client.io.blocking_runner import BlockingRunner
 from sbp_core.client.io.conversation import Ticket
-from sbp_core.client.io.leader import PlacementDrivers
 from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import Outcome, StatusCode, ThrottledError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header

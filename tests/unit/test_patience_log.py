@@ -8,10 +8,8 @@ from random import Random
 import pytest
 
 from sbp_core import limits
-from sbp_core.client.io.leader import PlacementDrivers
-from sbp_core.client.programs.calls import Attempts, Context
-from sbp_core.client.programs.retry import RetryPolicy
-from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy
+from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import DiskFullError, NotFoundError, SbpError, StatusCode
 
 FULL = DiskFullError(StatusCode.RS_DISK_FULL, "the disk has 12 MiB left, 64 are kept free")

@@ -7,7 +7,7 @@ import logging
 import pytest
 from pyspark import TaskContext
 
-from sbp_core.client.io.patience_log import PatienceLog
+from sbp_core.client.programs.calls import PatienceLog
 from sbp_core.errors import SbpError
 from sbp_spark.reading.losses import Loss, log_losses
 from sbp_spark.spark_internals.task_log import LOG

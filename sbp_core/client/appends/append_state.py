@@ -1,15 +1,14 @@
-"""What became of the batches of an append, and which frames they go in next."""
+"""What became of the batches of an append, and the frames that they go in next."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.appends.append_frame import AppendFrame
-from sbp_core.client.appends.numbering import Numbering
+from sbp_core.client.appends.numbering import Marks, Numbering
 from sbp_core.client.programs.calls import (
     Attempts,
     Context,
@@ -30,9 +29,74 @@ from sbp_core.errors import (
     WriterUnknownError,
 )
 from sbp_core.records.envelope import maybe_encoding
+from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.dialect import Dialect, append_time_ms
-from sbp_core.wire.headers import AppendResponse, AppendResult
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    AppendResponse,
+    AppendResult,
+    StreamRange,
+)
+from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+
+_ITEM_HEADER_BYTES: Final = 320
+"""What an AppendInfo takes in a header, rounded up."""
+_ITEMS_MAX: Final = limits.HEADER_BYTES_MAX // _ITEM_HEADER_BYTES - 1
+
+
+@dataclass(slots=True)
+class AppendFrame:
+    """Items, by their indexes in an append, each with the range that it goes to."""
+
+    endpoint: str
+    indexes: list[int] = field(default_factory=list)
+    pieces: list[RangeInfo] = field(default_factory=list)
+    frame_bytes: int = limits.FRAME_BYTES_MIN + _ITEM_HEADER_BYTES
+
+    def takes(self, batch: bytes) -> bool:
+        """Whether one more batch fits."""
+        frame_bytes = self.frame_bytes + len(batch) + _ITEM_HEADER_BYTES
+        return frame_bytes <= limits.FRAME_BYTES_MAX and len(self.indexes) < _ITEMS_MAX
+
+    def add(self, index: int, batch: bytes, piece: RangeInfo) -> None:
+        """Put an item in."""
+        self.indexes.append(index)
+        self.pieces.append(piece)
+        self.frame_bytes += len(batch) + _ITEM_HEADER_BYTES
+
+    def call(
+        self,
+        batches: Sequence[bytes],
+        marks: Sequence[Marks],
+        feature: FeatureName | None,
+        timeout_ms: int,
+    ) -> Call:
+        """Return the call that sends it, with the items' batches and marks (SPEC "APPEND")."""
+        infos = map(_info, range(len(batches)), self.pieces, batches, marks)
+        header = AppendRequest(timeout_ms=timeout_ms, append_requests=tuple(infos))
+        return Call(
+            self.endpoint, Opcode.APPEND, header, timeout_ms, tuple(batches), feature=feature
+        )
+
+
+def _info(request_index: int, piece: RangeInfo, batch: bytes, marks: Marks) -> AppendInfo:
+    return AppendInfo(
+        stream_range=StreamRange(
+            stream_id=piece.stream_id,
+            range_index=piece.range_index,
+            start_offset=piece.start_offset,
+            end_offset=-1,
+        ),
+        request_index=request_index,
+        batch_length=len(batch),
+        stream_id=piece.stream_id,
+        writer_id=marks.writer_id,
+        sequence=marks.sequence,
+        txn_id=marks.txn_id,
+    )
+
 
 _GAPS: Final = (WriterGapError, WriterUnknownError)
 """What servers say of a batch that came before an earlier one, the second of a writer's first."""

@@ -1,4 +1,4 @@
-"""The programs that append record batches (SPEC "APPEND").
+"""Appending record batches (SPEC "APPEND"): the programs, and the appenders that drive them.
 
 Order: the batches of one stream are appended in the order given. Where their numbers keep them in
 it, as those of a writer or a transaction do, several frames are on their way at a time; otherwise
@@ -13,14 +13,15 @@ numbers its batches in each range, so those of a stream go to one range at a tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from sbp_core import limits
-from sbp_core.client.appends.append_frame import AppendFrame
-from sbp_core.client.appends.append_state import AppendState
-from sbp_core.client.appends.numbering import Numbering
+from sbp_core.client.appends.append_state import AppendFrame, AppendState
+from sbp_core.client.appends.numbering import Numbering, Transaction, Writer
 from sbp_core.client.programs.calls import Attempts, Context
 from sbp_core.client.programs.program import (
     Arrival,
@@ -33,9 +34,7 @@ from sbp_core.client.programs.program import (
     pause,
 )
 from sbp_core.client.programs.range_placement import locate
-from sbp_core.client.transaction import Transaction
 from sbp_core.client.types import AppendItem, AppendOutcome
-from sbp_core.client.writer import Writer
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.wire.frame import Frame
 
@@ -222,3 +221,120 @@ class _Delivery:
         wait_ms = self._state.settle(attempts, now_ms, is_repeatable=self._is_repeatable)
         if wait_ms:
             yield from pause(wait_ms)
+
+
+Steps = Generator[None, Sequence[AppendItem] | None, None]
+AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
+
+
+class Appender:
+    """Appends batches as they are given, those of one stream in order (see `Client.appender`).
+
+    For one thread. After an error it is over, and raises ConfigurationError; so it does when it is
+    closed before `finish`: then nobody knows what became of the batches that are `unacknowledged`.
+    """
+
+    def __init__(self, work: GradualAppend, steps: Steps) -> None:
+        self._work = work
+        self._steps = steps
+        self._is_over = False
+        next(steps)
+
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return self._work.unacknowledged
+
+    def append(self, items: Sequence[AppendItem]) -> None:
+        """Send batches; return when all are sent, and most are answered. Raises SbpError."""
+        _check(self._is_over)
+        try:
+            self._steps.send(items)
+        except BaseException:
+            self._is_over = True
+            raise
+
+    def finish(self) -> None:
+        """Return when everything is appended; it is over then. Raises SbpError."""
+        _check(self._is_over)
+        self._is_over = True
+        for _ in self._steps:
+            raise AssertionError("it is ready for more, but there is no more")
+
+    def close(self) -> None:
+        """Give up what is not appended. Idempotent."""
+        self._is_over = True
+        self._steps.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncAppender:
+    """The same for one task (see `AsyncClient.appender`)."""
+
+    def __init__(self, work: GradualAppend, steps: AsyncSteps) -> None:
+        self._work = work
+        self._steps = steps
+        self._is_begun = False
+        self._is_over = False
+
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return self._work.unacknowledged
+
+    async def append(self, items: Sequence[AppendItem]) -> None:
+        """Send batches; return when all are sent, and most are answered. Raises SbpError."""
+        _check(self._is_over)
+        try:
+            await self._begin()
+            await self._steps.asend(items)
+        except BaseException:
+            self._is_over = True
+            raise
+
+    async def finish(self) -> None:
+        """Return when everything is appended; it is over then. Raises SbpError."""
+        _check(self._is_over)
+        self._is_over = True
+        await self._begin()
+        async for _ in self._steps:
+            raise AssertionError("it is ready for more, but there is no more")
+
+    async def close(self) -> None:
+        """Give up what is not appended. Idempotent."""
+        self._is_over = True
+        await self._steps.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            await anext(self._steps)
+
+
+def _check(is_over: bool) -> None:  # noqa: FBT001
+    if is_over:
+        raise ConfigurationError(
+            "this appender is over: it was finished or closed, or raised an error; begin another"
+        )

@@ -1,15 +1,32 @@
-"""What an append says of its batches beside their streams, and to which ranges they go."""
+"""How the batches of an append are numbered: not at all, by a writer, or in a transaction.
+
+The numbers decide to which ranges batches go, and which may be tried again.
+"""
 
 from __future__ import annotations
 
+import heapq
 import sys
+import threading
+import uuid
+from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from sbp_core import limits
 from sbp_core.client.programs.router import Router
-from sbp_core.client.types import AppendItem, RangeInfo
-from sbp_core.errors import RangeSealedError, SbpError, StatusCode
+from sbp_core.client.types import AppendItem, RangeInfo, TxnPart
+from sbp_core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    RangeSealedError,
+    SbpError,
+    StatusCode,
+)
+from sbp_core.records import peek_batch
 from sbp_core.session.negotiation import FeatureName
+from sbp_core.wire.txn_id import is_txn_id, is_writer_id
 
 
 class Marks(NamedTuple):
@@ -63,3 +80,322 @@ class Numbering:
 
     def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
         """Take note that the append is over: `is_complete` if all batches are appended."""
+
+
+class Writer:
+    """Numbers the batches of one who appends, for each stream from 0 (SPEC "APPEND", extension).
+
+    Servers append each number once, however often it comes. So an append of unknown outcome is
+    tried again without harm. One that was given up stays in doubt: the next append to the stream
+    has to begin with the same batches.
+
+    A writer is for one append at a time, with any client, and ends with the process: an id is not
+    to be used again. Raises ConfigurationError for one that is not 1 to WRITER_ID_LENGTH_MAX
+    letters, digits, `.`, `_` and `-`.
+    """
+
+    def __init__(self, writer_id: str | None = None) -> None:
+        self.writer_id: Final = uuid.uuid4().hex if writer_id is None else writer_id
+        if not is_writer_id(self.writer_id):
+            raise ConfigurationError(
+                f"{self.writer_id!a} cannot name a writer: expected 1 to"
+                f" {limits.WRITER_ID_LENGTH_MAX} letters, digits, '.', '_' or '-'"
+            )
+        self._streams: dict[int, _Stream] = {}
+        self._at_work = threading.Lock()
+
+    def begin(self) -> Numbering:
+        """Return how an append numbers its batches; `end` of that comes next.
+
+        Raises ConfigurationError if the writer is at work.
+        """
+        if not self._at_work.acquire(blocking=False):
+            raise ConfigurationError(
+                f"writer {self.writer_id} is at work: one append at a time, or another writer"
+            )
+        return _WriterNumbering(self.writer_id, self._streams, self._at_work)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Batches of a stream that are not known to be appended; `first` is the number of the first.
+
+    But for those that are `done`: a server has them, though nothing was heard of earlier ones. An
+    append begins with those that the one before it left, numbers below `doubted_end`; the next one
+    it is given has the number `next`.
+    """
+
+    first: int = 0
+    batches: list[bytes] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+    next: int = 0
+    doubted_end: int = 0
+
+    def begin(self) -> None:
+        self.next = self.first
+        self.doubted_end = self.first + len(self.batches)
+
+    def is_doubted(self, sequence: int) -> bool:
+        return sequence < self.doubted_end
+
+    def give(self, batch: bytes) -> int:
+        sequence = self.next
+        self.next += 1
+        if not self.is_doubted(sequence):
+            self.batches.append(batch)
+        return sequence
+
+    def on_appended(self, sequence: int) -> None:
+        self.done.add(sequence)
+        while self.first in self.done:
+            self.done.remove(self.first)
+            del self.batches[0]
+            self.first += 1
+
+    def end(self, doubted: Collection[int]) -> None:
+        """Keep what may be there; the numbers of what follows are free again."""
+        end = self.first
+        while end in doubted or end in self.done or self.is_doubted(end):
+            end += 1
+        del self.batches[end - self.first :]
+        self.done.clear()
+
+
+class _WriterNumbering(Numbering):
+    """One append: batches have the numbers that come next in their streams.
+
+    Those that an earlier append left in doubt come first, and are compared.
+    """
+
+    feature = FeatureName.IDEMPOTENT_APPEND
+    is_ordered = True
+    stream_batches_max = limits.WRITER_BATCHES_KEPT
+
+    def __init__(
+        self, writer_id: str, streams: dict[int, _Stream], at_work: threading.Lock
+    ) -> None:
+        self._writer_id = writer_id
+        self._all_streams = streams
+        self._at_work = at_work
+        self._count = 0
+        self._streams: dict[int, _Stream] = {}
+        """Those that this append is for."""
+        self._numbers: dict[int, tuple[_Stream, int]] = {}
+        """Of batches that are not appended yet."""
+
+    def add(self, items: Sequence[AppendItem]) -> Collection[int]:
+        """Give batches their numbers; return those that an earlier append left in doubt.
+
+        Raises ConfigurationError if others are in doubt.
+        """
+        self._check_doubted(items)
+        doubted = []
+        for index, item in enumerate(items, self._count):
+            stream = self._streams[item.stream_id]
+            sequence = stream.give(item.batch)
+            self._numbers[index] = stream, sequence
+            if stream.is_doubted(sequence):
+                doubted.append(index)
+        self._count += len(items)
+        return doubted
+
+    def marks(self, index: int, piece: RangeInfo) -> Marks:
+        """Return the writer's id and number."""
+        return Marks(self._writer_id, self._numbers[index][1])
+
+    def on_appended(self, index: int) -> None:
+        """Go on in the stream."""
+        stream, sequence = self._numbers.pop(index)
+        stream.on_appended(sequence)
+
+    def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
+        """Leave in doubt what is; all else was surely not appended."""
+        doubted: dict[int, set[int]] = {}
+        for index in in_doubt:
+            stream, sequence = self._numbers[index]
+            doubted.setdefault(id(stream), set()).add(sequence)
+        for stream in self._streams.values():
+            stream.end(doubted.get(id(stream), set()))
+        self._at_work.release()
+
+    def _check_doubted(self, items: Sequence[AppendItem]) -> None:
+        counts: Counter[int] = Counter()
+        for item in items:
+            if item.stream_id not in self._streams:
+                stream = self._all_streams.setdefault(item.stream_id, _Stream())
+                self._streams[item.stream_id] = stream
+                stream.begin()
+            stream = self._streams[item.stream_id]
+            sequence = stream.next + counts[item.stream_id]
+            counts[item.stream_id] += 1
+            if stream.is_doubted(sequence) and (
+                stream.batches[sequence - stream.first] != item.batch
+            ):
+                raise ConfigurationError(
+                    f"an earlier append of writer {self._writer_id} to stream {item.stream_id} is"
+                    " in doubt: append the same batches again, or go on with another writer"
+                )
+
+
+_RangeKey = tuple[int, int]
+"""(stream id, range index)."""
+
+
+class Transaction:
+    """Stages batches under an id, which is nobody else's (SPEC "APPEND", extension).
+
+    What is staged has no offset and nobody reads it, until `parts` are committed: then all of it is
+    appended, of each stream in the order in which it was staged. It may be tried again without
+    harm, so an append with a transaction does that whatever became of it. A range that is sealed
+    meanwhile keeps what is staged in it; what follows goes to the next one.
+
+    A transaction is for one append at a time, with any client. One of which an append failed must
+    not be committed: drop its `parts`, and begin another under another id. Raises
+    ConfigurationError for an id that is not 1 to TXN_ID_LENGTH_MAX letters, digits, `.`, `_`, `~`
+    and `-`; `txn_id_of` makes one that tells whose it is.
+    """
+
+    def __init__(self, txn_id: str) -> None:
+        if not is_txn_id(txn_id):
+            raise ConfigurationError(
+                f"{txn_id!a} cannot name a transaction: expected 1 to {limits.TXN_ID_LENGTH_MAX}"
+                " letters, digits, '.', '_', '~' or '-'"
+            )
+        self.txn_id: Final = txn_id
+        self.has_failed = False
+        """Whether an append failed: then less may be staged than was to be, or more."""
+        self._streams: dict[int, int] = {}
+        """Streams by their place in the order of first use."""
+        self._numbered: dict[_RangeKey, int] = {}
+        """Of each range how many numbers were given to batches."""
+        self._unused: dict[_RangeKey, list[int]] = {}
+        """Of each range the numbers that came back, as a heap."""
+        self._staged: dict[_RangeKey, tuple[int, int]] = {}
+        """Of each range how many records are staged for sure, and batches."""
+        self._at_work = threading.Lock()
+
+    def parts(self) -> tuple[TxnPart, ...]:
+        """Return what is staged: to commit, or to drop.
+
+        Streams are in the order of first use, and of each its ranges. After a failure also where
+        something may be staged, though nobody said so.
+        """
+        used = self._numbered if self.has_failed else self._staged
+        return tuple(
+            TxnPart(self.txn_id, *key, *self._staged.get(key, (0, 0)))
+            for key in sorted(used, key=lambda key: (self._streams[key[0]], key[1]))
+        )
+
+    def begin(self) -> Numbering:
+        """Return how an append numbers what it stages; `end` of that comes next.
+
+        Raises ConfigurationError if the transaction is at work, or has failed.
+        """
+        if not self._at_work.acquire(blocking=False):
+            raise ConfigurationError(
+                f"transaction {self.txn_id} is at work: one append at a time, or another one"
+            )
+        if self.has_failed:
+            self._at_work.release()
+            raise ConfigurationError(
+                f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
+                " begin another one"
+            )
+        return _Staging(self)
+
+    def end(self, *, has_failed: bool) -> None:
+        """End an append: with one that failed the transaction has."""
+        self.has_failed = has_failed
+        self._at_work.release()
+
+    def use(self, stream_id: int) -> None:
+        """Give a stream its place in the order of first use."""
+        self._streams.setdefault(stream_id, len(self._streams))
+
+    def number(self, key: _RangeKey) -> int:
+        """Return the number of the next batch that is sent to a range."""
+        if self._unused.get(key):
+            return heapq.heappop(self._unused[key])
+        sequence = self._numbered.get(key, 0)
+        self._numbered[key] = sequence + 1
+        return sequence
+
+    def take_back(self, key: _RangeKey, sequence: int) -> None:
+        """Let another batch have a number: the range has none under it."""
+        heapq.heappush(self._unused.setdefault(key, []), sequence)
+
+    def on_staged(self, key: _RangeKey, record_count: int) -> None:
+        """Take note of a batch that is staged in a range."""
+        records, batches = self._staged.get(key, (0, 0))
+        self._staged[key] = records + record_count, batches + 1
+
+
+class _Staging(Numbering):
+    """One append: a batch gets its number when it is sent, and keeps range and number.
+
+    So one that is sent again is known where it may be staged already. Only a server that says that
+    its range is sealed, and that it is not staged there, lets it go elsewhere.
+    """
+
+    feature = FeatureName.TRANSACTIONS
+    is_ordered = True
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self._record_counts: list[int] = []
+        self._numbers: dict[int, tuple[_RangeKey, int]] = {}
+
+    def add(self, items: Sequence[AppendItem]) -> Collection[int]:
+        """Take batches, none of which is staged yet. Raises RecordBatchError if one is none."""
+        self._record_counts += [peek_batch(item.batch).record_count for item in items]
+        for item in items:
+            self._transaction.use(item.stream_id)
+        return ()
+
+    def range_for(self, index: int, stream_id: int, router: Router) -> RangeInfo:
+        """Return the range that a batch was sent to before, else the open one.
+
+        Raises NotFoundError if that one was trimmed away meanwhile, RangeSealedError while it is
+        not known where it is: another thread may look the stream up.
+        """
+        if index not in self._numbers:
+            return super().range_for(index, stream_id, router)
+        (_, range_index), _ = self._numbers[index]
+        ranges = router.maybe_ranges(stream_id)
+        if ranges is None:
+            raise RangeSealedError(
+                StatusCode.RANGE_ALREADY_SEALED,
+                f"range {range_index} of stream {stream_id} has to be looked up again",
+            )
+        for piece in ranges:
+            if piece.range_index == range_index:
+                return piece
+        raise NotFoundError(
+            StatusCode.NOT_FOUND,
+            f"range {range_index} of stream {stream_id}, where a batch may be staged, is no more",
+        )
+
+    def marks(self, index: int, piece: RangeInfo) -> Marks:
+        """Return the transaction's id and number in the range."""
+        if index not in self._numbers:
+            key = (piece.stream_id, piece.range_index)
+            self._numbers[index] = key, self._transaction.number(key)
+        _, sequence = self._numbers[index]
+        return Marks(None, sequence, self._transaction.txn_id)
+
+    def on_appended(self, index: int) -> None:
+        """Count what is staged now."""
+        key, _ = self._numbers.pop(index)
+        self._transaction.on_staged(key, self._record_counts[index])
+
+    def on_refused(self, index: int, error: SbpError) -> None:
+        """Let a batch go on in the next range.
+
+        Or in this one: a server that told of a seal may die before that is on disk.
+        """
+        if isinstance(error, RangeSealedError):
+            self._transaction.take_back(*self._numbers.pop(index))
+
+    def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
+        """End the append: if not all of it is staged, the transaction has failed."""
+        self._transaction.end(has_failed=bool(self._record_counts) and not is_complete)

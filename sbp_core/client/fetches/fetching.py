@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.fetch_task import FetchTask
-from sbp_core.client.fetches.fetch_answer import Found, read_answer
+from sbp_core.client.fetches.fetch_answer import FetchTask, Found, read_answer
 from sbp_core.client.fetches.places import PlacedBatches, Whereabouts
-from sbp_core.client.programs.calls import Attempts, Context, unanswered
+from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy, unanswered
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,
@@ -35,7 +34,6 @@ from sbp_core.client.programs.range_placement import (
     revalidate,
     stream_bounds,
 )
-from sbp_core.client.programs.retry import RetryPolicy
 from sbp_core.client.types import EARLIEST, LATEST, FetchItem, RangeInfo
 from sbp_core.errors import (
     ConfigurationError,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting
+from sbp_core.client.connecting import Connecting, timed
 from sbp_core.client.io.aio_connection import AsyncConnection
 from sbp_core.client.io.conversation import Ticket
 from sbp_core.client.programs.program import (
@@ -25,7 +25,6 @@ from sbp_core.client.programs.program import (
     Receive,
     Start,
 )
-from sbp_core.client.programs.timing import timed
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode

@@ -12,18 +12,16 @@ from collections import deque
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting
-from sbp_core.client.endpoint import parse_endpoint
+from sbp_core.client.connecting import Connecting, parse_endpoint
 from sbp_core.client.io.conversation import (
     Conversation,
     Phase,
-    Sink,
     Ticket,
     connect_failed,
     lost,
     unread,
 )
-from sbp_core.client.programs.program import Call
+from sbp_core.client.programs.program import Call, Sink
 from sbp_core.errors import SbpError
 from sbp_core.sockets import Receiving, is_own_address
 from sbp_core.wire.checksum import Octets

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting
+from sbp_core.client.connecting import Connecting, timed
 from sbp_core.client.fetches.places import PlacedBatches, Whereabouts
 from sbp_core.client.io.blocking_connection import BlockingConnection
 from sbp_core.client.io.conversation import Ticket
@@ -31,7 +31,6 @@ from sbp_core.client.programs.program import (
     Receive,
     Start,
 )
-from sbp_core.client.programs.timing import timed
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.io.unasked import AnswerBytes, Unasked
-from sbp_core.client.programs.program import Call
+from sbp_core.client.programs.program import Call, Sink
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -64,8 +63,6 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
-
-Sink = Callable[[Frame | SbpError], None]
 
 _WITHOUT: Final = {
     FeatureName.IDEMPOTENT_APPEND: "idempotent appends: append without a writer, if a batch may be"

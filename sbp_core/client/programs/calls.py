@@ -1,20 +1,20 @@
-"""Calls with retries: what every operation is made of."""
+"""Calls with retries: what every operation is made of. Pure: time and chance come in."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from sbp_core import limits
 from sbp_core.client.fetches.places import LocalReads
-from sbp_core.client.io.leader import PlacementDrivers, reachable_nodes
-from sbp_core.client.io.patience_log import PatienceLog
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
-from sbp_core.client.programs.retry import RetryPolicy
-from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
 from sbp_core.client.types import PlacementDriverInfo
 from sbp_core.errors import (
+    ConfigurationError,
     DeadlineExceededError,
     NotLeaderError,
     Outcome,
@@ -41,7 +41,84 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
+_LOG: Final = logging.getLogger("sbp_core.client")
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long (ms) and how fast an operation is tried again while it makes no progress.
+
+    The wait before try n is uniform in [0, min(backoff_ms * 2**n, backoff_ms_max)]. Where a server
+    asks for a wait, it comes on top of that, spread over as long again at least: those whom it
+    refused together do not come back together. `budget_ms` 0 disables retries. Raises
+    ConfigurationError for negative or contradictory values.
+    """
+
+    budget_ms: int = limits.RETRY_BUDGET_MS
+    backoff_ms: int = limits.RETRY_BACKOFF_MS
+    backoff_ms_max: int = limits.RETRY_BACKOFF_MS_MAX
+
+    def __post_init__(self) -> None:
+        if self.budget_ms < 0 or not 0 <= self.backoff_ms <= self.backoff_ms_max:
+            raise ConfigurationError(
+                f"{self}: expected budget_ms >= 0 and 0 <= backoff_ms <= backoff_ms_max"
+            )
+
+    def maybe_wait_ms(
+        self,
+        error: SbpError,
+        *,
+        is_repeatable: bool,
+        attempt_count: int,
+        elapsed_ms: float,
+        random: Random,
+    ) -> float | None:
+        """Return the wait before the next try, None to give up.
+
+        `is_repeatable`: doing it twice does no harm (a read, or an append whose caller accepts
+        duplicates); otherwise only what surely had no effect is tried again. `attempt_count` tries
+        failed so far, in `elapsed_ms` since the last progress.
+        """
+        if not error.retriable:
+            return None
+        if not is_repeatable and error.outcome is not Outcome.NOT_APPLIED:
+            return None
+        doublings = min(max(attempt_count - 1, 0), 30)
+        throttle_ms = error.throttle_time_ms if isinstance(error, StatusError) else 0
+        spread_ms = max(self.backoff_ms << doublings, throttle_ms)
+        wait_ms = throttle_ms + random.uniform(0, min(spread_ms, self.backoff_ms_max))
+        return wait_ms if elapsed_ms + wait_ms < self.budget_ms else None
+
+
+class PatienceLog:
+    """Tells of operations that get nowhere, one line in RETRY_TOLD_MS for all of a client's.
+
+    Times are in ms, of any clock that runs evenly.
+    """
+
+    def __init__(self) -> None:
+        self._maybe_told_at_ms: float | None = None
+
+    def on_wait(
+        self, what: str, error: SbpError, *, since_ms: float, now_ms: float, budget_ms: float
+    ) -> None:
+        """`what` has failed with `error`, and without progress `since_ms`, and is tried again."""
+        told_at_ms = since_ms if self._maybe_told_at_ms is None else self._maybe_told_at_ms
+        if now_ms - max(since_ms, told_at_ms) < limits.RETRY_TOLD_MS:
+            return
+        self._maybe_told_at_ms = now_ms
+        elapsed_ms = now_ms - since_ms
+        _LOG.warning(
+            "%s has failed for %.0f s and is tried for %.0f s more: %s",
+            what,
+            elapsed_ms / 1000,
+            (budget_ms - elapsed_ms) / 1000,
+            error,
+        )
+
+
 R = TypeVar("R", AppendResult, FetchResult)
 
 

@@ -8,7 +8,7 @@ and aio_runner.py. Times are milliseconds of a monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -87,6 +87,8 @@ class Locate(Struct, frozen=True):
 Effect = Start | Receive | Abandon | Now | Emit | ReadPlaces | Locate
 """`Locate` and `ReadPlaces` are for programs whose context has LocalReads (blocking client)."""
 Program = Generator[Effect, Any, T]
+Sink = Callable[[Frame | SbpError], None]
+"""Where the frames of a call's answer go, and the error that ends it."""
 
 
 class Reply(Struct, frozen=True):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.appends.append_frame import AppendFrame
+from sbp_core.client.appends.append_state import AppendFrame
 from sbp_core.client.appends.numbering import Marks
 from sbp_core.client.fetches.fetch_answer import Found, Question, read_answer
 from sbp_core.client.programs.calls import decode_answer, unanswered
