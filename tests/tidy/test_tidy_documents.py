@@ -15,6 +15,38 @@ MACHINE = re.compile(
     re.IGNORECASE,
 )
 
+ARCHITECTURE = Path("docs/ARCHITECTURE.md")
+DECISIONS = Path("docs/decisions")
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the project."""
+    return [path for path in project_files() if path.suffix == ".md"]
+
+
+def decisions() -> list[Path]:
+    """The pages of docs/decisions, without their list."""
+    return [path for path in documents() if path.parent == DECISIONS and path.name != "README.md"]
+
+
+def prose(path: Path) -> str:
+    """A document without its blocks of code, in which nothing is a link or a heading."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def leads_somewhere(path: Path, target: str) -> bool:
+    """Whether a relative link in a document leads to a file, and to a heading that it has."""
+    name, _, anchor = target.partition("#")
+    to = path.parent / name if name else path
+    if not (ROOT / to).exists():
+        return False
+    if not anchor:
+        return True
+    headings = re.findall(r"^#+ (.+)$", prose(to), re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return anchor in slugs
+
 
 def test_nothing_names_somebodys_machine():
     found = []
@@ -59,6 +91,63 @@ def test_the_drawn_exception_tree_is_the_real_one():
         if issubclass(error, errors.SbpError)
     }
     assert drawn == real
+
+
+def test_links_lead_somewhere():
+    links = [
+        (path, target)
+        for path in documents()
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(path))
+        if "://" not in target
+    ]
+    assert len(links) > 40
+    assert [link for link in links if not leads_somewhere(*link)] == []
+
+
+def test_a_link_to_nothing_is_found():
+    assert leads_somewhere(ARCHITECTURE, "../README.md#what-is-lost-when")
+    assert leads_somewhere(ARCHITECTURE, "#layers")
+    assert not leads_somewhere(ARCHITECTURE, "../README.md#no-such-heading")
+    assert not leads_somewhere(ARCHITECTURE, "NOTHING.md")
+
+
+def test_the_architecture_is_read_in_one_sitting():
+    assert len((ROOT / ARCHITECTURE).read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_the_folders_that_are_named_exist():
+    pages = [ARCHITECTURE, *decisions()]
+    found = []
+    for path in pages:
+        text = prose(path)
+        named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+)`", text)
+        for line in re.findall(r"^Date: .* Code: (.*)\.$", text, re.MULTILINE):
+            named += re.findall(r"`([^`]+)`", line)
+        assert named, f"{path} names no folder"
+        found += [
+            f"{path}: {name}"
+            for name in named
+            if not any((ROOT / base / name).exists() for base in ("", "sbp_core"))
+        ]
+    assert found == []
+
+
+def test_a_decision_is_dated_short_and_listed():
+    listed = re.findall(
+        r"^- \[(.+)\]\((.+\.md)\), ([\d-]+)$", prose(DECISIONS / "README.md"), re.MULTILINE
+    )
+    assert sorted(name for _, name, _ in listed) == [path.name for path in decisions()]
+    for title, name, date in listed:
+        lines = (ROOT / DECISIONS / name).read_text(encoding="utf-8").splitlines()
+        assert lines[0] == f"# {title}"
+        assert name.startswith(date)
+        assert lines[2].startswith(f"Date: {date}. Code: ")
+        assert [line for line in lines if line.startswith("## ")] == [
+            "## Context",
+            "## Decision",
+            "## Consequences",
+        ]
+        assert len(lines) <= 60, name
 
 
 def test_the_changelog_has_a_section():
