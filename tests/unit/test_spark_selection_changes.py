@@ -138,7 +138,7 @@ def test_a_stream_that_is_left_out_is_an_error_that_says_that_it_exists(cluster)
     end = query.latestOffset(begin, ALL)
     with pytest.raises(StreamChangedError) as raised:
         reader("a").latestOffset(end, ALL)
-    for told in ("has read stream 2 (b) up to offset 30", "it exists", "select it again"):
+    for told in ("has read stream 2 (b) up to offset 30", "it exists", "present name"):
         assert told in str(raised.value)
     assert "deleted" not in str(raised.value)
     assert spans(reader("a").partitions(begin, end)) == [(1, 0, 50), (2, 10, 30)]
