@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 Octets = bytes | bytearray | memoryview
@@ -122,6 +123,7 @@ class FaultyFile:
 
     def pread(self, length: int, position: int) -> bytes:
         self._enter("pread")
+        self._disk.longest_read = max(self._disk.longest_read, length)
         return bytes(self._inode.cached[position : position + length])
 
     def maybe_pread_cached(self, length: int, position: int) -> None:
@@ -193,13 +195,19 @@ class FaultyDisk:
         self.generation = 0
         self.calls: Counter[str] = Counter()
         self.injected = 0
-        self._faults: dict[str, tuple[int, int]] = {}
+        self._faults: dict[str, tuple[int, Callable[[str], BaseException]]] = {}
+        self.longest_read = 0
 
     # Faults.
 
     def fail(self, operation: str, nth: int, errno: int) -> None:
         """Make the `nth` call from now (1 is the next) of `operation` fail."""
-        self._faults[operation] = (self.calls[operation] + nth, errno)
+        error = partial(OSError, errno, os.strerror(errno))
+        self._faults[operation] = (self.calls[operation] + nth, error)
+
+    def interrupt(self, operation: str) -> None:
+        """Make the next call of `operation` raise KeyboardInterrupt."""
+        self._faults[operation] = (self.calls[operation] + 1, KeyboardInterrupt)
 
     def heal(self) -> None:
         """Let nothing fail any more."""
@@ -207,10 +215,10 @@ class FaultyDisk:
 
     def enter(self, operation: str, path: Path) -> None:
         self.calls[operation] += 1
-        call, errno = self._faults.get(operation, (0, 0))
+        call, error = self._faults.get(operation, (0, OSError))
         if call == self.calls[operation]:
             self.injected += 1
-            raise OSError(errno, os.strerror(errno), str(path))
+            raise error(str(path))
 
     def kill_process(self) -> None:
         self._begin_generation()

@@ -247,17 +247,12 @@ def test_an_index_that_cannot_be_written_costs_nothing_but_itself(operation: str
     assert recovered(disk) == [note(1, 100), note(2, 100)]
 
 
-def test_an_interrupted_write_is_the_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_is_the_end_too() -> None:
     disk = FaultyDisk()
     log = open_log(disk)
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(log._active._file, "fdatasync", interrupted)
+    disk.interrupt("fdatasync")
     with pytest.raises(KeyboardInterrupt):
         log.append([note(1)])
-    monkeypatch.undo()
     with pytest.raises(LogWriteError, match="interrupted"):
         log.append([note(2)])
 

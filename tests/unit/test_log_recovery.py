@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from faulty_disk import FaultyDisk, FaultyFile
+from faulty_disk import FaultyDisk
 from log_files import (
     DIRECTORY,
     batch,
@@ -225,18 +225,11 @@ def test_a_proof_on_the_border_of_two_reads_is_found(shift: int) -> None:
     assert maybe_find_proof(disk.open(FIRST, is_writable=False), 0, position) is None
 
 
-def test_no_read_is_larger_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_read_is_larger_than_needed() -> None:
     files, _ = written([[note(1, LOG_SCAN_BYTES)], [note(2, 2 * LOG_SCAN_BYTES)]])
-    lengths: list[int] = []
-    real = FaultyFile.pread
-
-    def pread(self: FaultyFile, length: int, position: int) -> bytes:
-        lengths.append(length)
-        return real(self, length, position)
-
-    monkeypatch.setattr(FaultyFile, "pread", pread)
-    assert reopened(disk_with(files))[1] == [1, 2]
-    assert max(lengths) == note(2, 2 * LOG_SCAN_BYTES).length
+    disk = disk_with(files)
+    assert reopened(disk)[1] == [1, 2]
+    assert disk.longest_read == note(2, 2 * LOG_SCAN_BYTES).length
 
 
 @pytest.mark.parametrize(
