@@ -181,6 +181,7 @@ def test_a_lookup_that_began_before_goes_on_in_what_is_left() -> None:
     assert [slot.base_offset for slot in halfway] == [1, 2, 3, 4]
 
 
+@pytest.mark.exhaustive
 def test_readers_never_miss_a_batch_while_segments_go(tmp_path: Path) -> None:
     log = open_log(OsDisk(), tmp_path, segment_bytes=SEGMENT_BYTES)
     log.append([created(*key) for key in KEYS])
@@ -360,6 +361,7 @@ def test_a_damaged_dead_batch_goes() -> None:
     check_stream_2(log)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_power_lost", [False, True])
 @pytest.mark.parametrize("operation", FAILING_OPERATIONS)
 def test_a_crash_at_any_step_leaves_all_that_is_live(operation: str, is_power_lost: bool) -> None:

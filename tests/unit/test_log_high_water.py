@@ -67,6 +67,7 @@ def cut_at(files: dict[Path, bytes], size: int) -> FaultyDisk:
     return disk_with({**files, SEGMENT: files[SEGMENT][:size]})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_a_log_that_lost_its_end_says_what_is_missing_and_serves_the_rest(is_closed: bool) -> None:
     files = files_of(is_closed=is_closed)

@@ -148,6 +148,7 @@ def test_an_intact_log_has_nothing_to_report_and_is_not_touched() -> None:
     assert inspect_log(FaultyDisk(), DIRECTORY).is_intact
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", SEALED, ids=lambda path: path.name)
 def test_a_flipped_octet_of_a_full_segment_is_found_and_costs_what_is_reported(
     path: Path,
@@ -169,6 +170,7 @@ def test_a_flipped_octet_of_a_full_segment_is_found_and_costs_what_is_reported(
             assert RecordSpan(stream_id, 0, first, end) in found.lost
 
 
+@pytest.mark.exhaustive
 def test_flips_in_the_last_segment_are_found_and_cost_what_is_reported() -> None:
     for offset in range(0, len(FILES[LAST]) - COMMIT_BYTES, STEP):
         found = check_repair(flipped(LAST, offset))

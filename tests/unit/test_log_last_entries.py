@@ -186,6 +186,7 @@ def check_batches(log: Log, sample: Sample, meant: Expected) -> None:
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
+@pytest.mark.exhaustive
 @layouts
 def test_every_cut(layout: str) -> None:
     small = SMALL[layout]
@@ -194,6 +195,7 @@ def test_every_cut(layout: str) -> None:
         assert meant.refused_at is None
 
 
+@pytest.mark.exhaustive
 @layouts
 def test_every_flipped_octet(layout: str) -> None:
     small = SMALL[layout]

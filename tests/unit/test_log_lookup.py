@@ -181,6 +181,7 @@ def test_an_index_that_cannot_be_written_is_used_all_the_same() -> None:
     assert filled.disk.injected == 1
 
 
+@pytest.mark.exhaustive
 def test_every_damaged_octet_of_a_full_segment_costs_its_batch_and_no_other() -> None:
     """With its index, and when the index has to be made from the damaged segment."""
     filled = Filled(group_count=14)

@@ -44,6 +44,7 @@ def damages(size):
     yield lambda data: bytes(len(data))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [DATABASE_NAME, WRITE_AHEAD_LOG_NAME, MARK_NAME])
 def test_what_is_served_was_committed(committed, tmp_path, name):
     source, expected = committed
