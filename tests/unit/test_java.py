@@ -37,20 +37,29 @@ def bare(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(java, "SYSTEM_HOMES", tmp_path / "jvm")
-    monkeypatch.setattr(java, "_DOWNLOAD", "raise SystemExit('no network')")
+    (tmp_path / "packages").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    let_download_fail(tmp_path, "no network")
     return commands
 
 
-def let_download_give(monkeypatch, tmp_path, version="17"):
-    """Stand in for the package install-jdk: it unpacks `java-made` below the folder it is given."""
-    made = write_java(tmp_path / "made", version)
-    code = (
-        "import os, shutil, sys\n"
-        "assert sys.argv[1] == '17'\n"
-        f"shutil.copytree({str(made)!r}, os.path.join(sys.argv[2], 'jdk-17-jre'))\n"
-        "open(os.path.join(os.environ['TMPDIR'], 'archive.tar.gz'), 'w').close()\n"
+def let_download_fail(tmp_path, message):
+    """Stand in for the package install-jdk, which the child process imports."""
+    (tmp_path / "packages" / "jdk.py").write_text(
+        f"def install(version, jre, path):\n    raise SystemExit({message!r})\n"
     )
-    monkeypatch.setattr(java, "_DOWNLOAD", code)
+
+
+def let_download_give(tmp_path, version="17"):
+    """Stand in for the package install-jdk: it copies a Java below the folder it is given."""
+    made = write_java(tmp_path / "made", version)
+    (tmp_path / "packages" / "jdk.py").write_text(
+        "import os, shutil\n"
+        "def install(version, jre, path):\n"
+        "    assert version == '17' and jre\n"
+        f"    shutil.copytree({str(made)!r}, os.path.join(path, 'jdk-17-jre'))\n"
+        "    open(os.path.join(os.environ['TMPDIR'], 'archive.tar.gz'), 'w').close()\n"
+    )
     return made
 
 
@@ -88,20 +97,20 @@ def test_a_java_that_does_not_work_is_passed_over(bare, tmp_path, monkeypatch, t
     assert java.find_java() is None
 
 
-def test_a_download_is_kept_and_found_again(bare, tmp_path, monkeypatch, capsys):
-    made = let_download_give(monkeypatch, tmp_path)
+def test_a_download_is_kept_and_found_again(bare, tmp_path, capsys):
+    made = let_download_give(tmp_path)
     assert java.ensure_java() == made
     cache = tmp_path / "cache" / "sbp-spark" / "java"
     (kept,) = cache.iterdir()
     assert (kept / "bin" / "java").exists()
     assert [path.name for path in kept.iterdir()] == ["bin"]
-    monkeypatch.setattr(java, "_DOWNLOAD", "raise SystemExit('a second download')")
+    let_download_fail(tmp_path, "a second download")
     assert java.ensure_java() == made
     assert capsys.readouterr().out == ""
 
 
-def test_an_unsuitable_download_leaves_nothing(bare, tmp_path, monkeypatch):
-    let_download_give(monkeypatch, tmp_path, version="11")
+def test_an_unsuitable_download_leaves_nothing(bare, tmp_path):
+    let_download_give(tmp_path, version="11")
     cache = tmp_path / "elsewhere"
     with pytest.raises(ConfigurationError, match="what came is no Java"):
         java.ensure_java(cache)
