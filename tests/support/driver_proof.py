@@ -13,7 +13,7 @@ from raw_client import RawClient
 from sbp_core.client import AsyncClient
 from sbp_core.client.programs.program import Call
 from sbp_core.errors import PermissionDeniedError, StatusCode
-from sbp_core.pd.servers.proving import prove
+from sbp_core.server.peers import prove
 from sbp_core.server.trust import proof_of
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest
@@ -71,5 +71,5 @@ class DrivingClient(AsyncClient):
             known = [Known.of(path.parent) for path in self._folder.rglob("identity.json")]
             secrets = [each.secret for each in known]
             cluster_id = known[0].cluster_id
-            await prove(self, call.endpoint, cluster_id, secrets, timeout_ms=30_000)
+            await prove(self, call.endpoint, cluster_id, secrets)
         return await super().exchange(call)

@@ -17,6 +17,7 @@ from sbp_core.wire.headers import (
     Feature,
     HeartbeatResponse,
     Status,
+    SyncRangesResponse,
     TxnDescription,
     TxnPart,
 )
@@ -30,6 +31,7 @@ def range_server() -> ScriptedPeer:
     made = ScriptedPeer()
     accepted = HeartbeatResponse(features=(Feature("transactions"),))
     made.script(Opcode.HEARTBEAT, lambda exchange: exchange.answer(accepted))
+    made.script(Opcode.SYNC_RANGES, lambda exchange: exchange.answer(SyncRangesResponse()))
     return made
 
 

@@ -12,12 +12,12 @@ from scripted_peer import Exchange, reset, silent
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.pd.servers.proving import Prover
-from sbp_core.pd.txns import ending
 from sbp_core.pd.txns.ending import RangeServers, Route
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.transactions import Part, TxnRecord
+from sbp_core.server import peers
+from sbp_core.server.peers import Peers
 from sbp_core.wire.headers import (
     CommitTxnRequest,
     TxnPart,
@@ -191,9 +191,9 @@ def test_few_streams_are_copied_at_a_time(monkeypatch):
         return Route("127.0.0.1:2", is_last=False)
 
     async def main():
-        monkeypatch.setattr(ending, "copy_staged", copy)
+        monkeypatch.setattr(peers, "copy_staged", copy)
         monkeypatch.setattr(RangeServers, "maybe_route", route)
-        servers = RangeServers(None, Prover(None))
+        servers = RangeServers(None, Peers("", None))
         earlier = [
             Publication(1, stream_id, (Part("t", stream_id, 0, 5),), range_index=1)
             for stream_id in range(3 * limits.TXN_COPIES_MAX)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sbp_core import limits
-from sbp_core.client.aio import AsyncClient
 from sbp_core.client.appends.append_state import AppendFrame
 from sbp_core.client.appends.numbering import Marks
 from sbp_core.client.fetches.fetch_answer import Found, Question, read_answer
@@ -26,6 +26,7 @@ from sbp_core.client.types import RangeInfo, TxnPart
 from sbp_core.errors import NotFoundError, ProtocolError, SbpError
 from sbp_core.records import split_envelopes
 from sbp_core.session.negotiation import FeatureName
+from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     AppendResponse,
     EndTxnInfo,
@@ -38,6 +39,13 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status, maybe_error
 from sbp_core.wire.txn_id import copy_of
+
+
+class Caller(Protocol):
+    """A client, or whatever else makes calls."""
+
+    async def exchange(self, call: Call) -> list[Frame]:
+        """Do what `call` does; return the frames of its answer. Raises SbpError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Ended:
 
 
 async def end_txns(
-    client: AsyncClient, endpoint: str, ends: Sequence[TxnEnd], *, timeout_ms: int | None = None
+    client: Caller, endpoint: str, ends: Sequence[TxnEnd], *, timeout_ms: int | None = None
 ) -> list[Ended | SbpError]:
     """End transactions at a range server (SPEC "END_TXN"); return what became of each of `ends`.
 
@@ -80,7 +88,7 @@ async def end_txns(
 
 
 async def staged_batches(
-    client: AsyncClient, endpoint: str, part: TxnPart, *, timeout_ms: int | None = None
+    client: Caller, endpoint: str, part: TxnPart, *, timeout_ms: int | None = None
 ) -> AsyncIterator[list[bytes]]:
     """Yield the batches that are staged in a range, in order, a frame's worth at a time.
 
@@ -103,7 +111,7 @@ async def staged_batches(
 
 
 async def stage(
-    client: AsyncClient,
+    client: Caller,
     endpoint: str,
     where: TxnPart,
     first_sequence: int,
@@ -129,7 +137,7 @@ async def stage(
 
 
 async def copy_staged(
-    client: AsyncClient,
+    client: Caller,
     endpoint: str,
     part: TxnPart,
     to_endpoint: str,
@@ -180,7 +188,7 @@ def _by_frame(ends: Sequence[TxnEnd]) -> Iterator[Sequence[TxnEnd]]:
 
 
 async def _end_frame(
-    client: AsyncClient, endpoint: str, ends: Sequence[TxnEnd], timeout_ms: int | None
+    client: Caller, endpoint: str, ends: Sequence[TxnEnd], timeout_ms: int | None
 ) -> list[Ended | SbpError]:
     infos = tuple(
         EndTxnInfo(end.stream_id, at, end.txn_ids, end.is_commit, end.range_index, end.record_count)
@@ -202,7 +210,7 @@ async def _end_frame(
 
 
 async def _read_staged(
-    client: AsyncClient, endpoint: str, part: TxnPart, sequence: int, timeout_ms: int | None
+    client: Caller, endpoint: str, part: TxnPart, sequence: int, timeout_ms: int | None
 ) -> Found:
     info = FetchInfo(
         stream_range=StreamRange(stream_id=part.stream_id, range_index=part.range_index),

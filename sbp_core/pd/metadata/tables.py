@@ -49,9 +49,3 @@ def range_table(stream_range: RangeRecord, addresses: Mapping[int, str]) -> Stre
 def server_table(server_id: int, addresses: Mapping[int, str]) -> RangeServer:
     """Return the table of a range server; its address is empty when it never announced one."""
     return RangeServer(server_id=server_id, advertise_addr=addresses.get(server_id, ""))
-
-
-def primary_address(stream_range: StreamRange) -> str:
-    """Return where the range's primary server is; empty when that is not known."""
-    server = stream_range.servers[0].server if stream_range.servers else None
-    return (server.advertise_addr if server is not None else None) or ""

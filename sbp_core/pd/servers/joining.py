@@ -12,19 +12,17 @@ from contextlib import suppress
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient, parse_endpoint
+from sbp_core.client import parse_endpoint
 from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
-    PermissionDeniedError,
-    SbpError,
     StatusCode,
 )
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.metadata.store_thread import StoreThread
 from sbp_core.pd.model import RangeServerRecord
-from sbp_core.pd.servers.proving import prove
 from sbp_core.pd.servers.registry import Membership
+from sbp_core.server.peers import holds
 from sbp_core.server.trust import Standing, denied, is_same
 from sbp_core.wire.headers import RangeServer
 
@@ -102,20 +100,7 @@ class Joining:
         """Whether the server that answers at an address has a secret; None if that is unknown."""
         if await _is_refused(address):
             return False
-        try:
-            async with AsyncClient(address) as client:
-                has_proven = await prove(
-                    client,
-                    address,
-                    self._store.cluster_id,
-                    [secret],
-                    timeout_ms=limits.PROOF_TIMEOUT_MS,
-                )
-        except (PermissionDeniedError, InvalidRequestError):
-            return False
-        except SbpError:
-            return None
-        return True if has_proven else None
+        return await holds(address, self._store.cluster_id, secret)
 
 
 async def _is_refused(address: str) -> bool:

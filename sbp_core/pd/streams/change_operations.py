@@ -1,6 +1,6 @@
-"""UPDATE_STREAMS and TRIM_STREAMS on the metadata: wire items and a store in, wire results out.
+"""UPDATE_STREAMS and TRIM_STREAMS: wire items and a store in, wire results out.
 
-They run on the store's thread as what is in operations.py does.
+The functions run on the store's thread, the Trimmer on the event loop.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from dataclasses import dataclass, replace
 from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
+    NoRangeServerError,
     OffsetOutOfRangeError,
     SbpError,
     StatusCode,
 )
 from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store_thread import StoreThread
 from sbp_core.pd.metadata.tables import range_table, stream_table
 from sbp_core.pd.model import ChangeRefusal, StreamChange, StreamRecord
 from sbp_core.pd.streams.stream_operations import check_stream_fields, no_stream
+from sbp_core.server.peers import Peers, primary_address
 from sbp_core.wire.headers import (
+    DescribeRangeResult,
     Stream,
     StreamRange,
     TrimmedStream,
@@ -147,3 +151,46 @@ def trim_streams(store: MetadataStore, plans: Sequence[TrimPlan]) -> list[TrimSt
                 )
             )
     return results
+
+
+class Trimmer:
+    """Trims streams: forgets what lies below an offset, never beyond the tail.
+
+    The placement driver knows where an open range starts, its server where it ends: so the server
+    is asked first, and the tail only moves forward until the trim is recorded.
+    """
+
+    def __init__(self, store: StoreThread, peers: Peers) -> None:
+        self._store = store
+        self._peers = peers
+
+    async def trim(self, items: Sequence[TrimmedStream]) -> list[TrimStreamResult]:
+        """Trim streams; return the result of each, in the order of `items`."""
+        plans = await self._store.run(plan_trims, items)
+        answers = await self._peers.describe(
+            plan.maybe_open for plan in plans if plan.maybe_open is not None
+        )
+        checked = [
+            plan
+            if plan.maybe_open is None
+            else _check(plan, primary_address(plan.maybe_open), answers[plan.item.stream_id])
+            for plan in plans
+        ]
+        return await self._store.run(trim_streams, checked)
+
+
+def _check(plan: TrimPlan, address: str, answer: DescribeRangeResult | SbpError) -> TrimPlan:
+    if isinstance(answer, SbpError):
+        where = f"at {address or 'an unknown address'} does not answer as expected ({answer})"
+        return replace(plan, maybe_error=_silent(plan.item.stream_id, where))
+    if answer.stream_range is None:
+        return replace(plan, maybe_error=_silent(plan.item.stream_id, "says nothing about it"))
+    return check_tail(plan, answer.stream_range.next_offset)
+
+
+def _silent(stream_id: int, what: str) -> SbpError:
+    return NoRangeServerError(
+        StatusCode.PD_NO_AVAILABLE_RS,
+        f"stream {stream_id} cannot be trimmed now, its tail is not known: the server of its open"
+        f" range {what}; try again when it is back",
+    )

@@ -1,4 +1,4 @@
-"""Sealing the open ranges of streams and opening the next ones.
+"""Sealing the open ranges of streams, opening the next ones, and telling servers of these.
 
 Safety comes from the range server: it seals durably and answers where the range ends; only then is
 the end recorded and a new range opened there. A seal that was begun goes on when its caller leaves:
@@ -9,35 +9,56 @@ cut short by the end of the server is finished by the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from functools import partial
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient
-from sbp_core.client.programs.range_placement import stream_id_of
 from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusError
 from sbp_core.pd.metadata.store_thread import StoreThread
-from sbp_core.pd.metadata.tables import primary_address
 from sbp_core.pd.model import SealedRange
-from sbp_core.pd.servers.proving import Prover
 from sbp_core.pd.servers.registry import Membership
-from sbp_core.pd.servers.syncing import RangeAnnouncer
 from sbp_core.pd.streams import range_operations as ranges
 from sbp_core.pd.streams.range_operations import SealPlan
+from sbp_core.server.peers import Peers, by_server, primary_address
 from sbp_core.server.runtime import cancel_all
-from sbp_core.wire.headers import (
-    RangeId,
-    SealRangesRequest,
-    SealRangesResponse,
-    SealRangesResult,
-    StreamRange,
-    decode_header,
-)
-from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS, check_status, maybe_error, status_for
+from sbp_core.wire.headers import RangeId, SealRangesResult, StreamRange
+from sbp_core.wire.status import SUCCESS, status_for
+
+_LOG: Final = logging.getLogger(__name__)
 
 _Ends = dict[int, SealedRange | SbpError]
 """By stream id: the range that was sealed, with its end, or why it was not."""
+
+
+class RangeAnnouncer:
+    """Sends new ranges to the servers that host them (SPEC "SYNC_RANGES"), in the background.
+
+    Best effort: it never delays or fails its caller. What is not told, a server looks up when a
+    request names it.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def announce(self, opened: Iterable[StreamRange]) -> None:
+        """Tell the servers of these ranges soon, unless too much is under way already."""
+        for address, hosted in by_server(opened).items():
+            if address and len(self._tasks) < limits.SYNC_TASKS_MAX:
+                task = asyncio.create_task(self._send(address, hosted))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        await cancel_all(self._tasks)
+
+    async def _send(self, address: str, hosted: Sequence[StreamRange]) -> None:
+        try:
+            await self._peers.sync(address, hosted)
+        except SbpError as error:
+            _LOG.debug("%s was not told of %d new ranges: %s", address, len(hosted), error)
 
 
 class Sealer:
@@ -48,10 +69,10 @@ class Sealer:
         store: StoreThread,
         membership: Membership,
         announcer: RangeAnnouncer,
-        prover: Prover,
+        peers: Peers,
     ) -> None:
         self._store = store
-        self._prover = prover
+        self._peers = peers
         self._membership = membership
         self._announcer = announcer
         self._at_work: set[asyncio.Task[list[SealRangesResult]]] = set()
@@ -77,9 +98,10 @@ class Sealer:
 
     async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
         plans = await self._store.run(ranges.plan_seals, items)
-        ends = await _seal_at_servers(
-            self._prover, (plan.maybe_open for plan in plans if plan.maybe_open is not None)
-        )
+        sealing = {
+            plan.item.stream_id: plan.maybe_open for plan in plans if plan.maybe_open is not None
+        }
+        ends = _ends(sealing, await self._peers.seal(sealing.values()))
         sealed = [end for end in ends.values() if isinstance(end, SealedRange)]
         opened = await self._store.run(
             ranges.open_next_ranges,
@@ -108,69 +130,27 @@ def _result(
     return SealRangesResult(answer, SUCCESS, stream_id)
 
 
-async def _seal_at_servers(prover: Prover, open_ranges: Iterable[StreamRange]) -> _Ends:
-    """Seal ranges where they are hosted: one connection and few frames for each server."""
-    by_address: dict[str, dict[int, StreamRange]] = {}
-    for each in open_ranges:
-        by_address.setdefault(primary_address(each), {})[each.stream_id] = each
-    ends: _Ends = {}
-    for part in await asyncio.gather(
-        *(
-            _seal_at(prover, address, list(hosted.values()))
-            for address, hosted in by_address.items()
-        )
-    ):
-        ends |= part
-    return ends
+def _ends(
+    sealing: Mapping[int, StreamRange], answers: Mapping[int, SealRangesResult | SbpError]
+) -> _Ends:
+    return {stream_id: _end(answers[stream_id], each) for stream_id, each in sealing.items()}
 
 
-async def _seal_at(prover: Prover, address: str, hosted: Sequence[StreamRange]) -> _Ends:
-    ends: _Ends = {}
-    try:
-        async with AsyncClient(address) as client:
-            for start in range(0, len(hosted), limits.STREAMS_PER_CALL):
-                chunk = hosted[start : start + limits.STREAMS_PER_CALL]
-                asked = tuple(RangeId(each.stream_id, each.range_index) for each in chunk)
-                seal = partial(
-                    client.call,
-                    address,
-                    Opcode.SEAL_RANGE,
-                    SealRangesRequest(limits.SEAL_TIMEOUT_MS, asked),
-                    timeout_ms=limits.SEAL_TIMEOUT_MS,
-                )
-                frames = await prover.ask(client, address, seal)
-                known = {each.stream_id: each for each in chunk}
-                for frame in frames:
-                    response = decode_header(SealRangesResponse, frame.header)
-                    check_status(response.status)
-                    for result in response.seal_responses:
-                        stream_id = stream_id_of(result)
-                        if stream_id in known:
-                            ends[stream_id] = _end(result, known[stream_id], address)
-    except SbpError as error:
-        reason: object = error
-    else:
-        reason = "its answer leaves the range out"
-    for each in hosted:
-        ends.setdefault(each.stream_id, _unanswered(each, address, reason))
-    return ends
-
-
-def _end(result: SealRangesResult, sealing: StreamRange, address: str) -> SealedRange | SbpError:
-    error = maybe_error(result.status)
-    if error is not None:
-        return _unanswered(sealing, address, error)
-    sealed = result.stream_range
+def _end(answer: SealRangesResult | SbpError, sealing: StreamRange) -> SealedRange | SbpError:
+    address = primary_address(sealing)
+    if isinstance(answer, SbpError):
+        return _unanswered(sealing, address, answer)
+    sealed = answer.stream_range
     if sealed is None or sealed.end_offset < sealing.start_offset:
         return StatusError(
             StatusCode.PD_INTERNAL,
             f"the server at {address} sealed range {sealing.range_index} of stream"
             f" {sealing.stream_id} at an impossible end: {sealed}",
         )
-    return SealedRange(sealing.stream_id, sealing.range_index, sealed.end_offset, result.writers)
+    return SealedRange(sealing.stream_id, sealing.range_index, sealed.end_offset, answer.writers)
 
 
-def _unanswered(sealing: StreamRange, address: str, reason: object) -> SealUnansweredError:
+def _unanswered(sealing: StreamRange, address: str, reason: SbpError) -> SealUnansweredError:
     return SealUnansweredError(
         StatusCode.SEAL_NO_SERVER_ANSWERED,
         f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"

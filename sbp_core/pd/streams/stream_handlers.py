@@ -20,22 +20,21 @@ from sbp_core.pd.metadata.store_thread import StoreThread
 from sbp_core.pd.model import ServerLoad
 from sbp_core.pd.servers.joining import Joining
 from sbp_core.pd.servers.log_marks import NO_POSITION, LogMarks, maybe_log_mark
-from sbp_core.pd.servers.proving import Prover
 from sbp_core.pd.servers.registry import Membership
-from sbp_core.pd.servers.syncing import RangeAnnouncer
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import range_operations as ranges
 from sbp_core.pd.streams import stream_operations as operations
+from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
 from sbp_core.pd.streams.schema_handlers import SchemaHandlers
-from sbp_core.pd.streams.sealing import Sealer
+from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.pd.streams.stream_operations import check_item_count
-from sbp_core.pd.streams.trimming import Trimmer
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.peers import Peers
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import SECRETS_FEATURE, Standing, check_cluster, new_secret
 from sbp_core.wire.headers import (
@@ -91,15 +90,15 @@ class PlacementDriverHandlers:
         self._store = store
         self._membership = membership
         self._clock = clock
-        self._announcer = RangeAnnouncer()
+        self._peers = Peers(store.cluster_id, lambda address: store.run(_secrets_at, address))
+        self._announcer = RangeAnnouncer(self._peers)
         self._joining = Joining(store, membership)
-        prover = Prover(store)
-        self._sealer = Sealer(store, membership, self._announcer, prover)
-        self._trimmer = Trimmer(store)
+        self._sealer = Sealer(store, membership, self._announcer, self._peers)
+        self._trimmer = Trimmer(store, self._peers)
         self._cursors = CursorHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
         self._log_marks = LogMarks(store, clock)
-        self._range_servers = RangeServers(store, prover)
+        self._range_servers = RangeServers(store, self._peers)
         self._publisher = Publisher(store, self._range_servers, self._sealer, clock)
         self._txns = TxnHandlers(
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
@@ -213,6 +212,7 @@ class PlacementDriverHandlers:
         await self._sealer.stop()
         await self._range_servers.stop()
         await self._announcer.stop()
+        await self._peers.close()
 
     async def report_metrics(self, call: ServerCall) -> None:
         """SPEC "REPORT_METRICS": keep the load for placement; the server is alive."""
@@ -398,6 +398,10 @@ def _standing(
         is_life_id(known_life) and store.has_commit(CommitId(known_commit, known_life))
     )
     return store.revision(), store.last_commit, lacks_commit
+
+
+def _secrets_at(store: MetadataStore, address: str) -> list[str]:
+    return store.secrets.secrets_at(address)
 
 
 def _allocate(store: MetadataStore, secret: str | None) -> int:

@@ -6,26 +6,22 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient, TxnPart
-from sbp_core.client.programs.transactions_at_servers import Ended, TxnEnd, copy_staged, end_txns
+from sbp_core.client import TxnPart
+from sbp_core.client.programs.transactions_at_servers import Ended, TxnEnd
 from sbp_core.errors import NoRangeServerError, SbpError, StatusCode
 from sbp_core.pd.combining import Combiner
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.metadata.store_thread import StoreThread
-from sbp_core.pd.metadata.tables import primary_address, range_table
-from sbp_core.pd.servers.proving import Prover
+from sbp_core.pd.metadata.tables import range_table
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.transactions import Part
+from sbp_core.server.peers import Peers, by_address, primary_address
 from sbp_core.server.runtime import cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
-
-_NOBODY: Final = "127.0.0.1:1"
-"""In place of a placement driver: the client is used for calls to range servers only."""
 
 RangeKey = tuple[int, int]
 """(stream id, range index)."""
@@ -58,15 +54,14 @@ def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | 
 
 
 class RangeServers:
-    """The range servers, over connections that are kept.
+    """What range servers do for transactions.
 
     What is asked of a server while it answers goes to it in one frame when it has answered. Raises
     SbpError for a server that does not answer; nothing is tried again.
     """
 
-    def __init__(self, store: StoreThread, prover: Prover) -> None:
-        self._client = AsyncClient(_NOBODY)
-        self._prover = prover
+    def __init__(self, store: StoreThread, peers: Peers) -> None:
+        self._peers = peers
         self._routes: Combiner[RangeKey, Route | None] = Combiner(
             lambda keys: store.run(find_routes, keys), limits.STREAMS_PER_REQUEST_MAX
         )
@@ -101,16 +96,12 @@ class RangeServers:
         async with self._copying:
             for part in publication.earlier:
                 route = await self.maybe_route(part.stream_id, part.range_index)
-                copy = partial(
-                    copy_staged,
-                    self._client,
+                await self._peers.copy_staged(
                     _known(route.address if route else "", part.stream_id),
                     TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count),
                     _known(address, part.stream_id),
                     publication.range_index,
-                    timeout_ms=limits.END_TXN_TIMEOUT_MS,
                 )
-                await self._prover.ask(self._client, address, copy)
 
     def drop(self, parts: Iterable[Part]) -> None:
         """Let servers drop what is staged, in the background, unless too much is under way.
@@ -126,41 +117,36 @@ class RangeServers:
             task.add_done_callback(self._drops.discard)
 
     async def stop(self) -> None:
-        """Give up what is under way, and close the connections."""
+        """Give up what is under way."""
         await cancel_all(self._drops)
         await self._routes.stop()
         for combiner in self._ends.values():
             await combiner.stop()
-        await self._client.close()
 
     def _combiner(self, address: str) -> Combiner[TxnEnd, Ended | SbpError]:
         if address not in self._ends:
             self._ends[address] = Combiner(
-                lambda ends: self._end(address, ends), limits.STREAMS_PER_REQUEST_MAX
+                lambda ends: self._peers.end_txns(address, ends), limits.STREAMS_PER_REQUEST_MAX
             )
         return self._ends[address]
 
-    async def _end(self, address: str, ends: Sequence[TxnEnd]) -> list[Ended | SbpError]:
-        end = partial(end_txns, self._client, address, ends, timeout_ms=limits.END_TXN_TIMEOUT_MS)
-        return await self._prover.ask(self._client, address, end)
-
     async def _drop(self, ids: dict[RangeKey, list[str]]) -> None:
         keys = list(ids)
-        by_address: dict[str, list[TxnEnd]] = {}
         try:
             routes = await asyncio.gather(*(self.maybe_route(*key) for key in keys))
-            for key, route in zip(keys, routes, strict=True):
-                if route is not None and route.address:
-                    end = TxnEnd(*key, tuple(dict.fromkeys(ids[key])), is_commit=False)
-                    by_address.setdefault(route.address, []).append(end)
+            ends = by_address(
+                (route.address, TxnEnd(*key, tuple(dict.fromkeys(ids[key])), is_commit=False))
+                for key, route in zip(keys, routes, strict=True)
+                if route is not None and route.address
+            )
             outcomes = await asyncio.gather(
-                *(self._end(address, ends) for address, ends in by_address.items()),
+                *(self._peers.end_txns(address, some) for address, some in ends.items()),
                 return_exceptions=True,
             )
         except SbpError as error:
             _LOG.debug("staged batches of %d ranges were not dropped: %s", len(keys), error)
             return
-        for address, outcome in zip(by_address, outcomes, strict=True):
+        for address, outcome in zip(ends, outcomes, strict=True):
             if isinstance(outcome, SbpError):
                 _LOG.debug("%s did not drop staged batches: %s", address, outcome)
 

@@ -1,0 +1,318 @@
+"""Calls from a placement driver to the range servers, over one warm connection for each address.
+
+A range server that wants a proof refuses what only its placement driver may ask, PERMISSION_DENIED
+(SPEC "HEARTBEAT", extension). The proof holds for the connection, so it is given when it is
+missing: on the first such call of a connection, and after another server answers at the address.
+
+What is asked here may be repeated: a call whose connection is lost, after it was good for an
+earlier one, is made once more over a new one. The server was restarted perhaps, or its machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from msgspec.structs import replace
+
+from sbp_core import limits
+from sbp_core.client.connecting import Connecting
+from sbp_core.client.io.aio_runner import AsyncPool, AsyncRunner
+from sbp_core.client.programs import calls
+from sbp_core.client.programs.program import Call
+from sbp_core.client.programs.range_placement import chunks, stream_id_of
+from sbp_core.client.programs.transactions_at_servers import (
+    Caller,
+    Ended,
+    TxnEnd,
+    copy_staged,
+    end_txns,
+)
+from sbp_core.client.types import TxnPart
+from sbp_core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    ProtocolError,
+    SbpError,
+)
+from sbp_core.server.trust import proof_of
+from sbp_core.wire.checksum import Octets
+from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import (
+    ClientRole,
+    DescribeRangeResult,
+    DescribeRangesRequest,
+    DescribeRangesResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    RangeId,
+    SealRangesRequest,
+    SealRangesResponse,
+    SealRangesResult,
+    StreamRange,
+    StreamRanges,
+    SyncRangesRequest,
+    decode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import check_status, maybe_error
+
+T = TypeVar("T")
+R = TypeVar("R", SealRangesResult, DescribeRangeResult)
+
+_CONNECTIONS_MAX: Final = 256
+"""Warm connections; more only while more servers are being asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question(Generic[R]):
+    """What is asked of many ranges at once: the call, and how its answer is read."""
+
+    opcode: Opcode
+    request: Callable[[tuple[RangeId, ...]], object]
+    results: Callable[[Octets], Iterable[R]]
+
+
+def _sealed(header: Octets) -> Iterable[SealRangesResult]:
+    response = decode_header(SealRangesResponse, header)
+    check_status(response.status)
+    return response.seal_responses
+
+
+def _described(header: Octets) -> Iterable[DescribeRangeResult]:
+    response = decode_header(DescribeRangesResponse, header)
+    check_status(response.status)
+    return response.describe_responses
+
+
+_SEAL: Final = _Question(
+    Opcode.SEAL_RANGE, lambda ids: SealRangesRequest(limits.SEAL_TIMEOUT_MS, ids), _sealed
+)
+_DESCRIBE: Final = _Question(
+    Opcode.DESCRIBE_RANGE,
+    lambda ids: DescribeRangesRequest(limits.SEAL_TIMEOUT_MS, ids),
+    _described,
+)
+
+
+class Peers:
+    """The range servers of a cluster.
+
+    `secrets_at` returns the secrets that the server at an address may have. Calls raise SbpError
+    for a server that does not answer.
+    """
+
+    def __init__(
+        self,
+        cluster_id: str,
+        secrets_at: Callable[[str], Awaitable[Sequence[str]]],
+        *,
+        connections_max: int = _CONNECTIONS_MAX,
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._secrets_at = secrets_at
+        self._connections_max = connections_max
+        self._links: dict[str, _Link] = {}
+        """By address; what was used last is the last."""
+        self._is_closed = False
+
+    async def seal(self, ranges: Iterable[StreamRange]) -> dict[int, SealRangesResult | SbpError]:
+        """Seal ranges at their servers (SPEC "SEAL_RANGES"), one of each stream.
+
+        Return what each server answered, by stream id, or why it did not.
+        """
+        return await self._ask(_SEAL, ranges)
+
+    async def describe(
+        self, ranges: Iterable[StreamRange]
+    ) -> dict[int, DescribeRangeResult | SbpError]:
+        """Describe ranges at their servers (SPEC "DESCRIBE_RANGES"); return as `seal` does."""
+        return await self._ask(_DESCRIBE, ranges)
+
+    async def sync(self, address: str, ranges: Sequence[StreamRange]) -> None:
+        """Tell a server of its new ranges (SPEC "SYNC_RANGES")."""
+        for chunk in chunks(ranges):
+            told = tuple(StreamRanges(each.stream_id, (each,)) for each in chunk)
+            request = SyncRangesRequest(limits.REQUEST_TIMEOUT_MS, told)
+            await self.exchange(
+                Call(address, Opcode.SYNC_RANGES, request, limits.REQUEST_TIMEOUT_MS)
+            )
+
+    async def end_txns(self, address: str, ends: Sequence[TxnEnd]) -> list[Ended | SbpError]:
+        """End transactions at a server (SPEC "END_TXN"); return what became of each of `ends`."""
+        return await end_txns(self, address, ends, timeout_ms=limits.END_TXN_TIMEOUT_MS)
+
+    async def copy_staged(
+        self, address: str, part: TxnPart, to_address: str, to_range_index: int
+    ) -> None:
+        """Stage again in another range, of another server perhaps, what is staged in one."""
+        timeout_ms = limits.END_TXN_TIMEOUT_MS
+        await copy_staged(self, address, part, to_address, to_range_index, timeout_ms=timeout_ms)
+
+    async def exchange(self, call: Call) -> list[Frame]:
+        """Make one call that may be repeated; return the frames of its answer.
+
+        It is made again after the proof, if that is missing. Raises what `prove` raises, and
+        SbpError when there is no complete answer, or when it is a system error.
+        """
+        if self._is_closed:
+            raise ConnectError(f"about to stop; nothing was sent to {call.endpoint}")
+        address = call.endpoint
+        link = self._links.pop(address, None) or _Link()
+        self._links[address] = link
+        link.call_count += 1
+        try:
+            await self._close_spare()
+            try:
+                return await link.exchange(call)
+            except PermissionDeniedError:
+                secrets = await self._secrets_at(address)
+                await prove(link, address, self._cluster_id, secrets)
+            return await link.exchange(call)
+        finally:
+            link.call_count -= 1
+
+    async def close(self) -> None:
+        """Close all connections. Open calls fail; new ones are refused."""
+        self._is_closed = True
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    async def _close_spare(self) -> None:
+        """Close connections beyond the limit that nobody uses, the longest unused ones first."""
+        spare_count = max(0, len(self._links) - self._connections_max)
+        unused = [address for address, link in self._links.items() if not link.call_count]
+        spare = [self._links.pop(address) for address in unused[:spare_count]]
+        await asyncio.gather(*(link.close() for link in spare))
+
+    async def _ask(
+        self, question: _Question[R], ranges: Iterable[StreamRange]
+    ) -> dict[int, R | SbpError]:
+        """Ask the servers of ranges at the same time, in few calls each."""
+        by_address = by_server({each.stream_id: each for each in ranges}.values())
+        parts = await asyncio.gather(
+            *(self._ask_at(question, address, hosted) for address, hosted in by_address.items())
+        )
+        return {stream_id: answer for part in parts for stream_id, answer in part.items()}
+
+    async def _ask_at(
+        self, question: _Question[R], address: str, hosted: Sequence[StreamRange]
+    ) -> dict[int, R | SbpError]:
+        answers: dict[int, R | SbpError] = {}
+        reason: SbpError = ProtocolError("its answer leaves the range out")
+        try:
+            for chunk in chunks(hosted):
+                ids = tuple(RangeId(each.stream_id, each.range_index) for each in chunk)
+                request = question.request(ids)
+                call = Call(address, question.opcode, request, limits.SEAL_TIMEOUT_MS)
+                for frame in await self.exchange(call):
+                    for result in question.results(frame.header):
+                        answers[stream_id_of(result)] = maybe_error(result.status) or result
+        except SbpError as error:
+            reason = error
+        return {each.stream_id: answers.get(each.stream_id, reason) for each in hosted}
+
+
+class _Link:
+    """The connection to one server; another one takes its place when it is lost."""
+
+    def __init__(self) -> None:
+        self._pool = AsyncPool(Connecting())
+        self._is_warm = False
+        self.call_count = 0
+        """Who uses it now."""
+
+    async def exchange(self, call: Call) -> list[Frame]:
+        """Make one call, again when a connection was lost that was good for an earlier call."""
+        loop = asyncio.get_running_loop()
+        was_warm, began = self._is_warm, loop.time()
+        try:
+            frames = await self._run(call)
+        except ConnectionLostError:
+            self._is_warm = False
+            left_ms = call.timeout_ms - 1000 * (loop.time() - began)
+            if not was_warm or left_ms <= 0:
+                raise
+            frames = await self._run(replace(call, timeout_ms=left_ms))
+        self._is_warm = True
+        return frames
+
+    async def close(self) -> None:
+        """Close the connection; open calls fail."""
+        await self._pool.close()
+
+    async def _run(self, call: Call) -> list[Frame]:
+        return await AsyncRunner(self._pool).run(calls.exchange(call))
+
+
+def by_server(ranges: Iterable[StreamRange]) -> dict[str, list[StreamRange]]:
+    """Group ranges by the address of their primary server, empty where that is not known."""
+    return by_address((primary_address(each), each) for each in ranges)
+
+
+def by_address(items: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    """Group items that come with an address."""
+    grouped: dict[str, list[T]] = {}
+    for address, item in items:
+        grouped.setdefault(address, []).append(item)
+    return grouped
+
+
+def primary_address(stream_range: StreamRange) -> str:
+    """Return where the range's primary server is; empty when that is not known."""
+    server = stream_range.servers[0].server if stream_range.servers else None
+    return (server.advertise_addr if server is not None else None) or ""
+
+
+async def holds(address: str, cluster_id: str, secret: str) -> bool | None:
+    """Whether the server that answers at an address now has a secret; None if that is unknown.
+
+    Over a connection of its own: a warm one may be to a process that no longer listens there.
+    """
+    link = _Link()
+    try:
+        has_proven = await prove(link, address, cluster_id, [secret])
+    except (PermissionDeniedError, InvalidRequestError):
+        return False
+    except SbpError:
+        return None
+    finally:
+        await link.close()
+    return True if has_proven else None
+
+
+async def prove(caller: Caller, address: str, cluster_id: str, secrets: Sequence[str]) -> bool:
+    """Prove to the server at `address` to know its secret, one of `secrets`.
+
+    Return whether it holds one of them; one that wants no proof does not tell. Raises
+    PermissionDeniedError if it holds another one, SbpError if it does not answer.
+    """
+
+    async def greet(proof: str | None) -> None:
+        request = HeartbeatRequest(
+            client_id="placement-driver",
+            client_role=ClientRole.PD,
+            cluster_id=cluster_id,
+            server_secret=proof,
+        )
+        call = Call(address, Opcode.HEARTBEAT, request, limits.PROOF_TIMEOUT_MS)
+        frames = await caller.exchange(call)
+        check_status(decode_header(HeartbeatResponse, frames[-1].header).status)
+
+    try:
+        await greet(None)
+    except PermissionDeniedError as error:
+        challenge, refusal = error.detail, error
+    else:
+        return False
+    for secret in secrets:
+        try:
+            await greet(proof_of(secret, challenge))
+        except PermissionDeniedError as error:
+            refusal = error
+        else:
+            return True
+    raise refusal
