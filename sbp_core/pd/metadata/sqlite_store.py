@@ -12,12 +12,9 @@ from typing import Final
 
 from sbp_core.errors import InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd.capacity import Capacity, CapacityLimits
-from sbp_core.pd.metadata import sqlite_cursors, sqlite_writers
+from sbp_core.pd.metadata import sqlite_tables as tables
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
-from sbp_core.pd.metadata.sqlite_log_marks import SqliteLogMarks
-from sbp_core.pd.metadata.sqlite_schemas import SqliteSchemas
-from sbp_core.pd.metadata.sqlite_secrets import SqliteSecrets
 from sbp_core.pd.metadata.sqlite_transactions import SqliteTransactions
 from sbp_core.pd.metadata.store_epochs import SERVER_ID_MAX
 from sbp_core.pd.model import (
@@ -68,11 +65,11 @@ class SqliteStore:
         self._transaction: Final = self._file.transaction
         self.capacity: Final = Capacity(self._file.count, capacity_limits)
         self.transactions: Final = SqliteTransactions(self._query, self._transaction, self.capacity)
-        self.schemas: Final = SqliteSchemas(
+        self.schemas: Final = tables.SqliteSchemas(
             self._query, self._transaction, self._file.reading_blobs
         )
-        self.secrets: Final = SqliteSecrets(self._query, self._transaction)
-        self.log_marks: Final = SqliteLogMarks(self._query, self._transaction)
+        self.secrets: Final = tables.SqliteSecrets(self._query, self._transaction)
+        self.log_marks: Final = tables.SqliteLogMarks(self._query, self._transaction)
         self._cluster_id = str(self._query("SELECT id FROM cluster")[0][0])
 
     # MetadataStore
@@ -250,7 +247,7 @@ class SqliteStore:
     def writers_before(self, stream_id: int, range_index: int) -> bytes:
         """Return the writers at the end of the range before, empty if that is not known."""
         with self._file.reading_blobs():
-            return sqlite_writers.writers_before(self._query, stream_id, range_index)
+            return tables.writers_before(self._query, stream_id, range_index)
 
     def seal_ranges(self, ends: Sequence[SealedRange]) -> list[bool]:
         """Record where ranges end, and the writers there; False where it is sealed, or gone."""
@@ -266,21 +263,21 @@ class SqliteStore:
         """Set or forget a group's cursors; False where there is no stream."""
         with self._transaction():
             return [
-                sqlite_cursors.commit_cursor(self._query, group, *cursor, committed_at_ms)
+                tables.commit_cursor(self._query, group, *cursor, committed_at_ms)
                 for cursor in cursors
             ]
 
     def cursors_of(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
         """Return a group's cursors in the order asked for; None where there is none."""
-        return sqlite_cursors.cursors_of(self._query, group, stream_ids)
+        return tables.cursors_of(self._query, group, stream_ids)
 
     def cursors_after(self, group: str, stream_id: int, count_max: int) -> list[CursorRecord]:
         """Return up to `count_max` cursors of a group beyond a stream id, by id."""
-        return sqlite_cursors.cursors_after(self._query, group, stream_id, count_max)
+        return tables.cursors_after(self._query, group, stream_id, count_max)
 
     def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
         """Return up to `count_max` groups whose names come after `group`, by name."""
-        return sqlite_cursors.groups_after(self._query, group, count_max)
+        return tables.groups_after(self._query, group, count_max)
 
     def close(self) -> None:
         """Close the file and release the directory."""
@@ -335,7 +332,7 @@ class SqliteStore:
             end.range_index,
         )
         if sealed:
-            sqlite_writers.record_writers(self._query, end)
+            tables.record_writers(self._query, end)
         return bool(sealed)
 
     def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
