@@ -10,7 +10,7 @@ from typing import Final
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import FILE_MODE, OsDisk
-from sbp_core.pd.metadata.commit_mark import MARK_NAME
+from sbp_core.pd.metadata.history import MARK_NAME
 from sbp_core.regular_files import open_regular
 
 _LOCK_NAME: Final = "pd.lock"

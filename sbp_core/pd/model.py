@@ -1,18 +1,22 @@
-"""What the placement driver knows."""
+"""What the placement driver knows, and how that is shown on the wire."""
 
 from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.wire.headers import RangeServer, ReplicaServer, Stream, StreamRange
 from sbp_core.wire.status import shown
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}")
+
+_FIRST_EPOCH: Final = 0
 
 NO_CURSOR: Final = -1
 """In place of a cursor's next offset: there is none, or there is to be none."""
@@ -160,3 +164,44 @@ def check_group_name(name: str) -> None:
         f"{shown(name)} cannot name a consumer group: use 1 to {limits.GROUP_NAME_LENGTH_MAX} of"
         " A-Z a-z 0-9 . _ -",
     )
+
+
+def stream_table(stream: StreamRecord) -> Stream:
+    """Return the table of a stream."""
+    return Stream(
+        stream_id=stream.stream_id,
+        replica_nums=stream.replica_count,
+        retention_period_ms=stream.retention_period_ms,
+        ack_count=stream.ack_count,
+        name=stream.name,
+        created_at_ms=stream.created_at_ms,
+        retention_bytes=stream.retention_bytes,
+    )
+
+
+def range_table(stream_range: RangeRecord, addresses: Mapping[int, str]) -> StreamRange:
+    """Return the table of a range. Of an open one the placement driver knows the start only."""
+    start, end = stream_range.start_offset, stream_range.end_offset
+    return StreamRange(
+        stream_id=stream_range.stream_id,
+        range_index=stream_range.range_index,
+        start_offset=start,
+        end_offset=-1 if end is None else end,
+        next_offset=start if end is None else end,
+        servers=tuple(
+            ReplicaServer(
+                server=server_table(server_id, addresses),
+                is_primary=position == 0,
+            )
+            for position, server_id in enumerate(stream_range.server_ids)
+        ),
+        epoch=_FIRST_EPOCH,
+        replica_count=len(stream_range.server_ids),
+        ack_count=stream_range.ack_count,
+        created_at_ms=stream_range.created_at_ms,
+    )
+
+
+def server_table(server_id: int, addresses: Mapping[int, str]) -> RangeServer:
+    """Return the table of a range server; its address is empty when it never announced one."""
+    return RangeServer(server_id=server_id, advertise_addr=addresses.get(server_id, ""))

@@ -59,6 +59,9 @@ def test_a_killed_range_server_gets_no_new_ranges_until_it_is_back(tmp_path):
                 await until_live(driver, 2)
                 after = await create(client, 10, "after")
                 assert await servers_of(client, after) == {killed.endpoint: 10}
+                left = [each for each in before if each not in hosted]
+                opened = await client.seal_streams(left)  # the connection from before is lost
+                assert [opened[each].range_index for each in left] == [1, 1]
                 batches = [AppendItem(each, rows_batch([b"x"])) for each in (*before, *after)]
                 outcomes = await client.append(batches)
                 assert [outcome.base_offset for outcome in outcomes] == [0] * 14

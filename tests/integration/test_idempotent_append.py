@@ -28,7 +28,7 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, WriterState, encode_writers
 from sbp_core.pd.driver import PlacementDriver
 from sbp_core.pd.driver_settings import PlacementDriverSettings
-from sbp_core.pd.servers.placement import Placement
+from sbp_core.pd.servers.registry import Placement
 from sbp_core.rangeserver.appending.writers import Writers
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer

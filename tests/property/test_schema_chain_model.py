@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sbp_core.errors import SchemaError, StatusCode
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream
-from sbp_core.pd.streams.schema_operations import Place, describe_schemas, register_schemas
+from sbp_core.pd.streams.schema_handlers import Place, describe_schemas, register_schemas
 from sbp_core.records import (
     StreamSchema,
     check_evolution,

@@ -3,7 +3,7 @@
 import contextlib
 import sqlite3
 
-from sbp_core.pd.metadata.commit_mark import MARK_NAME, CommitMark
+from sbp_core.pd.metadata.history import MARK_NAME, CommitMark
 from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
 
 SINCE = {

@@ -11,8 +11,7 @@ from old_metadata import altered_metadata
 from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
-from sbp_core.pd.metadata.commit_mark import MARK_NAME, CommitMark
-from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.history import MARK_NAME, CommitId, CommitMark
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 
 CASES_PER_FILE = 60

@@ -11,7 +11,7 @@ from manual_clock import ManualClock
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
-from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.metadata.store import StoreThread
 from sbp_core.pd.model import LogMark
 from sbp_core.pd.servers.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 

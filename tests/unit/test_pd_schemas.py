@@ -12,7 +12,7 @@ from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import NewStream, SchemaRecord
-from sbp_core.pd.streams.schema_operations import Place, describe_schemas, register_schemas
+from sbp_core.pd.streams.schema_handlers import Place, describe_schemas, register_schemas
 from sbp_core.records import StreamSchema
 from sbp_core.wire.headers import (
     DescribeSchemasResponse,

@@ -19,8 +19,13 @@ from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import describe_os_error
 from sbp_core.pd.data_dir import DataDir
-from sbp_core.pd.metadata.commit_mark import UNKNOWN_CONTENT, CommitMark
-from sbp_core.pd.metadata.history import CommitId, History
+from sbp_core.pd.metadata.history import (
+    UNKNOWN_CONTENT,
+    CommitId,
+    CommitMark,
+    History,
+    current_epoch,
+)
 from sbp_core.pd.metadata.sqlite_content import UNREADABLE, Content, lives_of
 from sbp_core.pd.metadata.sqlite_inspection import (
     Inspection,
@@ -29,7 +34,6 @@ from sbp_core.pd.metadata.sqlite_inspection import (
     remedy_of_lost_metadata,
 )
 from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION, create_schema, migrate_schema
-from sbp_core.pd.metadata.store_epochs import current_epoch
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from shlex import quote
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd.metadata.commit_mark import UNKNOWN_CONTENT, CommitMark
-from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, History
+from sbp_core.pd.metadata.history import NO_COMMIT, UNKNOWN_CONTENT, CommitId, CommitMark, History
 from sbp_core.pd.metadata.sqlite_content import (
     commit_number_of,
     committed_row_counts,

@@ -13,10 +13,9 @@ from typing import Final
 from sbp_core.errors import InvalidRequestError, StatusCode, StatusError
 from sbp_core.pd.capacity import Capacity, CapacityLimits
 from sbp_core.pd.metadata import sqlite_tables as tables
-from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.history import SERVER_ID_MAX, CommitId
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
 from sbp_core.pd.metadata.sqlite_transactions import SqliteTransactions
-from sbp_core.pd.metadata.store_epochs import SERVER_ID_MAX
 from sbp_core.pd.model import (
     ChangeRefusal,
     CursorRecord,

@@ -13,8 +13,16 @@ from typing import Final
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import describe_os_error
 from sbp_core.pd.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME, DataDir
-from sbp_core.pd.metadata.commit_mark import MARK_NAME, UNKNOWN_CONTENT, CommitMark
-from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, epoch_of, new_life_id
+from sbp_core.pd.metadata.history import (
+    MARK_NAME,
+    NO_COMMIT,
+    UNKNOWN_CONTENT,
+    CommitId,
+    CommitMark,
+    begin_epoch,
+    epoch_of,
+    new_life_id,
+)
 from sbp_core.pd.metadata.sqlite_content import (
     UNREADABLE,
     add_life,
@@ -29,7 +37,6 @@ from sbp_core.pd.metadata.sqlite_inspection import (
     remedy_of_lost_metadata,
 )
 from sbp_core.pd.metadata.sqlite_schema import CONTENT_VERSION
-from sbp_core.pd.metadata.store_epochs import begin_epoch
 from sbp_core.pd.model import LogMark
 
 DRIVER_NAME: Final = "placement-driver"

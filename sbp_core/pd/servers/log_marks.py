@@ -12,8 +12,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import LogMark
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.status import shown

@@ -1,21 +1,44 @@
-"""Which range servers are alive, and how busy (SPEC "HEARTBEAT", "REPORT_METRICS")."""
+"""The range servers that are alive: which get new ranges, and which process may be one.
+
+SPEC "HEARTBEAT", "REPORT_METRICS". The secret of a server tells who it is. An address changes hands
+only when the process that was heard from there lately is known to be gone: a copied data directory
+has the right secret too, and anybody can get an id of their own and announce an address of others.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from statistics import fmean
 from typing import Final
 
+from sbp_core import limits
+from sbp_core.client import parse_endpoint
+from sbp_core.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NoRangeServerError,
+    StatusCode,
+)
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
+from sbp_core.server.peers import holds
 from sbp_core.server.runtime import Clock
+from sbp_core.server.trust import Standing, denied, is_same
+from sbp_core.wire.headers import RangeServer
 
 _LOG: Final = logging.getLogger(__name__)
+_KEEP_DATA: Final = "Your data was not touched"
 
 
 class Membership:
     """The range servers that were heard within the last `timeout_ms`.
 
     An id and an address belong to one process at a time. Which one may take the place of others is
-    for the caller to find out (joining.py), which asks for those that are `conflicting`.
+    for Joining to find out, which asks for those that are `conflicting`.
     """
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
@@ -67,3 +90,168 @@ class Membership:
     def _is_silent(self, server: RangeServerRecord) -> bool:
         silence_seconds = self._clock.monotonic() - self._heard[server]
         return round(1000 * silence_seconds) >= self.timeout_ms
+
+
+class Placement:
+    """Chooses servers for a batch of new ranges, counting those that it placed."""
+
+    def __init__(self, servers: Iterable[ServerLoad], open_range_counts: Mapping[int, int]) -> None:
+        live = list(servers)
+        rates = [each.maybe_append_rate for each in live if each.maybe_append_rate is not None]
+        neutral_rate = fmean(rates) if rates else 0.0
+        self._has_servers = bool(live)
+        self._servers = [
+            (
+                _is_nearly_full(each),
+                open_range_counts.get(each.server_id, 0),
+                neutral_rate if each.maybe_append_rate is None else each.maybe_append_rate,
+                each.server_id,
+            )
+            for each in live
+            if each.maybe_disk_free_bytes is None or each.maybe_disk_free_bytes > 0
+        ]
+        heapq.heapify(self._servers)
+
+    def next_server(self) -> int:
+        """Return the id of the best server: one with room on its disk before one without.
+
+        Then the one with the fewest open ranges, then with the lowest append rate, then with the
+        smallest id. A server that never reported counts as one with room and the mean rate.
+        Raises NoRangeServerError when no server is alive, or none has any room at all.
+        """
+        if not self._servers:
+            raise NoRangeServerError(
+                StatusCode.PD_NO_AVAILABLE_RS,
+                "the disks of all range servers are full: make room, or start another one"
+                if self._has_servers
+                else "no range server is alive: start one, or wait for its first heartbeat",
+            )
+        is_nearly_full, count, rate, server_id = self._servers[0]
+        heapq.heapreplace(self._servers, (is_nearly_full, count + 1, rate, server_id))
+        return server_id
+
+
+def _is_nearly_full(server: ServerLoad) -> bool:
+    free_bytes = server.maybe_disk_free_bytes
+    return free_bytes is not None and free_bytes < limits.PLACEMENT_DISK_FREE_BYTES
+
+
+class Joining:
+    """Takes range servers into the membership, if they are what they say."""
+
+    def __init__(self, store: StoreThread, membership: Membership) -> None:
+        self._store = store
+        self._membership = membership
+
+    async def heard(
+        self, announced: RangeServer | None, secret: str | None, standing: Standing
+    ) -> None:
+        """Take note of a server's heartbeat, or of its load; the peer has that standing then.
+
+        Raises InvalidRequestError for an id that was never allocated or a table that is missing,
+        ConfigurationError for an address that is none, PermissionDeniedError for a wrong secret,
+        AlreadyExistsError while another process is heard under this id, or at this address.
+        """
+        if announced is None:
+            raise _invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
+        parse_endpoint(announced.advertise_addr or "")
+        server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
+        stored = await self._store.run(lambda store: store.secrets.maybe_secret(server.server_id))
+        if stored is not None:
+            _check_secret(server.server_id, secret, stored)
+        for other in self._membership.conflicting(server):
+            await self._check_gone(other, server, stored or secret)
+        if not self._membership.is_live(server) or stored is None:
+            stored = await self._store.run(_register, self._store.cluster_id, server, secret)
+            if stored is not None:
+                _check_secret(server.server_id, secret, stored)
+        self._membership.refresh(server)
+        if stored is not None:
+            standing.server_ids.add(server.server_id)
+
+    async def reported(self, announced: RangeServer | None, standing: Standing) -> None:
+        """Take note that a server reported its load, on the connection of its heartbeats.
+
+        Raises as `heard` does. One that has no secret proves nothing, neither here nor there.
+        """
+        secret = None
+        if announced is not None and announced.server_id in standing.server_ids:
+            secret = await self._store.run(
+                lambda store: store.secrets.maybe_secret(announced.server_id)
+            )
+        await self.heard(announced, secret, standing)
+
+    async def _check_gone(
+        self, other: RangeServerRecord, server: RangeServerRecord, secret: str | None
+    ) -> None:
+        """Raise AlreadyExistsError unless the process that was `other` is known to be gone.
+
+        For a server that moves, the place where it was is asked whether it is still there. For an
+        address with a new server, that place is asked whether the new one is there.
+        """
+        if secret is not None:
+            has_moved = other.server_id == server.server_id
+            answers = await self._maybe_holds(other.address, secret)
+            if answers is not None and answers is not has_moved:
+                return
+        raise AlreadyExistsError(
+            StatusCode.CONFLICT,
+            f"server {other.server_id} was heard at {other.address} lately, so server"
+            f" {server.server_id} at {server.address} does not take its place. Either its former"
+            " process still runs, or another one with a copy of its data directory does: stop one"
+            f" of them. If it is gone, this is over when it has been silent for"
+            f" {self._membership.timeout_ms} ms. {_KEEP_DATA}",
+        )
+
+    async def _maybe_holds(self, address: str, secret: str) -> bool | None:
+        """Whether the server that answers at an address has a secret; None if that is unknown."""
+        if await _is_refused(address):
+            return False
+        return await holds(address, self._store.cluster_id, secret)
+
+
+async def _is_refused(address: str) -> bool:
+    """Whether no process listens at an address, by the word of its machine.
+
+    No answer at all proves nothing: the network may be broken, and the process alive.
+    """
+    try:
+        async with asyncio.timeout(limits.PROOF_TIMEOUT_MS / 1000):
+            _, writer = await asyncio.open_connection(*parse_endpoint(address))
+    except ConnectionRefusedError:
+        return True
+    except (OSError, UnicodeError):
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return False
+
+
+def _register(
+    store: MetadataStore, cluster_id: str, server: RangeServerRecord, secret: str | None
+) -> str | None:
+    """Remember where a server is, and the secret it came with first; return the one it has."""
+    if not store.register_server(server):
+        raise _invalid(
+            f"server id {server.server_id} was never allocated by this placement driver"
+            f" (cluster {cluster_id}); connect to the one that did, or bring its"
+            f" data directory back. {_KEEP_DATA}"
+        )
+    if secret:
+        return store.secrets.claim(server.server_id, secret)
+    return store.secrets.maybe_secret(server.server_id)
+
+
+def _check_secret(server_id: int, given: str | None, stored: str) -> None:
+    if not is_same(given, stored):
+        what = "another secret than" if given else "no secret, and not"
+        raise denied(
+            f"this came with {what} the one that server {server_id} was given with its id: bring"
+            " identity.json of its data directory back, or start with an empty directory. A load"
+            f" is reported on the connection of the heartbeats. {_KEEP_DATA}"
+        )
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -16,10 +16,8 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.metadata.store_thread import StoreThread
-from sbp_core.pd.metadata.tables import range_table, stream_table
-from sbp_core.pd.model import ChangeRefusal, StreamChange, StreamRecord
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import ChangeRefusal, StreamChange, StreamRecord, range_table, stream_table
 from sbp_core.pd.streams.stream_operations import check_stream_fields, no_stream
 from sbp_core.server.peers import Peers, primary_address
 from sbp_core.wire.headers import (

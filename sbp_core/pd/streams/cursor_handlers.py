@@ -1,14 +1,17 @@
-"""The requests of consumer groups: how far they have come."""
+"""The requests of consumer groups, how far they have come: COMMIT_CURSORS and DESCRIBE_CURSORS.
+
+The functions run on the store's thread: wire items and a store in, results out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 
+from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.pd.metadata.store_thread import StoreThread
-from sbp_core.pd.model import check_group_name
-from sbp_core.pd.streams import cursor_operations as cursors
-from sbp_core.pd.streams.stream_operations import check_item_count
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import NO_CURSOR, CursorRecord, check_group_name
+from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.runtime import Clock
@@ -20,7 +23,7 @@ from sbp_core.wire.headers import (
     DescribeCursorsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS
+from sbp_core.wire.status import SUCCESS, status_for
 
 
 class CursorHandlers:
@@ -40,7 +43,7 @@ class CursorHandlers:
         check_item_count(len(request.cursors))
         check_group_name(request.group or "")
         results = await self._store.run(
-            cursors.commit_cursors, request.group or "", request.cursors, self._clock.wall_ms()
+            commit_cursors, request.group or "", request.cursors, self._clock.wall_ms()
         )
         await respond_all(
             call, results, lambda part: CommitCursorsResponse(cursors=part, status=SUCCESS)
@@ -65,14 +68,89 @@ class CursorHandlers:
     async def _parts(self, request: DescribeCursorsRequest) -> AsyncIterator[tuple[Cursor, ...]]:
         if request.group is None:
             name = ""
-            while found := await self._store.run(cursors.list_groups_after, name):
+            while found := await self._store.run(list_groups_after, name):
                 yield tuple(found)
                 name = found[-1].group or ""
         elif request.stream_ids:
             for part in cut(request.stream_ids):
-                yield tuple(await self._store.run(cursors.describe_some, request.group, part))
+                yield tuple(await self._store.run(describe_some, request.group, part))
         else:
             last_id = -1
-            while found := await self._store.run(cursors.describe_after, request.group, last_id):
+            while found := await self._store.run(describe_after, request.group, last_id):
                 yield tuple(found)
                 last_id = found[-1].stream_id
+
+
+def commit_cursors(
+    store: MetadataStore, group: str, cursors: Sequence[Cursor], committed_at_ms: int
+) -> list[Cursor]:
+    """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order."""
+    crowded_out = _crowded_out(store, group, cursors)
+    wanted = [
+        (cursor.stream_id, cursor.next_offset)
+        for cursor in cursors
+        if cursor.next_offset >= NO_CURSOR and cursor.stream_id not in crowded_out
+    ]
+    outcomes = iter(store.commit_cursors(group, wanted, committed_at_ms) if wanted else ())
+    return [
+        _refused(cursor)
+        if cursor.next_offset < NO_CURSOR
+        else Cursor(cursor.stream_id, status=status_for(store.capacity.cursors_refusal()))
+        if cursor.stream_id in crowded_out
+        else _committed(cursor, committed_at_ms)
+        if next(outcomes)
+        else Cursor(cursor.stream_id, status=status_for(no_stream(cursor.stream_id)))
+        for cursor in cursors
+    ]
+
+
+def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) -> Set[int]:
+    """Return the streams whose cursors would be too many; those that are there may move on."""
+    left = store.capacity.cursor_capacity()
+    if len(cursors) <= left:
+        return frozenset()
+    asked = dict.fromkeys(each.stream_id for each in cursors if each.next_offset > NO_CURSOR)
+    found = store.cursors_of(group, list(asked))
+    fresh = [stream_id for stream_id, cursor in zip(asked, found, strict=True) if cursor is None]
+    return frozenset(fresh[left:])
+
+
+def _committed(cursor: Cursor, committed_at_ms: int) -> Cursor:
+    if cursor.next_offset == NO_CURSOR:
+        return Cursor(cursor.stream_id, status=SUCCESS)
+    return Cursor(cursor.stream_id, cursor.next_offset, committed_at_ms, SUCCESS)
+
+
+def _refused(cursor: Cursor) -> Cursor:
+    error = InvalidRequestError(
+        StatusCode.INVALID_REQUEST,
+        f"next_offset must be an offset, or {NO_CURSOR} to forget the cursor,"
+        f" got {cursor.next_offset}",
+    )
+    return Cursor(cursor.stream_id, status=status_for(error))
+
+
+def describe_some(store: MetadataStore, group: str, stream_ids: Sequence[int]) -> list[Cursor]:
+    """Return the cursors of streams (SPEC "DESCRIBE_CURSORS"), in the order asked for."""
+    found = store.cursors_of(group, stream_ids)
+    return [
+        Cursor(stream_id, status=SUCCESS) if cursor is None else _described(cursor)
+        for stream_id, cursor in zip(stream_ids, found, strict=True)
+    ]
+
+
+def describe_after(store: MetadataStore, group: str, stream_id: int) -> list[Cursor]:
+    """Return the group's next cursors beyond a stream id, one frame's worth of them."""
+    return list(map(_described, store.cursors_after(group, stream_id, limits.RESULTS_PER_FRAME)))
+
+
+def list_groups_after(store: MetadataStore, group: str) -> list[Cursor]:
+    """Return the groups whose names come after `group`, one frame's worth of them."""
+    return [
+        Cursor(group=each.name, committed_at_ms=each.committed_at_ms, status=SUCCESS)
+        for each in store.groups_after(group, limits.RESULTS_PER_FRAME)
+    ]
+
+
+def _described(cursor: CursorRecord) -> Cursor:
+    return Cursor(cursor.stream_id, cursor.next_offset, cursor.committed_at_ms, SUCCESS)

@@ -1,6 +1,6 @@
 """Sealing ranges and opening the next ones, on the metadata: wire items in, wire results out.
 
-It runs on the store's thread as what is in operations.py does.
+It runs on the store's thread as what is in stream_operations.py does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from sbp_core.errors import (
     StatusError,
 )
 from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.metadata.tables import range_table
-from sbp_core.pd.model import RangeRecord, SealedRange, ServerLoad
-from sbp_core.pd.servers.placement import Placement
+from sbp_core.pd.model import RangeRecord, SealedRange, ServerLoad, range_table
+from sbp_core.pd.servers.registry import Placement
 from sbp_core.pd.streams.stream_operations import no_stream
 from sbp_core.wire.headers import RangeId, StreamRange
 

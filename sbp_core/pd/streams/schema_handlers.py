@@ -1,14 +1,29 @@
-"""The requests for the schemas of streams."""
+"""The requests for the schemas of streams: REGISTER_SCHEMAS and DESCRIBE_SCHEMAS.
+
+The functions run on the store's thread, wire items and a store in, results out: nothing comes
+between the look at a stream's newest version and the one that is added to it. So the versions of a
+stream are a chain.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.errors import StatusCode, UnsupportedError
-from sbp_core.pd.metadata.store_thread import StoreThread
-from sbp_core.pd.streams import schema_operations as schemas
-from sbp_core.pd.streams.stream_operations import check_item_count
+from sbp_core.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    SchemaError,
+    StatusCode,
+    StatusError,
+    UnsupportedError,
+)
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import SchemaRecord
+from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
+from sbp_core.records.evolution import check_evolution
+from sbp_core.records.stream_schema import decode_stream_schema
 from sbp_core.server.answers import respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.runtime import Clock
@@ -18,9 +33,13 @@ from sbp_core.wire.headers import (
     RegisterSchemasRequest,
     RegisterSchemasResponse,
     SchemaEntry,
+    Status,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS
+from sbp_core.wire.status import SUCCESS, shown, status_for
+
+_NO_VERSION: Final = 0
+"""In place of a version: before the first one, or there is none."""
 
 
 class SchemaHandlers:
@@ -50,9 +69,7 @@ class SchemaHandlers:
     ) -> AsyncIterator[tuple[SchemaEntry, ...]]:
         for start in range(0, len(asked), limits.SCHEMAS_PER_TURN):
             some = asked[start : start + limits.SCHEMAS_PER_TURN]
-            yield tuple(
-                await self._store.run(schemas.register_schemas, some, self._clock.wall_ms())
-            )
+            yield tuple(await self._store.run(register_schemas, some, self._clock.wall_ms()))
 
     async def describe(self, call: ServerCall) -> None:
         """Tell the versions of the schemas of streams, all or the newest ones."""
@@ -68,10 +85,10 @@ class SchemaHandlers:
     async def _described(
         self, request: DescribeSchemasRequest
     ) -> AsyncIterator[tuple[SchemaEntry, ...]]:
-        place: schemas.Place | None = schemas.Place() if request.stream_ids else None
+        place: Place | None = Place() if request.stream_ids else None
         while place is not None:
             entries, place = await self._store.run(
-                schemas.describe_schemas, request.stream_ids, place, newest_only=request.newest_only
+                describe_schemas, request.stream_ids, place, newest_only=request.newest_only
             )
             yield tuple(entries)
 
@@ -82,3 +99,118 @@ def _check_dialect(call: ServerCall) -> None:
             StatusCode.UNSUPPORTED_OPERATION,
             "servers of this dialect agree on no features, so their streams have no schemas",
         )
+
+
+def register_schemas(
+    store: MetadataStore, asked: Sequence[SchemaEntry], registered_at_ms: int
+) -> list[SchemaEntry]:
+    """Add versions to the schemas of streams (SPEC "REGISTER_SCHEMAS"), all in one transaction.
+
+    Each answer has the stream's newest version then, whether that is the one asked for or not.
+    """
+    accepted: dict[int, SchemaRecord] = {}
+    news: list[SchemaRecord] = []
+    results = []
+    for each in asked:
+        newest = accepted.get(each.stream_id) or store.schemas.maybe_newest(each.stream_id)
+        status = SUCCESS
+        try:
+            if newest is None and store.streams_by_id([each.stream_id]) == [None]:
+                raise no_stream(each.stream_id)
+            if newest is None or newest.fingerprint != each.fingerprint:
+                newest = _successor(newest, each, registered_at_ms)
+                accepted[each.stream_id] = newest
+                news.append(newest)
+        except StatusError as error:
+            status = status_for(error)
+        results.append(_entry(each.stream_id, newest, status))
+    if news:
+        store.schemas.register(news)
+    return results
+
+
+def _successor(
+    newest: SchemaRecord | None, asked: SchemaEntry, registered_at_ms: int
+) -> SchemaRecord:
+    """Return the version that comes after `newest`. Raises StatusError if it cannot."""
+    version = 1 + (_NO_VERSION if newest is None else newest.version)
+    if asked.version != version:
+        raise AlreadyExistsError(
+            StatusCode.CONFLICT,
+            f"the next version of the schema of stream {asked.stream_id} is {version}, not"
+            f" {asked.version}; go on from the newest one, which is in the answer",
+        )
+    if version > limits.SCHEMA_VERSIONS_MAX:
+        raise _invalid(
+            f"stream {asked.stream_id} has had {version - 1} versions of its schema, which is the"
+            " limit; create another stream"
+        )
+    try:
+        schema = decode_stream_schema(asked.schema)
+        if newest is not None:
+            check_evolution(decode_stream_schema(newest.schema), schema)
+    except SchemaError as error:
+        raise _invalid(str(error)) from error
+    if asked.fingerprint != schema.fingerprint:
+        raise _invalid(
+            f"{shown(asked.fingerprint or '')} is not the fingerprint of this schema, which is"
+            f" {schema.fingerprint}"
+        )
+    return SchemaRecord(
+        asked.stream_id, version, schema.fingerprint, schema.encode(), registered_at_ms
+    )
+
+
+class Place(NamedTuple):
+    """How far an answer to DESCRIBE_SCHEMAS came: the stream at work, its last version told."""
+
+    stream_index: int = 0
+    version: int = _NO_VERSION
+
+
+def describe_schemas(
+    store: MetadataStore, stream_ids: Sequence[int], place: Place, *, newest_only: bool
+) -> tuple[list[SchemaEntry], Place | None]:
+    """Tell the schemas of streams (SPEC "DESCRIBE_SCHEMAS") from `place`, one frame's worth.
+
+    Returns where to go on, None at the end.
+    """
+    entries = []
+    weight = 0
+    index, version = place
+    while index < len(stream_ids) and weight < limits.RESULTS_PER_FRAME:
+        stream_id = stream_ids[index]
+        found = (
+            store.schemas.maybe_newest(stream_id)
+            if newest_only
+            else store.schemas.maybe_next(stream_id, version)
+        )
+        if found is not None or version == _NO_VERSION:
+            entries.append(_described(store, stream_id, found))
+            weight += 1 + len(entries[-1].schema) // limits.SCHEMA_RESULT_BYTES
+        if found is None or newest_only:
+            index, version = index + 1, _NO_VERSION
+        else:
+            version = found.version
+    return entries, Place(index, version) if index < len(stream_ids) else None
+
+
+def _described(store: MetadataStore, stream_id: int, found: SchemaRecord | None) -> SchemaEntry:
+    if found is None and store.streams_by_id([stream_id]) == [None]:
+        return SchemaEntry(stream_id, status=status_for(no_stream(stream_id)))
+    return _entry(stream_id, found, SUCCESS)
+
+
+def _entry(stream_id: int, found: SchemaRecord | None, status: Status) -> SchemaEntry:
+    if found is None:
+        return SchemaEntry(stream_id, _NO_VERSION, status=status)
+    return SchemaEntry(
+        stream_id, found.version, found.fingerprint, found.schema, found.registered_at_ms, status
+    )
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    """Return an error whose message a peer can read, however many columns differ."""
+    if len(message) > limits.SCHEMA_FAULTS_LENGTH_MAX:
+        message = message[: limits.SCHEMA_FAULTS_LENGTH_MAX] + " ..."
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -15,7 +15,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import SbpError, SealUnansweredError, StatusCode, StatusError
-from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.metadata.store import StoreThread
 from sbp_core.pd.model import SealedRange
 from sbp_core.pd.servers.registry import Membership
 from sbp_core.pd.streams import range_operations as ranges

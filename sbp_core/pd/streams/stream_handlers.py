@@ -15,12 +15,10 @@ from sbp_core.errors import (
     StatusError,
 )
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
-from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import ServerLoad
-from sbp_core.pd.servers.joining import Joining
 from sbp_core.pd.servers.log_marks import NO_POSITION, LogMarks, maybe_log_mark
-from sbp_core.pd.servers.registry import Membership
+from sbp_core.pd.servers.registry import Joining, Membership
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import range_operations as ranges
 from sbp_core.pd.streams import stream_operations as operations

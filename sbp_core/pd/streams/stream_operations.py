@@ -20,15 +20,17 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.metadata.tables import range_table, server_table, stream_table
 from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
     ServerLoad,
     StreamRecord,
     check_stream_name,
+    range_table,
+    server_table,
+    stream_table,
 )
-from sbp_core.pd.servers.placement import Placement
+from sbp_core.pd.servers.registry import Placement
 from sbp_core.wire.headers import (
     CreateStreamResult,
     DeleteStreamResult,

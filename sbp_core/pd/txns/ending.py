@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import TxnPart
 from sbp_core.client.programs.transactions_at_servers import Ended, TxnEnd
 from sbp_core.errors import NoRangeServerError, SbpError, StatusCode
-from sbp_core.pd.combining import Combiner
-from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.metadata.store_thread import StoreThread
-from sbp_core.pd.metadata.tables import range_table
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import range_table
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.transactions import Part
 from sbp_core.server.peers import Peers, by_address, primary_address
@@ -25,6 +23,59 @@ _LOG: Final = logging.getLogger(__name__)
 
 RangeKey = tuple[int, int]
 """(stream id, range index)."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Combiner(Generic[T, R]):
+    """Hands items to `work`, up to `count_max` at a time, and never begins it twice at once.
+
+    `work` returns a result for each item, in their order. What it raises, it raises for all.
+    """
+
+    def __init__(
+        self, work: Callable[[Sequence[T]], Awaitable[Sequence[R]]], count_max: int
+    ) -> None:
+        self._work = work
+        self._count_max = count_max
+        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def submit(self, item: T) -> R:
+        """Return the result of an item."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await future
+
+    async def stop(self) -> None:
+        """Give up what is under way; who waits for it is cancelled."""
+        if self._task is not None:
+            await cancel_all([self._task])
+
+    async def _run(self) -> None:
+        batch: list[tuple[T, asyncio.Future[R]]] = []
+        try:
+            while self._waiting:
+                batch = self._waiting[: self._count_max]
+                del self._waiting[: self._count_max]
+                try:
+                    results = await self._work([item for item, _ in batch])
+                except Exception as error:  # noqa: BLE001 - whoever waits must be told
+                    for _, future in batch:
+                        if not future.done():
+                            future.set_exception(error)
+                else:
+                    for (_, future), result in zip(batch, results, strict=True):
+                        if not future.done():
+                            future.set_result(result)
+        finally:
+            self._task = None
+            for _, future in (*batch, *self._waiting):
+                future.cancel()
+            self._waiting = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +108,7 @@ class RangeServers:
     """What range servers do for transactions.
 
     What is asked of a server while it answers goes to it in one frame when it has answered. Raises
-    SbpError for a server that does not answer; nothing is tried again.
+    SbpError for a server that does not answer. Nothing is tried again here.
     """
 
     def __init__(self, store: StoreThread, peers: Peers) -> None:

@@ -14,13 +14,11 @@ from sbp_core.errors import (
     StatusCode,
     UnsupportedError,
 )
-from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.metadata.store_thread import StoreThread
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.stream_operations import check_item_count
-from sbp_core.pd.txns.decision_progress import Progress
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.giving_up import refusal, told
-from sbp_core.pd.txns.publishing import Publisher
+from sbp_core.pd.txns.publishing import Progress, Publisher
 from sbp_core.pd.txns.transactions import (
     AbortedTxn,
     Manifest,
