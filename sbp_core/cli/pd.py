@@ -19,8 +19,7 @@ from sbp_core.pd.metadata.store_check import (
     check_store,
     find_store,
 )
-from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME, read_driver_commit
-from sbp_core.rangeserver.identity import load_identity
+from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, load_identity, read_driver_commit
 
 _SERVERS: Final = "range-server-*"
 

@@ -28,10 +28,9 @@ from sbp_core.errors import (
 )
 from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import Disk
-from sbp_core.rangeserver.driver_commit import DriverCommit
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Retention
-from sbp_core.rangeserver.identity import Identity, load_identity, store_identity
+from sbp_core.rangeserver.identity import DriverCommit, Identity, load_identity, store_identity
 from sbp_core.server.dispatch import AsyncHandler, ServerCall
 from sbp_core.server.runtime import cancel_all
 from sbp_core.server.trust import (

@@ -1,10 +1,13 @@
-"""What a range server counts of its work, and the report made of it (SPEC "REPORT_METRICS")."""
+"""What a range server counts of its work and reads of its machine (SPEC "REPORT_METRICS")."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
 
 from sbp_core import limits
 from sbp_core.server.runtime import Clock
@@ -109,3 +112,32 @@ def _average_ms(tallies: Iterable[Tally]) -> int:
 def _clamp(value: float, maximum: int = _INT16_MAX) -> int:
     """Return the nearest number that the field of the wire holds."""
     return min(max(round(value), 0), maximum)
+
+
+_STATM: Final = Path("/proc/self/statm")
+_RESIDENT_FIELD: Final = 1
+"""Its second number: resident pages."""
+
+
+class HostProbe(Protocol):
+    """The port through which a range server looks at its machine. May wait for a disk."""
+
+    def disk_free_bytes(self, folder: Path) -> int:
+        """Return what this process may still write to the disk of `folder`. Raises OSError."""
+
+    def memory_used_bytes(self) -> int:
+        """Return the resident memory of this process. Raises OSError."""
+
+
+class LinuxProbe:
+    """The machine itself."""
+
+    def disk_free_bytes(self, folder: Path) -> int:
+        """Return the free space of the file system of `folder`, without the reserve of root."""
+        status = os.statvfs(folder)
+        return status.f_bavail * status.f_frsize
+
+    def memory_used_bytes(self) -> int:
+        """Return the resident set of this process."""
+        pages = int(_STATM.read_text(encoding="ascii").split()[_RESIDENT_FIELD])
+        return pages * os.sysconf("SC_PAGE_SIZE")

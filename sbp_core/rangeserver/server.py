@@ -15,33 +15,27 @@ from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.durable_log import Log
 from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.rangeserver.appending.append_handler import AppendHandler
+from sbp_core.rangeserver.appending.append_items import InFlight
 from sbp_core.rangeserver.appending.commit import GroupCommitter
-from sbp_core.rangeserver.appending.in_flight import InFlight
 from sbp_core.rangeserver.fetching.fetch_handler import FetchHandler
 from sbp_core.rangeserver.fetching.local_reads import LocalReads
 from sbp_core.rangeserver.fetching.offset_lookup import LookupHandler
-from sbp_core.rangeserver.fetching.waiters import StreamWaiters
 from sbp_core.rangeserver.hosted_ranges import RangeTable
-from sbp_core.rangeserver.hosting import RangeHost
-from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
-from sbp_core.rangeserver.housekeeping.freeing import SpaceFreer
-from sbp_core.rangeserver.housekeeping.keeper import Housekeeping
+from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
+from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
+from sbp_core.rangeserver.housekeeping.keeper import Housekeeping, LogNotes
 from sbp_core.rangeserver.identity import (
     IDENTITY_NAME,
     check_log_is_there,
     remedy_without_identity,
 )
-from sbp_core.rangeserver.log_notes import LogNotes
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.rangeserver.metrics import Metrics
-from sbp_core.rangeserver.probe import HostProbe, LinuxProbe
+from sbp_core.rangeserver.metrics import HostProbe, LinuxProbe, Metrics
 from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.transactions.end_txn import EndTxnHandler
-from sbp_core.rangeserver.transactions.open_txns import OpenTxnsHandler
-from sbp_core.rangeserver.transactions.staged_repeats import StagedContents
-from sbp_core.rangeserver.transactions.staged_sweep import StagedSweep
-from sbp_core.rangeserver.transactions.staging import Stagings
+from sbp_core.rangeserver.transactions.open_txns import OpenTxnsHandler, StagedSweep
+from sbp_core.rangeserver.transactions.staging import StagedContents, Stagings
 from sbp_core.server.dispatch import Handler
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock

@@ -35,7 +35,7 @@ from sbp_core.errors import (
     TxnIncompleteError,
 )
 from sbp_core.log.states.staged_states import StagedStates
-from sbp_core.rangeserver.appending.in_flight import InFlight
+from sbp_core.rangeserver.appending.append_items import InFlight
 from sbp_core.rangeserver.transactions.end_txn import EndTxnHandler
 from sbp_core.rangeserver.transactions.staging import Stagings
 from sbp_core.session.negotiation import NO_WISHES

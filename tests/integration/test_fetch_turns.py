@@ -12,7 +12,7 @@ from raw_client import RawClient
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.log.disk import OsDisk
-from sbp_core.rangeserver.fetching.read_queue import ReadClass
+from sbp_core.rangeserver.fetching.read_scheduler import ReadClass
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (

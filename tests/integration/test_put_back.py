@@ -19,7 +19,7 @@ from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSp
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import NotFoundError, RangeNotFoundError, SbpError, StatusCode, StatusError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME
+from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.wire.headers import (

@@ -13,7 +13,7 @@ import pytest
 
 from sbp_core.cli.serve import _SafeLines
 from sbp_core.client import Client
-from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME, read_driver_commit
+from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, read_driver_commit
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
 PORTS = ["--pd-port", "0", "--range-server-port", "0"]

@@ -22,7 +22,7 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.driver_commit import DRIVER_COMMIT_NAME
+from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest

@@ -27,8 +27,7 @@ from sbp_core.errors import (
 )
 from sbp_core.log.entry import Location
 from sbp_core.log.states.staged_states import StagedStates
-from sbp_core.rangeserver.appending.append_items import Item
-from sbp_core.rangeserver.appending.in_flight import InFlight
+from sbp_core.rangeserver.appending.append_items import InFlight, Item
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput
 from sbp_core.rangeserver.transactions.staging import Stagings
 from sbp_core.records import encode_envelope, peek_batch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbp_core import limits
-from sbp_core.rangeserver.fetching.read_queue import ReadClass, ReadJob, ReadQueue
+from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadQueue
 
 QUANTUM = limits.READ_QUANTUM_BYTES
 CLASSES = [ReadClass(name, is_tail) for name in ("", "a", "b") for is_tail in (False, True)]

@@ -9,9 +9,8 @@ import pytest
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import LoggedRange, RangeState
 from sbp_core.log.states.writer_states import WriterStates
-from sbp_core.rangeserver.fetching.waiters import StreamWaiters
 from sbp_core.rangeserver.hosted_ranges import RangeTable
-from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
+from sbp_core.rangeserver.hosting import PlacedRange, RangeHost, StreamWaiters
 from sbp_core.wire.headers import StreamRange
 
 RANGE_COUNT = 500

@@ -5,8 +5,7 @@ from pathlib import Path
 from manual_clock import ManualClock
 
 from sbp_core import limits
-from sbp_core.rangeserver.metrics import Metrics
-from sbp_core.rangeserver.probe import LinuxProbe
+from sbp_core.rangeserver.metrics import LinuxProbe, Metrics
 from sbp_core.wire.headers import RangeServer, decode_header, encode_header
 
 ME = RangeServer(3, "h:1")

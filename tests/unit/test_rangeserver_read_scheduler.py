@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sbp_core import limits
-from sbp_core.rangeserver.fetching.read_queue import ReadClass, ReadJob
-from sbp_core.rangeserver.fetching.read_scheduler import ReadScheduler
+from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 
 PLACES = limits.READS_AT_WORK_MAX
 CATCH_UP, TAIL = ReadClass("", False), ReadClass("", True)

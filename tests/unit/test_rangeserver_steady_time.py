@@ -8,7 +8,7 @@ import pytest
 from manual_clock import ManualClock
 
 from sbp_core import limits
-from sbp_core.rangeserver.housekeeping.steady_time import SteadyTime
+from sbp_core.rangeserver.housekeeping.retention import SteadyTime
 
 LOOK_MS = 2_000
 LOOKS = limits.CLOCK_EVEN_MS // LOOK_MS

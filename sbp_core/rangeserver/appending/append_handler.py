@@ -22,21 +22,19 @@ from sbp_core.errors import (
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, mark_of
 from sbp_core.rangeserver.appending.append_items import (
+    InFlight,
     Item,
-    Outcome,
+    PendingAppend,
     check_extensions,
-    result_of,
     split_payload,
 )
 from sbp_core.rangeserver.appending.commit import GroupCommitter
-from sbp_core.rangeserver.appending.in_flight import InFlight, PendingAppend
 from sbp_core.rangeserver.appending.writers import BatchNumber, Writers, check_number
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.rangeserver.metrics import Metrics
-from sbp_core.rangeserver.transactions.staged_repeats import StagedContents, StagedRepeat
-from sbp_core.rangeserver.transactions.staging import Stagings
+from sbp_core.rangeserver.transactions.staging import StagedContents, StagedRepeat, Stagings
 from sbp_core.records import accept_batch, digest_batch, write_base_offset
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.answers import respond_all
@@ -51,6 +49,10 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS, status_for
 from sbp_core.wire.txn_id import is_copy
+
+_Outcome = Entry | PendingAppend | NumberedBatch | StagedRepeat | Status
+"""Of an item: a batch to append, without and with a number; one that was; one that is still to be
+compared with what is staged; or why it is refused."""
 
 
 class _AppendFrame(Struct, frozen=True):
@@ -74,7 +76,7 @@ class _Taken(Struct, frozen=True):
     """
 
     frame: _AppendFrame
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[_Outcome]
     entries: Sequence[Entry] = ()
     written: asyncio.Future[int] | None = None
     awaited: Collection[asyncio.Future[int]] = ()
@@ -192,10 +194,10 @@ class AppendHandler(PromptHandler):
             self._count(frame, (), ())
             raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
         self._count(frame, outcomes, taken.entries)
-        return list(map(result_of, frame.items, outcomes, repeat(time_ms)))
+        return list(map(_result_of, frame.items, outcomes, repeat(time_ms)))
 
     def _count(
-        self, frame: _AppendFrame, outcomes: Sequence[Outcome], entries: Sequence[Entry]
+        self, frame: _AppendFrame, outcomes: Sequence[_Outcome], entries: Sequence[Entry]
     ) -> None:
         item_count = failed_count = len(frame.items)
         if outcomes:
@@ -208,7 +210,7 @@ class AppendHandler(PromptHandler):
         )
         self._metrics.touch({(entry.stream_id, entry.range_index) for entry in entries})
 
-    def _accept(self, item: Item, entries: list[Entry], numbered: list[PendingAppend]) -> Outcome:
+    def _accept(self, item: Item, entries: list[Entry], numbered: list[PendingAppend]) -> _Outcome:
         """Give one batch its offsets and put it to the `entries`, or say why not.
 
         One that has a number and waits for the disk, now or since before, is put to `numbered`.
@@ -276,7 +278,25 @@ class AppendHandler(PromptHandler):
         return numbered[-1]
 
 
-def _outcome_now(outcome: Outcome) -> Outcome:
+def _result_of(item: Item, outcome: _Outcome, time_ms: int) -> AppendResult:
+    """Return the answer to an item; `time_ms` is when the frame was written."""
+    base_offset, status = -1, SUCCESS
+    if isinstance(outcome, Entry):
+        base_offset = outcome.base_offset
+    elif isinstance(outcome, Status):
+        status = outcome
+    elif isinstance(outcome, NumberedBatch):
+        base_offset, time_ms = outcome.base_offset, outcome.time_ms
+    return AppendResult(
+        stream_id=item.stream_id,
+        request_index=item.info.request_index,
+        base_offset=base_offset,
+        stream_append_time_ms=time_ms,
+        status=status,
+    )
+
+
+def _outcome_now(outcome: _Outcome) -> _Outcome:
     """Return what became of a batch, now that nothing is waited for. Raises LogWriteError."""
     if isinstance(outcome, PendingAppend):
         return outcome.placed()

@@ -15,7 +15,7 @@ from sbp_core.errors import (
     WriterUnknownError,
 )
 from sbp_core.log.states.writer_states import NumberedBatch, WriterStates
-from sbp_core.rangeserver.appending.in_flight import InFlight, PendingAppend
+from sbp_core.rangeserver.appending.append_items import InFlight, PendingAppend
 from sbp_core.records import are_same, digest_batch
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import is_writer_id

@@ -42,8 +42,7 @@ from sbp_core.rangeserver.fetching.fetch_items import (
 )
 from sbp_core.rangeserver.fetching.further_batches import FurtherBatches
 from sbp_core.rangeserver.fetching.local_reads import LocalReads, are_worth_places
-from sbp_core.rangeserver.fetching.read_queue import ReadClass, ReadJob
-from sbp_core.rangeserver.fetching.read_scheduler import ReadScheduler
+from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.fetching.slot_reading import (
     PayloadParts,
     find_slots,
@@ -52,9 +51,8 @@ from sbp_core.rangeserver.fetching.slot_reading import (
     read_slots,
 )
 from sbp_core.rangeserver.fetching.staged_reads import StagedReads, is_of_staged
-from sbp_core.rangeserver.fetching.waiters import StreamWaiters
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, first_offset
-from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.server.runtime import Clock

@@ -22,8 +22,7 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.fetching.fetch_items import Item, item_of
-from sbp_core.rangeserver.fetching.read_queue import ReadClass, ReadJob
-from sbp_core.rangeserver.fetching.read_scheduler import ReadScheduler
+from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.fetching.slot_reading import read_slots
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.metrics import Metrics

@@ -1,6 +1,6 @@
 """Now and then: trim what has been kept long enough, tell the placement driver, free disk space.
 
-What was staged and will never be published is dropped in between (see staged_sweep.py).
+What was staged and will never be published is dropped in between (see transactions/open_txns.py).
 
 The placement driver says how long a stream is kept, the log how old its batches are. A trim is
 durable here before the placement driver hears of it; as long as it knows less than the log, it is
@@ -19,16 +19,15 @@ from functools import partial
 from typing import Final, Protocol
 
 from sbp_core import limits
-from sbp_core.errors import LogError, SbpError
+from sbp_core.errors import LogError, LogWriteError, SbpError
+from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.cleaning.cleaner import Cleaned
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
-from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
-from sbp_core.rangeserver.housekeeping.freeing import SpaceFreer
-from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired_below
-from sbp_core.rangeserver.housekeeping.steady_time import SteadyTime
-from sbp_core.rangeserver.transactions.staged_sweep import StagedSweep
+from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
+from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyTime, expired_below
+from sbp_core.rangeserver.transactions.open_txns import StagedSweep
 from sbp_core.server.runtime import Clock, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
@@ -203,3 +202,33 @@ class Housekeeping:
                 cleaned.removed_count,
                 cleaned.rewritten_count,
             )
+
+
+class LogNotes:
+    """Notes beside the log, now and then, how far it is synced (see log/boundaries.py).
+
+    Runs from its making until `stop`. Appends never wait for it.
+    """
+
+    def __init__(self, high_water: HighWaterKeeper) -> None:
+        self._high_water = high_water
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End after the note that is being written."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        is_failing = False
+        while True:
+            await asyncio.sleep(limits.HIGH_WATER_INTERVAL_MS / 1000)
+            if not self._high_water.is_due:
+                continue
+            try:
+                await asyncio.to_thread(self._high_water.note)
+                is_failing = False
+            except LogWriteError as error:
+                if not is_failing:
+                    _LOG.warning("how far the log is synced cannot be noted: %s", error)
+                is_failing = True
