@@ -90,7 +90,7 @@ def fetch(stream_id, *offsets):
 
 
 def queue_of(cluster):
-    return cluster.server._listener._dispatcher._handlers[Opcode.FETCH]._reads._queue
+    return cluster.server._listener._dispatcher._handlers[Opcode.FETCH]._shared.reads._queue
 
 
 def waiting_count(cluster):

@@ -18,7 +18,7 @@ from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
-from sbp_core.rangeserver.fetching.fetch_handler import LATEST_OFFSET
+from sbp_core.rangeserver.fetching.batch_finder import LATEST_OFFSET
 from sbp_core.records import peek_batch
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import (

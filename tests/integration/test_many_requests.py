@@ -10,7 +10,6 @@ from raw_client import RawClient
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.rangeserver.fetching.fetch_handler import in_turns
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -255,7 +254,10 @@ def test_a_fetch_of_too_many_streams_is_refused(tmp_path):
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_many_requests_of_a_fetch_let_others_go_on():
+def test_many_requests_of_a_fetch_let_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "FETCH_ITEMS_PER_TURN", 1)
+    count = 2 * limits.RESULTS_PER_FRAME
+
     async def body():
         turns = 0
 
@@ -265,10 +267,17 @@ def test_many_requests_of_a_fetch_let_others_go_on():
                 turns += 1
                 await asyncio.sleep(0)
 
-        other = asyncio.create_task(take_turns())
-        seen = [each async for each in in_turns(range(10 * limits.FETCH_ITEMS_PER_TURN))]
-        other.cancel()
-        assert seen == list(range(10 * limits.FETCH_ITEMS_PER_TURN))
-        assert turns == 9
+        async with (
+            core_cluster(tmp_path) as cluster,
+            RawClient.at(cluster.server.endpoint) as greedy,
+        ):
+            (info,) = await cluster.client.create_streams([StreamSpec("s")])
+            items = tuple(FetchInfo(None, at, 0, 1, info.stream_id) for at in range(count))
+            request = FetchRequest(fetch_requests=items)
+            other = asyncio.create_task(take_turns())
+            results = await results_of(greedy, Opcode.FETCH, request, "fetch_responses")
+            other.cancel()
+        assert [result.request_index for result in results] == list(range(count))
+        assert turns > 0.9 * count
 
-    asyncio.run(body())
+    asyncio.run(asyncio.wait_for(body(), 60))

@@ -14,7 +14,7 @@ from core_cluster import CoreCluster, core_cluster, rows_batch
 from sbp_core import limits
 from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
 from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeError
-from sbp_core.rangeserver.fetching import fetch_handler as fetch
+from sbp_core.rangeserver.fetching import batch_finder
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.server.runtime import SystemClock
 
@@ -228,8 +228,8 @@ def test_a_deleted_stream_frees_its_space(tmp_path: Path) -> None:
 def test_what_is_trimmed_while_it_is_looked_for_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = fetch.find_slots
-    monkeypatch.setattr(fetch, "maybe_recent_slots", lambda *_: None)
+    find = batch_finder.find_slots
+    monkeypatch.setattr(batch_finder, "maybe_recent_slots", lambda *_: None)
 
     async def main() -> None:
         async with cluster_on(tmp_path) as cluster:
@@ -241,14 +241,14 @@ def test_what_is_trimmed_while_it_is_looked_for_is_not_called_damaged(
                 nonlocal offset
                 offset += 1
                 await cluster.client.trim_streams({stream_id: offset})
-                monkeypatch.setattr(fetch, "find_slots", find)
+                monkeypatch.setattr(batch_finder, "find_slots", find)
                 raise LogCorruptionError("gone")
 
-            monkeypatch.setattr(fetch, "find_slots", trimmed_meanwhile)
+            monkeypatch.setattr(batch_finder, "find_slots", trimmed_meanwhile)
             with pytest.raises(OffsetOutOfRangeError) as caught:
                 await cluster.read(stream_id, 0)
             assert caught.value.maybe_bounds == (1, 3)
-            monkeypatch.setattr(fetch, "find_slots", trimmed_meanwhile)
+            monkeypatch.setattr(batch_finder, "find_slots", trimmed_meanwhile)
             items = [FetchItem(stream_id, EARLIEST, None, 1)]
             (outcome,) = [outcome async for outcome in cluster.client.fetch(items)]
             assert (outcome.error, outcome.next_offset) == (None, 3)

@@ -16,100 +16,75 @@ then for its turn among all reads: no reader waits for a peer that does not read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
+
+from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.errors import (
-    InvalidRequestError,
-    LogError,
-    OffsetOutOfRangeError,
-    SbpError,
-    StatusCode,
-)
+from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.durable_log import Log
-from sbp_core.rangeserver.fetching.fetch_items import (
+from sbp_core.log.segment_rows import Slot
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.rangeserver.fetching.batch_finder import (
     Answer,
-    Found,
+    BatchFinder,
     Item,
-    cut_short,
+    Search,
+    from_memory,
     item_of,
     response_of,
-    wanted_for,
 )
-from sbp_core.rangeserver.fetching.further_batches import FurtherBatches
 from sbp_core.rangeserver.fetching.local_reads import LocalReads, are_worth_places
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.fetching.slot_reading import (
     PayloadParts,
-    find_slots,
+    SlotBodies,
     maybe_cached_slots,
-    maybe_recent_slots,
     read_slots,
 )
-from sbp_core.rangeserver.fetching.staged_reads import StagedReads, is_of_staged
-from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, first_offset
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.session.connection import Payload
-from sbp_core.wire.headers import FetchRequest
-from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.headers import FetchRequest, FetchResponse
+from sbp_core.wire.status import SUCCESS
 
-T = TypeVar("T")
-
-EARLIEST_OFFSET: Final = -2
-LATEST_OFFSET: Final = -1
 _NOTHING: Final = Payload()
 
 
-@dataclass(frozen=True, slots=True)
-class _Answering:
-    """A frame being answered: when it came, and whether its wait is over.
+class _Collected(Struct, frozen=True):
+    """The answers of a frame, the requests that go on waiting, and those not looked at yet."""
 
-    `maybe_local`: what says where the batches are, to who would read them by itself.
-    """
-
-    call: ServerCall
-    began_at: float
-    is_last: bool
-    maybe_local: LocalReads | None
+    answers: list[Answer]
+    unready: list[Item]
+    rest: Sequence[Item] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetching:
-    """What a frame asks for. Who waits gives up at `give_up_at`, in seconds."""
+class _Frame(Struct, frozen=True):
+    """A response frame that is ready to be sent."""
 
-    answering: _Answering
-    items: Sequence[Item]
-    min_bytes: int
-    give_up_at: float
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """The ranges to read, (stream id, range index)."""
-        return [(item.stream_id, item.range_index) for item in self.items]
+    answers: Sequence[Answer]
+    header: FetchResponse
+    payload: Payload = _NOTHING
 
 
-def _check_count(item_count: int) -> None:
-    if item_count > limits.STREAMS_PER_REQUEST_MAX:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
-            f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
-            " send several",
-        )
+@dataclass(slots=True)
+class _Shared:
+    """What all fetches of a server share. `sending_count` of them are about to send a frame."""
 
-
-async def in_turns(items: Sequence[T]) -> AsyncIterator[T]:
-    """Yield items, and let others go on now and then: what is in memory is found without a wait."""
-    for index, item in enumerate(items):
-        if index and not index % limits.FETCH_ITEMS_PER_TURN:
-            await asyncio.sleep(0)
-        yield item
+    host: RangeHost
+    log: Log
+    waiters: StreamWaiters
+    finder: BatchFinder
+    reads: ReadScheduler
+    clock: Clock
+    metrics: Metrics
+    sending_count: int = 0
 
 
 class FetchHandler(PromptHandler):
@@ -126,308 +101,273 @@ class FetchHandler(PromptHandler):
         metrics: Metrics,
         maybe_local: LocalReads | None = None,
     ) -> None:
-        self._host = host
-        self._log = log
+        finder = BatchFinder(host.table, log, readers)
+        self._shared = _Shared(host, log, waiters, finder, ReadScheduler(readers), clock, metrics)
         self._maybe_local = maybe_local
-        self._waiters = waiters
-        self._readers = readers
-        self._reads = ReadScheduler(readers)
-        self._staged = StagedReads(host, log, self._reads, metrics)
-        self._further = FurtherBatches(host, log, readers)
-        self._sending_count = 0
-        self._clock = clock
-        self._metrics = metrics
 
     def begin(self, call: ServerCall) -> Rest | None:
-        """Answer one FETCH frame at once if that needs no wait for anything."""
-        began_at = self._metrics.now()
-        request = call.decode(FetchRequest)
-        if is_of_staged(request):
-            return partial(self._staged.answer, call, request, began_at)
+        """Answer one FETCH frame at once if that needs no wait for anything.
+
+        Raises InvalidRequestError when it has too many requests.
+        """
+        began_at = self._shared.metrics.now()
+        fetch = _Fetch(self._shared, call, call.decode(FetchRequest), began_at, self._maybe_local)
+        frame = fetch.maybe_prompt_frame()
+        if frame is None:
+            return fetch.answer
+        fetch.send_now(frame, is_end=True)
+        return None
+
+
+class _Fetch:
+    """A FETCH frame in progress. It collects the answers that are ready, and sends them.
+
+    In a dialect of one frame per answer all requests are answered as soon as one is ready. What is
+    staged under transactions is answered by a frame for each request, and not waited for.
+
+    `maybe_local` says where large batches are to a reader that takes them from the files itself.
+    """
+
+    __slots__ = (
+        "_began_at",
+        "_call",
+        "_give_up_at",
+        "_is_staged",
+        "_maybe_local",
+        "_min_bytes",
+        "_shared",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        shared: _Shared,
+        call: ServerCall,
+        request: FetchRequest,
+        began_at: float,
+        maybe_local: LocalReads | None,
+    ) -> None:
+        self._shared = shared
+        self._call = call
+        self._began_at = began_at
         _check_count(len(request.fetch_requests))
-        items = [item_of(info) for info in request.fetch_requests]
-        local = self._maybe_local
-        if local is not None and not local.may_serve(call, request):
-            local = None
-        fetching = _Fetching(
-            _Answering(call, began_at, is_last=False, maybe_local=local),
-            items,
-            max(request.min_bytes, 1),
-            self._clock.monotonic()
-            + min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX) / 1000,
-        )
-        return None if self._has_answered_all(fetching) else partial(self._answer, fetching)
+        self._waiting: Sequence[Item] = [item_of(info) for info in request.fetch_requests]
+        self._is_staged = any(item.txn_id is not None for item in self._waiting)
+        if self._is_staged and call.is_one_frame and len(self._waiting) > 1:
+            raise _invalid("ask for what is staged under one transaction at a time")
+        is_local = maybe_local is not None and maybe_local.may_serve(call, request)
+        self._maybe_local = maybe_local if is_local and not self._is_staged else None
+        self._min_bytes = max(request.min_bytes, 1)
+        wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
+        self._give_up_at = shared.clock.monotonic() + wait_ms / 1000
 
-    def _has_answered_all(self, fetching: _Fetching) -> bool:
-        """Answer all requests in one frame, if each is ready and its batches are in memory."""
-        if len(fetching.items) > limits.RESULTS_PER_FRAME:
-            return False
-        call, local = fetching.answering.call, fetching.answering.maybe_local
-        is_alone = self._may_send_at_once(call, others=self._sending_count)
-        if not is_alone or self._host.lacking(fetching.places):
-            return False
-        answers: list[Answer] = []
-        length_bytes = 0
-        for item in map(self._resolve_tail, fetching.items):
-            answer = self._maybe_answer_now(item, fetching.min_bytes)
-            if answer is None or length_bytes >= limits.FETCH_FRAME_BYTES:
-                return False
-            answers.append(answer)
-            length_bytes += answer.length_bytes
-        if not answers:
-            return False
-        payload: Payload | None = _NOTHING
-        if local is not None and are_worth_places(answers):
-            answers = self._further.maybe_added(answers)
-            response = local.response(answers)
-        else:
-            response = response_of(answers)
-            payload = self._maybe_cached(call, answers) if length_bytes else _NOTHING
-        if payload is None:
-            return False
-        self._count(fetching.answering.began_at, answers)
-        call.respond_now(response, payload, is_end=True)
-        return True
+    def maybe_prompt_frame(self) -> _Frame | None:
+        """Return the only frame of the answer, if all requests are ready and it is in memory."""
+        shared = self._shared
+        if not 0 < len(self._waiting) <= limits.RESULTS_PER_FRAME:
+            return None
+        is_alone = self._may_send_at_once(others=shared.sending_count)
+        if not is_alone or shared.host.lacking(self._places()):
+            return None
+        self._begin()
+        found = from_memory(shared.log, self._collect(self._min_bytes, needs_all=True))
+        if found is None or found.unready or found.rest:
+            return None
+        answers = found.answers
+        if self._maybe_local is not None and are_worth_places(answers):
+            searches = shared.finder.with_more(answers)
+            answers = [
+                from_memory(shared.log, search) or answer
+                for answer, search in zip(answers, searches, strict=True)
+            ]
+            return _Frame(answers, self._maybe_local.response(answers))
+        return self._maybe_read(maybe_cached_slots, answers)
 
-    async def _answer(self, fetching: _Fetching) -> None:
-        """Answer the frame with as many response frames as it takes."""
-        give_up_at, min_bytes = fetching.give_up_at, fetching.min_bytes
-        await self._host.learn(fetching.places)
-        waiting: Sequence[Item] = [self._resolve_tail(item) for item in fetching.items]
-
-        async def answer_ready() -> Sequence[Item]:
-            is_last = give_up_at <= self._clock.monotonic() or self._waiters.is_closing
-            answering = replace(fetching.answering, is_last=is_last)
-            return await self._answer_ready(answering, waiting, min_bytes)
-
-        waiting = await answer_ready()
-        if not waiting:
+    async def answer(self) -> None:
+        """Answer with as many response frames as it takes."""
+        await self._shared.host.learn(self._places())
+        self._begin()
+        if await self._send_ready():
             return
-        with self._waiters.watch(item.stream_id for item in waiting) as changed:
+        clock = self._shared.clock
+        with self._shared.waiters.watch([item.stream_id for item in self._waiting]) as changed:
 
             def give_up() -> None:
-                nonlocal give_up_at
-                give_up_at = self._clock.monotonic()
+                self._give_up_at = clock.monotonic()
                 changed.set()
 
-            fetching.answering.call.yield_for_others(give_up)
-            while waiting := await answer_ready():  # what came before the watch as well
-                await _wait(changed, give_up_at - self._clock.monotonic())
+            self._call.yield_for_others(give_up)
+            while not await self._send_ready():  # what came before the watch as well
+                await _wait(changed, self._give_up_at - clock.monotonic())
                 changed.clear()
 
-    async def _answer_ready(
-        self, answering: _Answering, waiting: Sequence[Item], min_bytes: int
-    ) -> Sequence[Item]:
-        """Send what is ready; return the requests that go on waiting."""
-        if answering.call.is_one_frame:
-            return await self._answer_at_once(answering, waiting, min_bytes)
-        is_last = answering.is_last
+    def send_now(self, frame: _Frame, *, is_end: bool) -> None:
+        """Send a frame without waiting."""
+        self._count(frame.answers)
+        self._call.respond_now(frame.header, frame.payload, is_end=is_end)
+
+    def _places(self) -> list[tuple[int, int]]:
+        """Return the ranges to read, (stream id, range index)."""
+        return [(item.stream_id, item.range_index) for item in self._waiting]
+
+    def _begin(self) -> None:
+        """Let requests for the tail start where that is now."""
+        if not self._is_staged:
+            self._waiting = list(map(self._shared.finder.at_tail, self._waiting))
+
+    async def _send_ready(self) -> bool:
+        """Send what is ready, in as many frames as it takes; return whether that was all."""
+        shared = self._shared
+        is_last = self._give_up_at <= shared.clock.monotonic() or shared.waiters.is_closing
+        min_bytes = 0 if is_last else self._min_bytes
         unready: list[Item] = []
-        frame: list[Answer] = []
-        frame_bytes = 0
-        async for item in in_turns(waiting):
-            answer = await self._maybe_answer(item, 1 if is_last else min_bytes, is_last=is_last)
-            if answer is None:
-                unready.append(item)
-                continue
-            frame.append(answer)
-            frame_bytes += answer.length_bytes
-            if frame_bytes >= limits.FETCH_FRAME_BYTES or len(frame) >= limits.RESULTS_PER_FRAME:
-                is_end = not unready and item is waiting[-1]
-                await self._send(answering, frame, is_end=is_end)
-                frame, frame_bytes = [], 0
-        if frame or not waiting:
-            await self._send(answering, frame, is_end=not unready)
-        return unready
+        while True:
+            found = await shared.finder.find(self._collect(min_bytes))
+            unready += found.unready
+            self._waiting = found.rest
+            is_end = not unready and not found.rest
+            if found.answers or is_end:
+                await self._send(found.answers, is_end=is_end)
+            if not found.rest:
+                break
+        self._waiting = unready
+        return not unready
 
-    async def _answer_at_once(
-        self, answering: _Answering, waiting: Sequence[Item], min_bytes: int
-    ) -> Sequence[Item]:
-        """Answer all requests in one frame as soon as one is ready.
+    def _collect(self, min_bytes: int, *, needs_all: bool = False) -> Search[_Collected]:
+        """Search the answers of the next frame; with `needs_all` up to the first that is unready.
 
-        What the frame has no room for is answered empty, and asked for again.
+        A request waits for `min_bytes`; 0 does not wait.
         """
-        if not answering.is_last and waiting:
-            async for item in in_turns(waiting):
-                if await self._maybe_answer(item, min_bytes, is_last=False) is not None:
-                    break
-            else:
-                return waiting
-        frame: list[Answer] = []
+        is_one_frame, finder = self._call.is_one_frame, self._shared.finder
+        count_max = 1 if self._is_staged else limits.RESULTS_PER_FRAME
+        answers: list[Answer] = []
+        unready: list[Item] = []
         frame_bytes = 0
-        async for item in in_turns(waiting):
-            answer = None
-            if frame_bytes < limits.FETCH_FRAME_BYTES:
-                answer = await self._maybe_answer(item, 1, is_last=True)
-            frame.append(answer or Answer(item, (), item.fetch_offset))
-            frame_bytes += frame[-1].length_bytes
-        await self._send(answering, frame, is_end=True)
-        return ()
+        for at, item in enumerate(self._waiting):
+            is_full = frame_bytes >= limits.FETCH_FRAME_BYTES or len(answers) >= count_max
+            if is_full and not is_one_frame:
+                return _Collected(answers, unready, self._waiting[at:])
+            if at and not at % limits.FETCH_ITEMS_PER_TURN:
+                yield None
+            if self._is_staged:
+                answer = yield from finder.staged_answer(item)
+            else:
+                answer = yield from finder.answer(item, min_bytes)
+            if not answer.is_ready:
+                unready.append(item)
+                if needs_all:
+                    return _Collected(answers, unready)
+            if answer.is_ready or is_one_frame:
+                answers.append(answer)
+                frame_bytes += answer.length_bytes
+        if not is_one_frame:
+            return _Collected(answers, unready)
+        if unready and len(unready) == len(answers):
+            return _Collected([], unready)
+        return _Collected(_cut_to_frame(answers), [])
 
-    async def _send(self, answering: _Answering, answers: list[Answer], *, is_end: bool) -> None:
-        self._sending_count += 1
+    async def _send(self, answers: list[Answer], *, is_end: bool) -> None:
+        self._shared.sending_count += 1
         try:
-            await self._send_frame(answering, answers, is_end=is_end)
+            await self._send_frame(answers, is_end=is_end)
         finally:
-            self._sending_count -= 1
+            self._shared.sending_count -= 1
 
-    async def _send_frame(
-        self, answering: _Answering, answers: list[Answer], *, is_end: bool
-    ) -> None:
-        call = answering.call
+    async def _send_frame(self, answers: list[Answer], *, is_end: bool) -> None:
+        call, shared = self._call, self._shared
         if not any(answer.slots for answer in answers):
-            self._count(answering.began_at, answers)
+            self._count(answers)
             await call.respond(response_of(answers), is_end=is_end)
             return
-        local = answering.maybe_local
-        if local is not None and are_worth_places(answers):
-            answers = await self._further.added(answers)
-            self._count(answering.began_at, answers)
-            await call.respond(local.response(answers), is_end=is_end)
+        if self._maybe_local is not None and are_worth_places(answers):
+            searches = shared.finder.with_more(answers)
+            more = [await shared.finder.find(search) for search in searches]
+            self._count(more)
+            await call.respond(self._maybe_local.response(more), is_end=is_end)
             return
-        cached = None
-        if self._may_send_at_once(call, others=self._sending_count - 1):
-            cached = self._maybe_cached(call, answers)
-        if cached is not None:
-            self._count(answering.began_at, answers)
-            call.respond_now(response_of(answers), cached, is_end=is_end)
-            return
+        if self._may_send_at_once(others=shared.sending_count - 1):
+            cached = self._maybe_read(maybe_cached_slots, answers)
+            if cached is not None:
+                self.send_now(cached, is_end=is_end)
+                return
         async with call.reserve(sum(answer.length_bytes for answer in answers)):
-            job = self._job(call.agreement.isolation, answers)
-            async with self._reads.read(job, partial(_read, self._log, call, answers)) as (
-                served,
-                payload,
-            ):
-                self._count(answering.began_at, served)
-                call.respond_now(response_of(served), payload, is_end=is_end)
+            read = partial(self._maybe_read, read_slots, answers)
+            async with shared.reads.read(self._job(answers), read) as frame:
+                assert frame is not None  # what cannot be read is in its answers
+                self.send_now(frame, is_end=is_end)
 
-    def _may_send_at_once(self, call: ServerCall, *, others: int) -> bool:
-        """Whether what is in memory need not wait for a turn; `others` are sending meanwhile."""
-        is_alone = self._reads.is_idle and others < limits.READS_AT_WORK_MAX
+    def _may_send_at_once(self, *, others: int) -> bool:
+        """Whether what is in memory need not wait for a turn; `others` are sending now."""
+        call = self._call
+        is_alone = self._shared.reads.is_idle and others < limits.READS_AT_WORK_MAX
         has_room = call.has_room_for(limits.FETCH_FRAME_BYTES)
         return is_alone and has_room and not call.agreement.has_compression
 
-    def _maybe_cached(self, call: ServerCall, answers: Sequence[Answer]) -> Payload | None:
-        """Return the payload of the answers if it is there at once.
+    def _maybe_read(
+        self,
+        read: Callable[[Log, RangeKey, Sequence[Slot]], SlotBodies | None],
+        answers: Sequence[Answer],
+    ) -> _Frame | None:
+        """Return the frame of answers, None if `read` has nothing for one of them.
 
-        What waits for neither the disk nor the peer nor a turn is faster without a thread.
+        An answer ends before a batch that cannot be read, or says so. Runs on a reader thread,
+        unless `read` waits for nothing: then it is faster without one.
         """
+        served: list[Answer] = []
         parts = PayloadParts()
         for answer in answers:
-            if answer.slots:
-                key = (answer.item.stream_id, answer.range_index)
-                bodies = maybe_cached_slots(self._log, key, answer.slots)
-                if bodies is None:
-                    return None
-                parts.add(bodies)
-        return call.pack(parts.buffers, parts.crc32)
+            if not answer.slots:
+                served.append(answer)
+                continue
+            key = (answer.item.stream_id, answer.range_index)
+            bodies = read(self._shared.log, key, answer.slots)
+            if bodies is None:
+                return None
+            parts.add(bodies)
+            error = bodies.error
+            served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
+        payload = self._call.pack(parts.buffers, parts.crc32) if parts.buffers else _NOTHING
+        return _Frame(served, response_of(served), payload)
 
-    def _job(self, isolation: str, answers: Sequence[Answer]) -> ReadJob:
+    def _job(self, answers: Sequence[Answer]) -> ReadJob:
         """Return what the read is to the scheduler: of the tail only if all of it lies there."""
         first_position = min(each.slots[0].location.position for each in answers if each.slots)
-        is_tail = first_position >= self._log.end_position - limits.TAIL_WINDOW_BYTES
+        is_tail = first_position >= self._shared.log.end_position - limits.TAIL_WINDOW_BYTES
         length_bytes = sum(answer.length_bytes for answer in answers)
-        return ReadJob(ReadClass(isolation, is_tail), length_bytes)
+        return ReadJob(ReadClass(self._call.agreement.isolation, is_tail), length_bytes)
 
-    def _count(self, began_at: float, answers: Sequence[Answer]) -> None:
-        octets = sum(answer.length_bytes for answer in answers)
-        failures = sum(answer.status is not SUCCESS for answer in answers)
-        seconds = self._metrics.now() - began_at
-        self._metrics.fetches.add(len(answers), failures, octets, seconds)
-        self._metrics.touch(
-            (answer.item.stream_id, answer.range_index) for answer in answers if answer.slots
-        )
-
-    def _resolve_tail(self, item: Item) -> Item:
-        """Replace "the tail" by the offset that it is at now, so that waiting makes sense."""
-        if item.fetch_offset != LATEST_OFFSET or not self._host.table.has_stream(item.stream_id):
-            return item
-        tail = self._host.table.range_at(item.stream_id, -1)
-        return Item(
-            item.request_index,
-            item.stream_id,
-            tail.range_index,
-            tail.next_offset,
-            item.end_offset,
-            item.max_bytes,
-        )
-
-    async def _maybe_answer(self, item: Item, min_bytes: int, *, is_last: bool) -> Answer | None:
-        try:
-            found = await self._find(item)
-        except SbpError as error:
-            return Answer(item, (), item.fetch_offset, status=status_for(error))
-        answer = found.answer(item)
-        return answer if is_last or found.is_enough(item, min_bytes) else None
-
-    def _maybe_answer_now(self, item: Item, min_bytes: int) -> Answer | None:
-        """Return what `_maybe_answer` would, if that needs no disk."""
-        try:
-            hosted, offset = self._locate(item)
-            slots = maybe_recent_slots(self._log, wanted_for(hosted, offset, item))
-        except LogError:
-            return None
-        except SbpError as error:
-            return Answer(item, (), item.fetch_offset, status=status_for(error))
-        if slots is None:
-            return None
-        found = Found(hosted, offset, hosted.next_offset, slots)
-        return found.answer(item) if found.is_enough(item, min_bytes) else None
-
-    async def _find(self, item: Item) -> Found:
-        """Return the batches of a request.
-
-        What was trimmed or deleted while it was looked for is not lost: the request is judged anew.
-        """
-        place = self._locate(item)
-        while True:
-            hosted, offset = place
-            wanted = wanted_for(hosted, offset, item)
-            try:
-                slots = await find_slots(self._log, wanted, self._readers)
-                return Found(hosted, offset, wanted.next_offset, slots)
-            except LogError:
-                place = self._locate(item)
-                if place == (hosted, offset):
-                    raise
-
-    def _locate(self, item: Item) -> tuple[HostedRange, int]:
-        """Return the range that serves the request, and its first offset."""
-        ranges = self._host.table.ranges_of(item.stream_id)
-        ranges[0].receive(RangeInput.FETCH)
-        offset = item.fetch_offset
-        if item.range_index >= 0:
-            ranges = [self._host.table.range_at(item.stream_id, item.range_index)]
-        if offset == EARLIEST_OFFSET:
-            offset = first_offset(ranges)
-        for hosted in reversed(ranges):
-            if hosted.start_offset <= offset <= hosted.next_offset:
-                return hosted, offset
-        start_offset, next_offset = self._host.table.bounds_of(item.stream_id)
-        raise OffsetOutOfRangeError(
-            StatusCode.OFFSET_OUT_OF_RANGE,
-            f"offset {item.fetch_offset} of stream {item.stream_id} is outside"
-            f" [{start_offset}, {next_offset}]",
-            OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
+    def _count(self, answers: Sequence[Answer]) -> None:
+        length_bytes = sum([answer.length_bytes for answer in answers])
+        failures = sum([answer.status is not SUCCESS for answer in answers])
+        metrics = self._shared.metrics
+        seconds = metrics.now() - self._began_at
+        metrics.fetches.add(len(answers), failures, length_bytes, seconds)
+        metrics.touch(
+            [(answer.item.stream_id, answer.range_index) for answer in answers if answer.slots]
         )
 
 
-def _read(log: Log, call: ServerCall, answers: Sequence[Answer]) -> tuple[list[Answer], Payload]:
-    """Read the batches of the answers; return what becomes of these, and the payload.
-
-    Runs on a reader thread. An answer ends before a batch that cannot be read, or says so.
-    """
-    served: list[Answer] = []
-    parts = PayloadParts()
+def _cut_to_frame(answers: Sequence[Answer]) -> list[Answer]:
+    """Return the answers of one frame: empty ones, to be asked for again, where it is full."""
+    cut: list[Answer] = []
+    frame_bytes = 0
     for answer in answers:
-        if answer.slots:
-            key = (answer.item.stream_id, answer.range_index)
-            read = read_slots(log, key, answer.slots)
-            parts.add(read)
-            served.append(cut_short(answer, read.slot_count, read.error) if read.error else answer)
-        else:
-            served.append(answer)
-    return served, call.pack(parts.buffers, parts.crc32)
+        is_full = frame_bytes >= limits.FETCH_FRAME_BYTES
+        cut.append(Answer(answer.item, (), answer.item.fetch_offset) if is_full else answer)
+        frame_bytes += cut[-1].length_bytes
+    return cut
+
+
+def _check_count(item_count: int) -> None:
+    if item_count > limits.STREAMS_PER_REQUEST_MAX:
+        raise _invalid(
+            f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
+            " send several"
+        )
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sbp_core import limits
 from sbp_core.log.disk import Disk, describe_os_error, write_file
 from sbp_core.log.segment_rows import Slot
-from sbp_core.rangeserver.fetching.fetch_items import Answer, response_of
+from sbp_core.rangeserver.fetching.batch_finder import Answer, response_of
 from sbp_core.segment_format import INSTANCE_NAME, encode_instance
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse

@@ -1,11 +1,9 @@
-"""From the log to the payload of a FETCH answer: which batches, and their octets."""
+"""From the slots of batches to the payload of a FETCH answer."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,62 +17,6 @@ from sbp_core.records import with_base_offset
 from sbp_core.wire.checksum import Octets, crc32_joined
 
 _LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
-
-    `next_offset` is the range's tail, `end_offset` the bound of who asks, negative for none;
-    `max_bytes` counts bodies. With `batch_bytes_min` they end before a batch that is smaller.
-    """
-
-    key: RangeKey
-    offset: int
-    next_offset: int
-    end_offset: int
-    max_bytes: int
-    batch_bytes_min: int = 0
-
-    @property
-    def stop_offset(self) -> int:
-        """Offset of the first record that is not wanted."""
-        return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
-
-
-def maybe_recent_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...] | None:
-    """Return where the wanted batches are, None if the disk has to be asked. Raises LogError."""
-    if wanted.offset >= wanted.stop_offset:
-        return ()
-    return _take_slots(log, wanted) if log.is_recent(wanted.key, wanted.offset) else None
-
-
-async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> tuple[Slot, ...]:
-    """Return where the wanted batches are, on one of `threads` if the disk has to be asked.
-
-    Raises LogError when the first of them cannot be found.
-    """
-    recent = maybe_recent_slots(log, wanted)
-    if recent is not None:
-        return recent
-    return await asyncio.get_running_loop().run_in_executor(threads, _take_slots, log, wanted)
-
-
-def _take_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
-    slots: list[Slot] = []
-    taken_bytes = 0
-    try:
-        for slot in log.batches_from(wanted.key, wanted.offset):
-            taken_bytes += slot.body_length
-            is_too_much = slots and taken_bytes > wanted.max_bytes
-            is_too_small = slot.body_length < wanted.batch_bytes_min
-            if is_too_much or is_too_small or slot.base_offset >= wanted.stop_offset:
-                break
-            slots.append(slot)
-    except LogError:
-        if not slots:
-            raise
-    return tuple(slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,372 @@
+"""What a FETCH asks for, item by item, and which batches answer it (SPEC "FETCH").
+
+A search is a generator: it yields what to look up in the log, and is given the slots of it. So the
+same search serves an answer from memory alone (`from_memory`), which comes to nothing where the
+disk has to be asked, and one that waits (`BatchFinder.find`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sbp_core import limits
+from sbp_core.errors import (
+    InvalidRequestError,
+    LogError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    SbpError,
+    StatusCode,
+)
+from sbp_core.log.durable_log import Log
+from sbp_core.log.segment_rows import Slot
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.log.states.staged_states import Staging
+from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable, first_offset
+from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Status
+from sbp_core.wire.status import SUCCESS, shown, status_for
+
+T = TypeVar("T")
+
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+
+
+class Item(Struct, frozen=True):
+    """One request of a frame: batches of a range from an offset on, `max_bytes` of them.
+
+    With a `txn_id` those that are staged under it; `fetch_offset` counts these then.
+    """
+
+    request_index: int
+    stream_id: int
+    range_index: int
+    fetch_offset: int
+    end_offset: int
+    max_bytes: int
+    txn_id: str | None
+
+
+class Answer(Struct, frozen=True):
+    """The answer to a request: where its batches are, and where the next ones begin.
+
+    One that is not `is_ready` has less than the request waits for.
+    """
+
+    item: Item
+    slots: tuple[Slot, ...]
+    next_offset: int
+    range_index: int = -1
+    status: Status = SUCCESS
+    is_ready: bool = True
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes of the batches."""
+        return sum([slot.body_length for slot in self.slots])
+
+    def cut_short(self, slot_count: int, error: LogError) -> Answer:
+        """Return the answer that ends after `slot_count` batches, the next of which is unreadable.
+
+        If that is the first one, its status says so.
+        """
+        if not slot_count:
+            return _failed(self.item, error)
+        slots = self.slots[:slot_count]
+        next_offset = slots[-1].end_offset
+        if self.item.txn_id is not None:
+            next_offset = self.item.fetch_offset + slot_count
+        return replace(self, slots=slots, next_offset=next_offset)
+
+    def result(self) -> FetchResult:
+        """Return what the header says of it."""
+        return FetchResult(
+            stream_id=self.item.stream_id,
+            request_index=self.item.request_index,
+            batch_count=len(self.slots),
+            status=self.status,
+            batch_length=self.length_bytes,
+            next_offset=self.next_offset,
+        )
+
+
+class Wanted(Struct, frozen=True):
+    """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
+
+    `next_offset` is the range's tail, `end_offset` the bound of the request, negative for none;
+    `max_bytes` counts bodies. With `batch_bytes_min` they end before a batch that is smaller. Of a
+    `maybe_staging` offsets count its batches.
+    """
+
+    key: RangeKey
+    offset: int
+    next_offset: int
+    end_offset: int
+    max_bytes: int
+    batch_bytes_min: int = 0
+    maybe_staging: Staging | None = None
+
+    @property
+    def stop_offset(self) -> int:
+        """Offset of the first record that is not wanted."""
+        return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
+
+
+Search = Generator[Wanted | None, tuple[Slot, ...], T]
+"""Yields what to look up, or None to let others go on; comes to a T. LogErrors are thrown in."""
+
+
+def item_of(info: FetchInfo) -> Item:
+    """Return what a FetchInfo asks for, with the defaults and within the limits."""
+    stream_range = info.stream_range
+    stream_id = info.stream_id
+    if stream_id < 0 and stream_range is not None:
+        stream_id = stream_range.stream_id
+    max_bytes = (
+        info.batch_max_bytes if info.batch_max_bytes > 0 else limits.FETCH_BATCH_BYTES_DEFAULT
+    )
+    return Item(
+        info.request_index,
+        stream_id,
+        stream_range.range_index if stream_range is not None else -1,
+        info.fetch_offset,
+        info.end_offset,
+        min(max_bytes, limits.BATCH_BYTES_MAX),
+        info.txn_id,
+    )
+
+
+def response_of(answers: Sequence[Answer]) -> FetchResponse:
+    """Return the header of a frame that holds these answers."""
+    return FetchResponse(
+        fetch_responses=tuple([answer.result() for answer in answers]), status=SUCCESS
+    )
+
+
+def from_memory(log: Log, search: Search[T]) -> T | None:
+    """Return what a search comes to, None if the disk has to be asked."""
+    try:
+        wanted = next(search)
+        while True:
+            try:
+                slots = () if wanted is None else maybe_recent_slots(log, wanted)
+            except LogError as error:
+                wanted = search.throw(error)
+                continue
+            if slots is None:
+                return None
+            wanted = search.send(slots)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+
+
+class BatchFinder:
+    """Finds batches in the ranges of `table`, which `log` holds, on `threads` if it takes those."""
+
+    def __init__(self, table: RangeTable, log: Log, threads: ThreadPoolExecutor) -> None:
+        self._table = table
+        self._log = log
+        self._threads = threads
+
+    async def find(self, search: Search[T]) -> T:
+        """Return what a search comes to."""
+        try:
+            wanted = next(search)
+            while True:
+                if wanted is None:
+                    await asyncio.sleep(0)
+                    wanted = search.send(())
+                    continue
+                try:
+                    slots = await find_slots(self._log, wanted, self._threads)
+                except LogError as error:
+                    wanted = search.throw(error)
+                else:
+                    wanted = search.send(slots)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+    def at_tail(self, item: Item) -> Item:
+        """Replace "the tail" by the offset that it is at now, so that waiting makes sense."""
+        if item.fetch_offset != LATEST_OFFSET or not self._table.has_stream(item.stream_id):
+            return item
+        tail = self._table.range_at(item.stream_id, -1)
+        return replace(item, range_index=tail.range_index, fetch_offset=tail.next_offset)
+
+    def answer(self, item: Item, min_bytes: int) -> Search[Answer]:
+        """Search the batches of a request, which waits for `min_bytes`; 0 does not wait.
+
+        What was trimmed or deleted while it was looked for is not lost: the request is judged
+        again.
+        """
+        try:
+            hosted, offset = self._locate(item)
+            while True:
+                tail = hosted.next_offset
+                try:
+                    slots = yield Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+                    break
+                except LogError:
+                    place = self._locate(item)
+                    if place == (hosted, offset):
+                        raise
+                    hosted, offset = place
+        except SbpError as error:
+            return _failed(item, error)
+        next_offset = slots[-1].end_offset if slots else offset
+        is_ready = (
+            next_offset == hosted.maybe_end_offset
+            or 0 <= item.end_offset <= next_offset
+            or sum([slot.body_length for slot in slots]) >= min(min_bytes, item.max_bytes)
+            or next_offset < tail
+        )
+        return Answer(item, slots, next_offset, hosted.range_index, is_ready=is_ready)
+
+    def staged_answer(self, item: Item) -> Search[Answer]:
+        """Search what is staged. Nothing waits for more of it: at its end the answer is empty."""
+        key = (item.stream_id, item.range_index)
+        try:
+            staging = self._staging_for(item)
+            slots = yield Wanted(
+                key,
+                item.fetch_offset,
+                staging.batch_count,
+                -1,
+                item.max_bytes,
+                maybe_staging=staging,
+            )
+        except SbpError as error:
+            return _failed(item, error)
+        return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
+
+    def with_more(self, answers: Sequence[Answer]) -> list[Search[Answer]]:
+        """Search what answers of places may have besides: the large batches behind.
+
+        Places take little room, and a request for a few batches takes a server as much time as one
+        for many. The answers of a frame share LOCAL_READ_PLACES_BYTES_MAX.
+        """
+        share_bytes = limits.LOCAL_READ_PLACES_BYTES_MAX // max(len(answers), 1)
+        return [self._with_more(each, share_bytes - each.length_bytes) for each in answers]
+
+    def _with_more(self, answer: Answer, room_bytes: int) -> Search[Answer]:
+        if not answer.slots or room_bytes <= 0:
+            return answer
+        try:
+            hosted = self._table.range_at(answer.item.stream_id, answer.range_index)
+            more = yield Wanted(
+                hosted.key,
+                answer.next_offset,
+                hosted.next_offset,
+                answer.item.end_offset,
+                room_bytes,
+                limits.LOCAL_READ_BATCH_BYTES_MIN,
+            )
+        except SbpError:  # deleted by now, or unreadable: a request for just these says so
+            return answer
+        if not more:
+            return answer
+        return replace(answer, slots=answer.slots + more, next_offset=more[-1].end_offset)
+
+    def _locate(self, item: Item) -> tuple[HostedRange, int]:
+        """Return the range that serves the request, and its first offset."""
+        ranges = self._table.ranges_of(item.stream_id)
+        ranges[0].receive(RangeInput.FETCH)
+        offset = item.fetch_offset
+        if item.range_index >= 0:
+            ranges = [self._table.range_at(item.stream_id, item.range_index)]
+        if offset == EARLIEST_OFFSET:
+            offset = first_offset(ranges)
+        for hosted in reversed(ranges):
+            if hosted.start_offset <= offset <= hosted.next_offset:
+                return hosted, offset
+        start_offset, next_offset = self._table.bounds_of(item.stream_id)
+        raise OffsetOutOfRangeError(
+            StatusCode.OFFSET_OUT_OF_RANGE,
+            f"offset {item.fetch_offset} of stream {item.stream_id} is outside"
+            f" [{start_offset}, {next_offset}]",
+            OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
+        )
+
+    def _staging_for(self, item: Item) -> Staging:
+        """Return what a request for staged batches is answered from. Raises SbpError if none.
+
+        NotFoundError says that nothing is staged in a range that is here, RangeNotFoundError that
+        this server knows nothing of it.
+        """
+        if item.txn_id is None:
+            raise _invalid("a frame asks for what is staged, or for what is not, never for both")
+        if item.range_index < 0:
+            raise _invalid("what is staged is read range by range: name a range_index")
+        self._table.range_at(item.stream_id, item.range_index)
+        staging = self._log.staged.maybe_staging(item.stream_id, item.range_index, item.txn_id)
+        if staging is None:
+            raise NotFoundError(
+                StatusCode.NOT_FOUND,
+                f"nothing is staged under {shown(item.txn_id)} in range {item.range_index} of"
+                f" stream {item.stream_id}",
+            )
+        if not 0 <= item.fetch_offset <= staging.batch_count:
+            raise _invalid(
+                f"{staging.batch_count} batches are staged under {item.txn_id}, and batch"
+                f" {item.fetch_offset} is asked for"
+            )
+        return staging
+
+
+def maybe_recent_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...] | None:
+    """Return where the wanted batches are, None if the disk has to be asked. Raises LogError."""
+    if wanted.offset >= wanted.stop_offset:
+        return ()
+    is_recent = wanted.maybe_staging is None and log.is_recent(wanted.key, wanted.offset)
+    return _take_slots(log, wanted) if is_recent else None
+
+
+async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> tuple[Slot, ...]:
+    """Return where the wanted batches are, on one of `threads` if the disk has to be asked.
+
+    Raises LogError when the first of them cannot be found.
+    """
+    recent = maybe_recent_slots(log, wanted)
+    if recent is not None:
+        return recent
+    return await asyncio.get_running_loop().run_in_executor(threads, _take_slots, log, wanted)
+
+
+def _take_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
+    slots: list[Slot] = []
+    taken_bytes = 0
+    staging = wanted.maybe_staging
+    batches = (
+        log.batches_from(wanted.key, wanted.offset)
+        if staging is None
+        else log.staged_from(staging, wanted.offset)
+    )
+    try:
+        for slot in batches:
+            taken_bytes += slot.body_length
+            is_full = staging is not None and len(slots) >= limits.RESULTS_PER_FRAME
+            is_too_much = slots and (taken_bytes > wanted.max_bytes or is_full)
+            is_too_small = slot.body_length < wanted.batch_bytes_min
+            if is_too_much or is_too_small or slot.base_offset >= wanted.stop_offset:
+                break
+            slots.append(slot)
+    except LogError:
+        if not slots:
+            raise
+    return tuple(slots)
+
+
+def _failed(item: Item, error: SbpError) -> Answer:
+    return Answer(item, (), item.fetch_offset, status=status_for(error))
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
