@@ -152,15 +152,6 @@ class RangeTable:
         for logged in ranges:
             self.publish(logged)
 
-    @property
-    def open_range_count(self) -> int:
-        """Ranges that take appends."""
-        return sum(
-            hosted.state is RangeState.OPEN
-            for ranges in self._streams.values()
-            for hosted in ranges.values()
-        )
-
     def live_streams(self) -> list[int]:
         """Return the ids of the streams that were not deleted."""
         return [
