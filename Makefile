@@ -10,7 +10,8 @@ LOCK   := requirements.lock
 LOCKED ?= yes
 OLDEST := .cache/oldest-pyspark
 SMOKE  := tests/spark/test_spark_round_trip.py::test_every_column_survives \
-          tests/spark/test_spark_streaming.py::test_a_stream_joins_and_another_leaves
+          tests/spark/test_spark_streaming.py::test_a_stream_joins_and_another_leaves \
+          tests/unit/test_spark_internals.py tests/spark/test_spark_insides.py
 SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME && \
           PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
 

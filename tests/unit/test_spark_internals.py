@@ -3,6 +3,8 @@
 import importlib.util
 import io
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -44,6 +46,12 @@ def told_to_spark(reader):
 
 def test_the_insides_were_looked_at_in_this_release():
     assert pyspark.__version__ in SEEN_IN, "run the tests of Spark with it, then add it to SEEN_IN"
+
+
+def test_the_oldest_release_that_is_allowed_is_among_them():
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    (bounds,) = (each for each in project["dependencies"] if each.startswith("pyspark"))
+    assert bounds.startswith(f"pyspark>={SEEN_IN[0]},")
 
 
 def test_spark_takes_the_rows_of_a_plan_from_the_class_of_its_own_reader():
