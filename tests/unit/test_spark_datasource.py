@@ -12,10 +12,42 @@ from sbp_spark.spark_internals import session_files
 VALUES = StructType([StructField("value", BinaryType())])
 
 
-def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind(monkeypatch):
-    checked = []
-    monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(session_files, "_found", {})
+class Workers:
+    """Python workers of one Spark session, one after the other, and the looks that they take."""
+
+    def __init__(self, monkeypatch):
+        self._monkeypatch = monkeypatch
+        self.looks = []
+        self.answers = dict
+        monkeypatch.setattr(datasource, "find_targets", self._find)
+        self.start()
+
+    def start(self):
+        """The next plan runs in a worker that knows nothing."""
+        self._monkeypatch.setattr(session_files, "_found", {})
+
+    def keep_files_in(self, folder):
+        self._monkeypatch.setattr(session_files, "maybe_session_folder", lambda: folder)
+
+    def end_micro_batches(self, do_they):
+        self._monkeypatch.setattr(datasource, "ends_micro_batches", lambda: do_they)
+
+    def plan(self, schema=VALUES, **options):
+        sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"} | options)
+        return sink.streamWriter(schema, overwrite=False)
+
+    def _find(self, *given):
+        found = self.answers()
+        self.looks.append(given)
+        return found
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    return Workers(monkeypatch)
+
+
+def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind(workers):
     kinds = [
         {},
         {"stream": "other"},
@@ -25,72 +57,55 @@ def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind
         {"createStreams": "true", "createRetentionPeriod": "7d"},
     ]
     for kind in kinds * 2:
-        options = {"endpoint": "pd:1", "stream": "s", **kind}
-        SbpDataSource(options).streamWriter(VALUES, overwrite=False)
-    assert len(checked) == len(kinds)
-    other_batches = {"endpoint": "pd:1", "stream": "s", "batchRecords": "5"}
-    SbpDataSource(other_batches).streamWriter(VALUES, overwrite=False)
-    assert len(checked) == len(kinds)
+        workers.plan(**kind)
+    assert len(workers.looks) == len(kinds)
+    workers.plan(batchRecords="5")
+    assert len(workers.looks) == len(kinds)
 
 
-def test_the_streams_of_columns_are_looked_at_once_for_each_schema(monkeypatch):
-    checked = []
-    monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(session_files, "_found", {})
+def test_the_streams_of_columns_are_looked_at_once_for_each_schema(workers):
     grown = StructType([*VALUES.fields, StructField("more", BinaryType())])
-    columns = {"endpoint": "pd:1", "stream": "s", "encoding": "columns"}
     for _ in range(2):
         for schema in (VALUES, grown):
-            SbpDataSource(columns).streamWriter(schema, overwrite=False)
-        merging = {**columns, "mergeSchema": "true"}
-        SbpDataSource(merging).streamWriter(grown, overwrite=False)
-    names = [schema.arrow.names for _, schema in checked]
+            workers.plan(schema, encoding="columns")
+        workers.plan(grown, encoding="columns", mergeSchema="true")
+    names = [schema.arrow.names for _, schema in workers.looks]
     assert names == [["value"], ["value", "more"], ["value", "more"]]
-    SbpDataSource({"endpoint": "pd:1", "stream": "s"}).streamWriter(VALUES, overwrite=False)
-    assert checked[-1][1] is None
+    workers.plan()
+    assert workers.looks[-1][1] is None
 
 
-def test_the_end_of_a_micro_batch_looks_at_no_streams(monkeypatch):
-    checked = []
-    monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(session_files, "_found", {})
-    options = {"endpoint": "pd:1", "stream": "s"}
-    monkeypatch.setattr(datasource, "ends_micro_batches", lambda: True)
-    SbpDataSource(options).streamWriter(VALUES, overwrite=False)
-    assert not checked
-    monkeypatch.setattr(datasource, "ends_micro_batches", lambda: False)
-    SbpDataSource(options).streamWriter(VALUES, overwrite=False)
-    assert checked
+def test_the_end_of_a_micro_batch_looks_at_no_streams(workers):
+    workers.end_micro_batches(True)
+    workers.plan()
+    assert not workers.looks
+    workers.end_micro_batches(False)
+    workers.plan()
+    assert workers.looks
 
 
-def test_what_a_worker_of_the_session_looked_at_no_other_looks_at(monkeypatch, tmp_path):
-    checked = []
-    monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path)
-
-    def plan_in_a_new_worker(**more):
-        monkeypatch.setattr(session_files, "_found", {})
-        options = {"endpoint": "pd:1", "stream": "s"} | more
-        SbpDataSource(options).streamWriter(VALUES, overwrite=False)
-        return len(checked)
-
-    assert plan_in_a_new_worker() == 1
-    assert plan_in_a_new_worker() == 1
-    assert plan_in_a_new_worker(stream="other") == 2
-    assert plan_in_a_new_worker(endpoint="pd:2") == 3
-    assert plan_in_a_new_worker(endpoint="pd:2") == 3
+def test_what_a_worker_of_the_session_looked_at_no_other_looks_at(workers, tmp_path):
+    workers.keep_files_in(tmp_path)
+    for options, looks in (
+        ({}, 1),
+        ({}, 1),
+        ({"stream": "other"}, 2),
+        ({"endpoint": "pd:2"}, 3),
+        ({"endpoint": "pd:2"}, 3),
+    ):
+        workers.start()
+        workers.plan(**options)
+        assert len(workers.looks) == looks
 
 
-def test_a_query_goes_on_with_the_streams_that_it_found(monkeypatch, tmp_path):
+def test_a_query_goes_on_with_the_streams_that_it_found(workers, tmp_path):
     found = [{"s": FoundStream(number, 5)} for number in range(3)]
-    monkeypatch.setattr(datasource, "find_targets", lambda *given: found.pop(0))
-    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path)
+    workers.answers = lambda: found.pop(0)
+    workers.keep_files_in(tmp_path)
 
-    def plan_in_a_new_worker(**more):
-        monkeypatch.setattr(session_files, "_found", {})
-        options = {"endpoint": "pd:1", "stream": "s"} | more
-        writer = SbpDataSource(options).streamWriter(VALUES, overwrite=False)
-        return writer._options.found
+    def plan_in_a_new_worker(**options):
+        workers.start()
+        return workers.plan(**options)._options.found
 
     assert plan_in_a_new_worker(checkpointlocation="a") == {"s": FoundStream(0, 5)}
     assert plan_in_a_new_worker(checkpointlocation="b") == {"s": FoundStream(1, 5)}
@@ -100,20 +115,17 @@ def test_a_query_goes_on_with_the_streams_that_it_found(monkeypatch, tmp_path):
     assert found == []
 
 
-def test_a_look_that_failed_is_taken_again(monkeypatch, tmp_path):
-    def fail(*given):
+def test_a_look_that_failed_is_taken_again(workers, tmp_path):
+    def fail():
         raise ConnectError("nobody answers")
 
-    checked = []
-    monkeypatch.setattr(datasource, "find_targets", fail)
-    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path)
-    monkeypatch.setattr(session_files, "_found", {})
-    sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"})
+    workers.keep_files_in(tmp_path)
+    workers.answers = fail
     with pytest.raises(ConnectError):
-        sink.streamWriter(VALUES, overwrite=False)
-    monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    sink.streamWriter(VALUES, overwrite=False)
-    assert checked
+        workers.plan()
+    workers.answers = dict
+    workers.plan()
+    assert workers.looks
 
 
 def test_no_output_mode_is_recommended_that_spark_refuses():
@@ -122,12 +134,9 @@ def test_no_output_mode_is_recommended_that_spark_refuses():
         sink.streamWriter(VALUES, overwrite=True)
 
 
-def test_a_session_that_keeps_no_files_is_looked_at_by_each_worker(monkeypatch, tmp_path):
-    checked = []
-    monkeypatch.setattr(datasource, "find_targets", lambda *given: checked.append(given) or {})
-    monkeypatch.setattr(session_files, "maybe_session_folder", lambda: tmp_path / "removed")
-    sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"})
+def test_a_session_that_keeps_no_files_is_looked_at_by_each_worker(workers, tmp_path):
+    workers.keep_files_in(tmp_path / "removed")
     for _ in range(2):
-        monkeypatch.setattr(session_files, "_found", {})
-        sink.streamWriter(VALUES, overwrite=False)
-    assert len(checked) == 2
+        workers.start()
+        workers.plan()
+    assert len(workers.looks) == 2
