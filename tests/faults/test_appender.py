@@ -148,8 +148,9 @@ def test_connections_are_cut(tmp_path, rng, rounds, is_staged):
             for cut_count in range(1, rounds(40) + 1):
                 appending.go_on(rng.randint(1, 10))
                 direction = rng.choice(list(Direction))
-                length = proxy.last_bytes[direction, Opcode.APPEND]
-                cut = Reset(rng.randrange(length))
+                seen = proxy.last_bytes
+                until(lambda: (direction, Opcode.APPEND) in seen or appending.failures)  # noqa: B023
+                cut = Reset(rng.randrange(seen[direction, Opcode.APPEND]))
                 proxy.inject(cut, direction, Opcode.APPEND, count=1)
                 until(lambda: proxy.injected["Reset"] >= cut_count or appending.failures)  # noqa: B023
             appending.go_on(5)

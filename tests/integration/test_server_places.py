@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from core_cluster import core_cluster, rows_batch
 from driver_proof import Known
+from foreign_batches import sequence_batch
 from old_metadata import make_older
 from range_server_process import RangeServerProcess
 from raw_client import RawClient
@@ -66,8 +67,8 @@ async def create(client, name="s"):
     return stream.stream_id
 
 
-async def append(client, stream_id, value=b"x"):
-    (outcome,) = await client.append([AppendItem(stream_id, rows_batch([value]))])
+async def append(client, stream_id, value=b"x", batch_of=rows_batch):
+    (outcome,) = await client.append([AppendItem(stream_id, batch_of([value]))])
     return outcome.base_offset
 
 
@@ -231,12 +232,12 @@ def test_under_a_placement_driver_that_keeps_no_secrets_none_is_asked_for(tmp_pa
             await server.start()
             async with AsyncClient(driver.endpoint) as client:
                 stream_id = await create(client)
-                assert await append(client, stream_id) == 0
+                assert await append(client, stream_id, batch_of=sequence_batch) == 0
                 async with RawClient.at(server.endpoint) as raw:
                     assert await stage(raw, stream_id, "t", "a") == [-1]
                     assert await end(raw, stream_id, "t", count=1) == (1, 1)
                 await client.seal_streams([stream_id])
-                assert await append(client, stream_id) == 2
+                assert await append(client, stream_id, batch_of=sequence_batch) == 2
             await server.stop()
         async with placement_driver(tmp_path) as driver:  # the same one, upgraded
             server = range_server(tmp_path / "rs", driver)

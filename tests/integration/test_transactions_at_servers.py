@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from core_cluster import rows_batch, values_of
 from driver_proof import DrivingClient
+from foreign_batches import sequence_batch
 from range_server_process import RangeServerProcess
 
 from sbp_core import limits
@@ -200,8 +201,9 @@ def test_a_server_that_knows_no_transactions_is_not_asked(tmp_path):
         stream_id = await create(client)
         server = await server_of(client, stream_id)
         part = TxnPart("t", stream_id, 0, 1)
+        sequence = [AppendItem(stream_id, sequence_batch([b"a"]))]
         with pytest.raises(UnsupportedError):
-            await client.append(batches(stream_id, "a"), transaction=Transaction("t"))
+            await client.append(sequence, transaction=Transaction("t"))
         with pytest.raises(UnsupportedError):
             await staged_text(client, server, part)
         with pytest.raises(UnsupportedError):
