@@ -116,17 +116,10 @@ class WrittenTable:
         )
 
     def _reference(self, field: Field, place: int, column: int) -> _Reference:
-        match field.kind:
-            case Table(name):
-                return _Reference(
-                    place, column, field.name, self._tables[name], Writer._write_table
-                )
-            case Vector(Table(name)):
-                return _Reference(
-                    place, column, field.name, self._tables[name], Writer._write_tables
-                )
-            case kind:
-                return _Reference(place, column, field.name, kind, _write_method(kind))
+        kind = field.kind
+        element = kind.element if isinstance(kind, Vector) else kind
+        what = self._tables[element.name] if isinstance(element, Table) else kind
+        return _Reference(place, column, field.name, what, _write_method(kind))
 
     def number_error(self, contents: Sequence[Any]) -> HeaderError:
         """Return the error for the number that cannot be written."""
@@ -183,10 +176,9 @@ class Writer:
         if vtable_at is None:
             vtable_at = self._vtables[vtable] = len(out)
             out += vtable
+        if is_wide:
+            self._align_behind_word()
         position = len(out)
-        if is_wide and position % _WIDE_BYTES == 0:
-            out += _WORD
-            position += len(_WORD)
         try:
             out += pack(position - vtable_at, *numbers(contents))
         except struct.error:
@@ -259,11 +251,13 @@ class Writer:
 
 _TEXT: Final = Text()
 _METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
+    Table: Writer._write_table,
     Text: Writer._write_text,
     Octets: Writer._write_octets,
     Structs: Writer._write_structs,
 }
 _ELEMENT_METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
+    Table: Writer._write_tables,
     Text: Writer._write_texts,
     Scalar: Writer._write_numbers,
 }
