@@ -36,6 +36,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 
+OWN_CONNECTIONS = 2
+"""Of the client, and of the placement driver, which announced the range."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 FIRST_VALUE = b"honest 0"
 ROUNDS = 10
@@ -209,7 +211,7 @@ async def settled(cluster):
     """(tasks, descriptors) once only the cluster's own connections are left."""
     listener = cluster.server._listener
     async with asyncio.timeout(20):
-        while listener.connection_count > 1:  # noqa: ASYNC110
+        while listener.connection_count != OWN_CONNECTIONS:  # noqa: ASYNC110
             await asyncio.sleep(0)
     return len(asyncio.all_tasks()), descriptor_count()
 
