@@ -38,6 +38,7 @@ from sbp_core.errors import (
     PermissionDeniedError,
     ProtocolError,
     SbpError,
+    ShuttingDownError,
 )
 from sbp_core.server.trust import proof_of
 from sbp_core.wire.checksum import Octets
@@ -231,7 +232,7 @@ class _Link:
         was_warm, began = self._is_warm, loop.time()
         try:
             frames = await self._run(call)
-        except ConnectionLostError:
+        except (ConnectionLostError, ShuttingDownError):  # the latter: idle, it was sent away
             self._is_warm = False
             left_ms = call.timeout_ms - 1000 * (loop.time() - began)
             if not was_warm or left_ms <= 0:

@@ -17,6 +17,7 @@ from sbp_core.errors import (
     NotFoundError,
     PermissionDeniedError,
     ProtocolError,
+    ShuttingDownError,
     StatusCode,
 )
 from sbp_core.server.peers import Peers, holds
@@ -173,6 +174,18 @@ def test_a_warm_connection_that_is_lost_is_replaced_and_the_call_made_again(peer
             (answer,) = (await peers.seal(open_at(peer, 1))).values()
             assert answer.stream_range.end_offset == 9
         assert len(peer.links) == 2
+
+    asyncio.run(main())
+
+
+def test_a_call_that_crosses_the_end_of_an_idle_connection_is_made_again(peer):
+    async def main():
+        async with calling() as peers:
+            await peers.exchange(ping(peer))
+            leaving = ShuttingDownError(StatusCode.RS_SHUTTING_DOWN, "idle")
+            peer.script(Opcode.SEAL_RANGE, lambda exchange: exchange.fail(leaving), sealed)
+            (answer,) = (await peers.seal(open_at(peer, 1))).values()
+            assert answer.stream_range.end_offset == 9
 
     asyncio.run(main())
 
