@@ -134,7 +134,7 @@ def test_every_type(sbp, new_streams, client):
     expected = sbp.spark.createDataFrame(pa.Table.from_batches([rows, rows]), read.schema)
     assert dict(read.dtypes)["local"] == "timestamp_ntz"
     assert dict(read.dtypes)["took"] == "interval day to second"
-    assert dict(read.dtypes)["time"] == "time(6)"
+    assert dict(read.dtypes)["time"] == "time(9)"
     assert_df_equality(read, expected)
     texts = read.selectExpr("cast(took as string)", "cast(at as string)", "cast(time as string)")
     assert tuple(texts.first()) == (
