@@ -195,7 +195,7 @@ class DeadlineExceededError(SbpError):
 
 
 class StatusError(SbpError):
-    """The peer answered with an error status: `code`, and `detail` octets whose form it defines.
+    """The peer answered with an error status: `code`, and `detail` bytes whose form it defines.
 
     Subclasses list in `codes` the status codes they stand for; a code that no class claims keeps
     its number in a plain StatusError. The outcome is UNKNOWN for codes that do not rule an effect

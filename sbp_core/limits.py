@@ -13,7 +13,7 @@ RECEIVE_BUFFER_BYTES: Final = 64 * KIB
 RECEIVE_GROWTH_FACTOR: Final = 128
 """A receive buffer is so many times what came at most: an announced length alone costs nothing."""
 RECEIVE_WAKE_BYTES: Final = 256 * KIB
-"""Of a large frame the receiver is woken up for so many octets, or for the rest."""
+"""Of a large frame the receiver is woken up for so many bytes, or for the rest."""
 BAD_MAGIC_FRAMES_MAX: Final = 8
 """Consecutive frames of another protocol after which the peer is taken for no SBP peer."""
 
@@ -21,11 +21,11 @@ BAD_MAGIC_FRAMES_MAX: Final = 8
 COMPRESSION_BYTES_MIN: Final = 4 * KIB
 """Shorter payloads are sent as they are."""
 COMPRESSION_RATIO_MAX: Final = 64
-"""What a compressed octet may stand for: guards against decompression bombs."""
+"""What a compressed byte may stand for: guards against decompression bombs."""
 ISOLATION_CLASS_LENGTH_MAX: Final = 64
 """Characters of the name of an isolation class."""
 
-# Headers: a few octets of FlatBuffers can describe an exponential tree, so nodes are counted.
+# Headers: a few bytes of FlatBuffers can describe an exponential tree, so nodes are counted.
 HEADER_DEPTH_MAX: Final = 8
 HEADER_TABLES_MAX: Final = 131_072
 """Tables of one header, each as often as it is referred to: 20 000 items have six each."""
@@ -110,7 +110,7 @@ GOAWAY_GRACE_MS: Final = 1_000
 FIRST_FRAME_MS: Final = 10_000
 """From the connection to the end of its first frame."""
 FRAME_COMPLETION_MS: Final = 30_000
-"""From the first octet of a frame to its last, while the socket is read."""
+"""From the first byte of a frame to its last, while the socket is read."""
 FRAME_CONTENDED_MS: Final = 5_000
 """The same for a frame that holds memory which other connections wait for."""
 FRAME_STALLED_MS: Final = 2_000
@@ -153,7 +153,7 @@ SCHEMA_VERSIONS_MAX: Final = 1_000
 SCHEMAS_PER_TURN: Final = 1
 """Schemas that the placement driver registers at a time, before other work has its turn."""
 SCHEMA_RESULT_BYTES: Final = KIB
-"""So many octets of a schema count for a result, in RESULTS_PER_FRAME."""
+"""So many bytes of a schema count for a result, in RESULTS_PER_FRAME."""
 SCHEMA_FAULTS_LENGTH_MAX: Final = 8 * KIB
 """Characters that tell a peer what is wrong with a schema; there may be a line for each column."""
 
@@ -229,7 +229,7 @@ FETCH_JOIN_BYTES: Final = 64 * KIB
 LOCAL_READ_BATCH_BYTES_MIN: Final = 128 * KIB
 """Batches that are smaller on average are worth no look into the file for each."""
 LOCAL_READ_PLACES_BYTES_MAX: Final = 64 * MIB
-"""Octets of the batches that one answer has places of: these take little room, and a question for
+"""Bytes of the batches that one answer has places of: these take little room, and a question for
 a few batches as much time as one for many."""
 LOCAL_READ_PAUSE_MS: Final = 60_000
 """Where a look into the files of a server failed, it is not tried again for so long."""
@@ -267,7 +267,7 @@ READS_AT_WORK_MAX: Final = 4
 READ_QUANTUM_BYTES: Final = FETCH_FRAME_BYTES
 """What a class of reads may answer in one turn: about a frame, so turns are short."""
 READ_CHARGE_BYTES_MIN: Final = 64 * KIB
-"""What a read counts for at least: a small frame takes the time of so many octets."""
+"""What a read counts for at least: a small frame takes the time of so many bytes."""
 READ_CLASSES_MAX: Final = 32
 """Classes of reads that wait at a time, tail and catch-up apart; those beyond share two."""
 TAIL_WINDOW_BYTES: Final = 2 * GROUP_COMMIT_BYTES_MAX
@@ -280,7 +280,7 @@ SEGMENT_FILES_OPEN_MAX: Final = 128
 INDEX_CACHE_BYTES_MAX: Final = 128 * MIB
 """Memory for indexes of full segments, 33 bytes a batch. One that is larger is held alone."""
 SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
-"""Ranges in one SNAPSHOT entry, 29 octets each."""
+"""Ranges in one SNAPSHOT entry, 29 bytes each."""
 SNAPSHOT_WRITERS_PER_ENTRY: Final = 4_096
 """Writers in one SNAPSHOT_WRITERS entry, some 720 bytes each at most."""
 HIGH_WATER_INTERVAL_MS: Final = 100
@@ -288,7 +288,7 @@ HIGH_WATER_INTERVAL_MS: Final = 100
 HIGH_WATER_KEPT_INTERVAL_MS: Final = 10_000
 """How often a placement driver writes down how far the logs of range servers are synced."""
 LOG_SCAN_BYTES: Final = 4 * MIB
-"""Octets read at a time at recovery."""
+"""Bytes read at a time at recovery."""
 RETENTION_CHECK_INTERVAL_MS: Final = 60_000
 RETENTION_CHECK_INTERVAL_MS_MAX: Final = 86_400_000
 CLOCK_EVEN_MS: Final = 600_000
@@ -298,7 +298,7 @@ CLOCK_LEAP_MS: Final = 10_000
 CLOCK_SUSPICIOUS_MS: Final = 86_400_000
 """A wall clock further ahead of the newest entry of a log is logged when the server starts."""
 CLEAN_LIVE_SHARE_MAX: Final = 0.3
-"""A segment of whose batches less is live, by octets, is rewritten without the others."""
+"""A segment of whose batches less is live, by bytes, is rewritten without the others."""
 CLEAN_LIVE_SHARE_SHORT_MAX: Final = 0.9
 """The same where the disk has no room for appends."""
 LOG_RESERVE_BYTES: Final = 4 * MIB
@@ -318,7 +318,7 @@ WRITERS_PER_STREAM_MAX: Final = 1_024
 WRITERS_MAX: Final = 16_384
 """Writers of all streams that a range server remembers, some 4 KiB of memory each at most."""
 WRITERS_PER_RESULT_BYTES: Final = KIB
-"""So many octets that describe writers count for a result, in RESULTS_PER_FRAME."""
+"""So many bytes that describe writers count for a result, in RESULTS_PER_FRAME."""
 
 # Transactions: what is staged under an id, and decided as a whole.
 PRODUCER_LENGTH_MAX: Final = 64
@@ -345,7 +345,7 @@ STUCK_LOG_INTERVAL_MS: Final = 60_000
 ABORTED_TXNS_KEPT_MS: Final = 30 * 86_400_000
 """How long a transaction that was given up is known by its id, and what was lost of a decision."""
 TXN_BATCHES_MAX: Final = 500_000
-"""Staged batches that become readable at once in one stream, 16 octets each in the log."""
+"""Staged batches that become readable at once in one stream, 16 bytes each in the log."""
 TXN_RECORDS_MAX: Final = 2**32 - 1
 """Staged records that become readable at once in one stream."""
 TXN_ENDS_KEPT: Final = 16
@@ -355,7 +355,7 @@ TXN_ENDED_IDS_MAX: Final = 1_024
 STAGINGS_MAX: Final = 65_536
 """Transactions that have something staged in a range of a range server, counted by range."""
 SNAPSHOT_STAGED_BYTES: Final = 4 * MIB
-"""Octets of what is staged in one SNAPSHOT_STAGED entry."""
+"""Bytes of what is staged in one SNAPSHOT_STAGED entry."""
 STAGED_TIMEOUT_MS: Final = 86_400_000
 STAGED_TIMEOUT_MS_MAX: Final = 30 * 86_400_000
 """How long something may stay staged that nobody decides about."""

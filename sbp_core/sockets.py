@@ -27,7 +27,7 @@ _TCP_ESTABLISHED: Final = 1
 
 
 class Receiving:
-    """Tells the system how many octets are worth a wake-up of who reads from `connected`.
+    """Tells the system how many bytes are worth a wake-up of who reads from `connected`.
 
     The socket must not block: a call that blocks and has a part of them already is not woken up
     for a rest that is smaller.
@@ -82,7 +82,7 @@ class AsyncSocket:
         return self._taken_bytes - self.unsent_bytes
 
     def expect(self, missing_bytes: int) -> None:
-        """Wake up when as many octets came as are worth it; see `Receiving.expect`."""
+        """Wake up when as many bytes came as are worth it; see `Receiving.expect`."""
         self._receiving.expect(missing_bytes)
 
     @property

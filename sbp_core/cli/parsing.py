@@ -180,7 +180,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Return how many octets a size such as 500MiB or 10GiB has."""
+    """Return how many bytes a size such as 500MiB or 10GiB has."""
     unit_bytes = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
     number, unit = (text[:-3], text[-3:]) if text != "0" else ("0", "KiB")
     if unit not in unit_bytes or not _is_number(number):

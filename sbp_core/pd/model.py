@@ -108,7 +108,7 @@ class SchemaRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """What to change of a stream. None leaves the name, or the limit in octets, that it has."""
+    """What to change of a stream. None leaves the name, or the limit in bytes, that it has."""
 
     stream_id: int
     name: str | None

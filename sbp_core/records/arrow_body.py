@@ -19,7 +19,7 @@ from sbp_core.records.envelope import Envelope
 
 Compression = Literal["none", "lz4", "zstd"]
 Ends = npt.NDArray[np.int64]
-"""The octets before each of n rows, and after the last one: n + 1 numbers that never fall."""
+"""The bytes before each of n rows, and after the last one: n + 1 numbers that never fall."""
 
 _VALIDITY_BITS: Final = 1
 _OFFSET_BITS: Final = 32
@@ -55,7 +55,7 @@ def decode_body(
     """Return the rows of a record batch, those columns that are asked for, fully validated.
 
     With `names` comes `schema_message`, the schema as Arrow's streams begin with it. Uncompressed
-    columns are views of the envelope's body, unless that is not aligned to 8 octets: then it is
+    columns are views of the envelope's body, unless that is not aligned to 8 bytes: then it is
     copied once. Raises DamagedBatchError.
     """
     try:
@@ -98,12 +98,12 @@ def check_values(batch: pa.RecordBatch) -> None:
 
 
 def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return how many octets each row takes in a record batch."""
+    """Return how many bytes each row takes in a record batch."""
     return np.diff(row_ends(rows))
 
 
 def row_ends(rows: pa.RecordBatch) -> Ends:
-    """Return the octets before each row and after the last one, from any number on."""
+    """Return the bytes before each row and after the last one, from any number on."""
     return _ends(rows.columns, rows.num_rows)
 
 

@@ -119,7 +119,7 @@ class Outline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageSize:
-    """How many octets the buffers of a message decode to, and whether they are compressed."""
+    """How many bytes the buffers of a message decode to, and whether they are compressed."""
 
     decoded_bytes: int
     is_compressed: bool
@@ -205,7 +205,7 @@ def check_sizes(outline: Outline, sizes: Sequence[int]) -> MessageSize:
 def are_sound(outlines: Sequence[Outline]) -> bool:
     """Whether all of these uncompressed messages pass `check_outline`, if each is a small one.
 
-    Nor may they decode to more octets than they have, as those do whose buffers overlap.
+    Nor may they decode to more bytes than they have, as those do whose buffers overlap.
     """
     nodes = _pairs([each.nodes for each in outlines])
     buffers = _pairs([each.buffers for each in outlines])

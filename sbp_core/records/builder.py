@@ -25,7 +25,7 @@ from sbp_core.records.stream_schema import StreamSchema, check_required
 _SLICES_MAX: Final = 256
 """Waiting slices after which they are joined: a slice of one row costs kilobytes around it."""
 _SPARE_BYTES_MAX: Final = 64 * limits.KIB
-"""Octets beside its own that a waiting slice may keep alive, on top of its own size once more."""
+"""Bytes beside its own that a waiting slice may keep alive, on top of its own size once more."""
 
 
 class BatchBuilder(ABC):
@@ -56,7 +56,7 @@ class BatchBuilder(ABC):
 
     @property
     def waiting_bytes(self) -> int:
-        """Octets of the records that wait."""
+        """Bytes of the records that wait."""
         return self._waiting_bytes
 
     @property

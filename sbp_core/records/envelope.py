@@ -1,16 +1,16 @@
 """The envelope of a record batch: the part that every server and client reads alike.
 
-    | octets | field                                                              |
+    | bytes | field                                                              |
     |--------|--------------------------------------------------------------------|
     | 1      | magic 0x22                                                         |
     | 8      | base offset, i64: written in place by the range server             |
     | 4      | length of the metadata, i32                                        |
-    | ...    | RecordBatchMeta (schemas/record_batch.fbs), padded with zero octets |
+    | ...    | RecordBatchMeta (schemas/record_batch.fbs), padded with zero bytes |
     | ...    | body, in the encoding that the metadata names                      |
 
 Numbers are big-endian. Of the metadata's properties, `encoding` names the form of the body and
 `body_bytes` is its length in decimal, so that batches can stand back to back; encodings/columns.py
-has two more. The padding makes fixed part and metadata a multiple of 8 octets together: in an
+has two more. The padding makes fixed part and metadata a multiple of 8 bytes together: in an
 aligned buffer bodies are aligned.
 
 Without an encoding the body is a record sequence, as other clients write it:

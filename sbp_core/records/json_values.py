@@ -1,7 +1,7 @@
 """Rows of typed streams as values that JSON has.
 
 Times are ISO 8601, in UTC unless they have no zone; durations are microseconds, decimals text
-without an exponent, octets text or base64. A float32 has the digits that tell it from its
+without an exponent, bytes text or base64. A float32 has the digits that tell it from its
 neighbours. A map with text for keys is an object, any other one a list of pairs.
 """
 
@@ -65,7 +65,7 @@ def describe_values(array: pa.Array) -> list[Any]:
 
 
 def describe_octets(octets: bytes) -> Any:
-    """Return octets as text if they are UTF-8, else in base64."""
+    """Return bytes as text if they are UTF-8, else in base64."""
     try:
         return octets.decode("utf-8")
     except UnicodeDecodeError:

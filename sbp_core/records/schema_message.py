@@ -1,7 +1,7 @@
 """Arrow's encapsulated schema message, checked before Arrow reads it.
 
 It has the form of arrow_message.py, without buffers. Arrow verifies that its metadata lie inside,
-but reads a table as often as it is referred to: a few octets can describe millions of columns, or
+but reads a table as often as it is referred to: a few bytes can describe millions of columns, or
 one long name a thousand times. The tables here are the parts of Arrow's Schema.fbs that are needed,
 with its ids; of the types of columns Arrow reads all that is to be known.
 """

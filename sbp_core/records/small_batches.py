@@ -6,7 +6,7 @@ format lays them out:
 
     any column        a bit for each row, 0 for null; may be missing where none is
     fixed width       the values
-    binary, string    one offset (i32) more than rows, into the octets that follow
+    binary, string    one offset (i32) more than rows, into the bytes that follow
     list, map         one offset more than rows, into the rows of the column within
     struct            the columns within, as long as it
 
@@ -107,7 +107,7 @@ def small_runs(
 ) -> Iterator[Run]:
     """Yield all batches in their order, small ones of a kind together, any other alone.
 
-    A run ends when it has `rows_enough` rows or decodes to `bytes_enough` octets. Raises
+    A run ends when it has `rows_enough` rows or decodes to `bytes_enough` bytes. Raises
     DamagedBatchError for a message that is no rows of Arrow's, before batches that come earlier.
     """
     run = Run()
@@ -129,7 +129,7 @@ def decode_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all record batches in their order, those of small ones together.
 
-    Small batches are joined until they have `rows_enough` rows or decode to `bytes_enough` octets.
+    Small batches are joined until they have `rows_enough` rows or decode to `bytes_enough` bytes.
     Any other is decoded alone, as by `decode_batch`. Raises RecordBatchError.
     """
     for run in small_runs(envelopes, rows_enough=rows_enough, bytes_enough=bytes_enough):
@@ -299,7 +299,7 @@ class _Gatherer:
         return pa.Array.from_buffers(kind, row_count, buffers, null_count, children=children)
 
     def _next_buffer(self) -> tuple[_Ints, _Ints]:
-        """Return where the next buffer of each message begins, and its octets."""
+        """Return where the next buffer of each message begins, and its bytes."""
         starts, sizes = self._buffers.next()
         return self._starts + starts, sizes
 

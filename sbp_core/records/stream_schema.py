@@ -109,7 +109,7 @@ class StreamSchema:
 
 
 def decode_stream_schema(data: bytes) -> StreamSchema:
-    """Return the schema that `encode` made octets of. Raises SchemaError for any others."""
+    """Return the schema that `encode` made bytes of. Raises SchemaError for any others."""
     if len(data) > limits.SCHEMA_BYTES_MAX:
         raise SchemaError(
             f"a schema of {len(data)} octets; at most {limits.SCHEMA_BYTES_MAX} are allowed"

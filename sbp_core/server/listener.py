@@ -222,7 +222,7 @@ class Listener:
         with connection, contextlib.suppress(OSError):
             connection.send(b"".join(farewell))
             connection.shutdown(socket.SHUT_WR)
-            connection.recv(limits.RECEIVE_BUFFER_BYTES)  # unread octets would reset it
+            connection.recv(limits.RECEIVE_BUFFER_BYTES)  # unread bytes would reset it
 
     async def _sweep_for_ever(self) -> None:
         while True:

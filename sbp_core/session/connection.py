@@ -1,6 +1,6 @@
 """One end of an SBP connection, without I/O and without a clock.
 
-Octets go in, events come out; calls and responses go in, octets come out. Both ends obey the same
+Bytes go in, events come out; calls and responses go in, bytes come out. Both ends obey the same
 tables (states.py). Times are seconds of any monotonic clock that the owner passes as `now`.
 
 SPEC "Stream Identifier": a request and the frames that answer it carry the same id. Ids are issued
@@ -119,7 +119,7 @@ class Connection:
 
     @property
     def is_mid_frame(self) -> bool:
-        """Whether the octets that `events` left are the beginning of a frame."""
+        """Whether the bytes that `events` left are the beginning of a frame."""
         return self._decoder.is_mid_frame
 
     @property
@@ -139,7 +139,7 @@ class Connection:
 
     @property
     def missing_bytes(self) -> int:
-        """Octets that are to come before there is an event; 1 where that is not known."""
+        """Bytes that are to come before there is an event; 1 where that is not known."""
         return self._decoder.missing_bytes
 
     # What both ends agreed on.
@@ -177,7 +177,7 @@ class Connection:
         *,
         deadline: float | None = None,
     ) -> tuple[int, list[Octets]]:
-        """Open a call; return its id and the octets to send.
+        """Open a call; return its id and the bytes to send.
 
         Raises ShuttingDownError after GOAWAY, ConnectError after the end, ThrottledError at
         the limit of open calls, FrameError when the request is too large. Nothing is sent then.
@@ -230,7 +230,7 @@ class Connection:
         *,
         is_end: bool = True,
     ) -> list[Octets]:
-        """Return the octets of one frame that answers `request`; nothing once it is answered.
+        """Return the bytes of one frame that answers `request`; nothing once it is answered.
 
         A payload that was not packed is packed here. Raises FrameError when the answer is too large
         for one frame.
@@ -245,7 +245,7 @@ class Connection:
         return buffers
 
     def send_system_error(self, request: Frame, error: SbpError) -> list[Octets]:
-        """Return the octets of a system error frame (SPEC "System Error Frame")."""
+        """Return the bytes of a system error frame (SPEC "System Error Frame")."""
         self._requests.discard(request.call_id)
         return self._encode(
             request.opcode,
@@ -255,7 +255,7 @@ class Connection:
         )
 
     def send_farewell(self, error: SbpError) -> list[Octets]:
-        """Return the octets that tell the peer why its connection is being closed."""
+        """Return the bytes that tell the peer why its connection is being closed."""
         return self._encode(
             Opcode.GOAWAY,
             _ERROR,
@@ -264,7 +264,7 @@ class Connection:
         )
 
     def send_goaway(self) -> list[Octets]:
-        """Return the octets of a GOAWAY request; nothing once either side has sent one.
+        """Return the bytes of a GOAWAY request; nothing once either side has sent one.
 
         From now on no new calls are taken.
         """
@@ -273,17 +273,17 @@ class Connection:
         return self._encode(Opcode.GOAWAY, _REQUEST, 0)
 
     def answer_goaway(self, request: Frame) -> list[Octets]:
-        """Return the octets that answer a GOAWAY, for peers that expect it."""
+        """Return the bytes that answer a GOAWAY, for peers that expect it."""
         return self._encode(Opcode.GOAWAY, _LAST, request.call_id)
 
-    # Octets.
+    # Bytes.
 
     def get_buffer(self) -> memoryview:
-        """Return where the next octets from the peer go."""
+        """Return where the next bytes from the peer go."""
         return self._decoder.get_buffer()
 
     def buffer_updated(self, count: int) -> bool:
-        """Tell that `count` octets were written into the last `get_buffer`.
+        """Tell that `count` bytes were written into the last `get_buffer`.
 
         Return whether there may be an event now; until then there is nothing to look for.
         """
@@ -291,11 +291,11 @@ class Connection:
         return not self._decoder.is_mid_body
 
     def receive_data(self, data: Octets) -> None:
-        """Copy octets from the peer in."""
+        """Copy bytes from the peer in."""
         self._decoder.receive_data(data)
 
     def events(self) -> Iterator[Event]:
-        """Yield what the octets so far mean. After ConnectionBroken there is nothing more."""
+        """Yield what the bytes so far mean. After ConnectionBroken there is nothing more."""
         if self.state is ConnectionState.CLOSED:
             return
         try:

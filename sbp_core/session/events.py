@@ -47,7 +47,7 @@ class GoawayReceived(Struct, frozen=True):
 
 
 class ConnectionBroken(Struct, frozen=True):
-    """The peer's octets cannot be read any further: send what is pending, then close."""
+    """The peer's bytes cannot be read any further: send what is pending, then close."""
 
     error: SbpError
 

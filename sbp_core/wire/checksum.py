@@ -19,12 +19,12 @@ def crc32(parts: Iterable[Octets]) -> int:
 
 
 def crc32_joined(before: int, after: int, after_bytes: int) -> int:
-    """CRC-32 of octets with the CRC-32 `before` and of `after_bytes` octets with `after`."""
+    """CRC-32 of bytes with the CRC-32 `before` and of `after_bytes` bytes with `after`."""
     return isal_zlib.crc32_combine(before, after, after_bytes)
 
 
 def crc32c(parts: Iterable[Octets], value: int = 0) -> int:
-    """CRC-32C (Castagnoli, the log's) of `parts`, behind octets that have the CRC-32C `value`."""
+    """CRC-32C (Castagnoli, the log's) of `parts`, behind bytes that have the CRC-32C `value`."""
     for part in parts:
         value = _crc32c.crc32c(part, value)
     return value

@@ -14,7 +14,7 @@ Big-endian:
     16+H    P     payload
     16+H+P  4     CRC-32 of the payload, 0 when there is none
 
-so `length` = 16 + H + P, and a frame takes length + 4 octets in all. Extension: in a frame with the
+so `length` = 16 + H + P, and a frame takes length + 4 bytes in all. Extension: in a frame with the
 flag HEADER_CHECKSUM, on a connection that agreed on it, the CRC-32 is of all that stands before it.
 
 Another extension is the payload of a frame with the flag COMPRESSED: its uncompressed length (u32),
@@ -60,7 +60,7 @@ _GAIN_MIN: Final = 8
 
 
 class Frame(Struct, frozen=True):
-    """One frame. `header` and `payload` are raw octets.
+    """One frame. `header` and `payload` are raw bytes.
 
     The payload of a decoded frame belongs to whoever received it, and may be written to.
     """
@@ -131,7 +131,7 @@ def encode_frame(
 
 
 class DecoderState(enum.Enum):
-    """What the next octets of the connection are."""
+    """What the next bytes of the connection are."""
 
     PREFIX = "the first 16 octets of a frame"
     BODY = "the header, payload and checksum of a frame"
@@ -148,9 +148,9 @@ class HeaderChecksum(enum.Enum):
 
 
 class FrameDecoder:
-    """Incremental decoder: octets in, frames out, refusing at the earliest octet.
+    """Incremental decoder: bytes in, frames out, refusing at the earliest byte.
 
-    Octets come in either through `receive_data`, or without a copy through `get_buffer` /
+    Bytes come in either through `receive_data`, or without a copy through `get_buffer` /
     `buffer_updated` (the shape of asyncio.BufferedProtocol and socket.recv_into). Then `frames`
     yields what is complete. A frame with the wrong magic or an unknown opcode is skipped, as SPEC
     "Magic Code" and "Operation Code" demand. FrameError means that the connection cannot be read
@@ -186,7 +186,7 @@ class FrameDecoder:
 
     @property
     def missing_bytes(self) -> int:
-        """Octets that are to come before there is anything to do; 1 where that is not known."""
+        """Bytes that are to come before there is anything to do; 1 where that is not known."""
         if self.state is DecoderState.BODY:
             return max(1, self._frame_bytes - (self._end - self._start))
         return max(1, self._discard_bytes)
@@ -207,7 +207,7 @@ class FrameDecoder:
         return self._end - self._start
 
     def get_buffer(self) -> memoryview:
-        """Return where the next octets go: at least one octet long."""
+        """Return where the next bytes go: at least one byte long."""
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._buffer) > limits.RECEIVE_BUFFER_BYTES:  # a large header was in it
@@ -217,7 +217,7 @@ class FrameDecoder:
         return self._buffer[self._end :]
 
     def buffer_updated(self, count: int) -> None:
-        """Tell that `count` octets were written into the last `get_buffer`."""
+        """Tell that `count` bytes were written into the last `get_buffer`."""
         self._end += count
 
     def drop(self) -> None:
@@ -226,7 +226,7 @@ class FrameDecoder:
         self._start = self._end = 0
 
     def receive_data(self, data: Octets) -> None:
-        """Copy octets in. For tests and callers that have the octets already."""
+        """Copy bytes in. For tests and callers that have the bytes already."""
         rest = memoryview(data)
         while rest:
             with self.get_buffer() as target:
@@ -236,7 +236,7 @@ class FrameDecoder:
             rest = rest[count:]
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the complete frames. Raises FrameError when the octets are no frames."""
+        """Yield the complete frames. Raises FrameError when the bytes are no frames."""
         if self._error is not None:
             raise self._error
         try:
@@ -261,7 +261,7 @@ class FrameDecoder:
                 return self._take_frame()
 
     def _read_prefix(self) -> bool:
-        """Look at the octets of a prefix as they come; whether the state moved on."""
+        """Look at the bytes of a prefix as they come; whether the state moved on."""
         available = self._end - self._start
         if available < _LENGTH_OFFSET:
             return False
@@ -385,7 +385,7 @@ _NO_BUFFER: Final = memoryview(bytearray())
 
 
 def _allocate(size: int) -> memoryview:
-    """Return `size` octets that are not touched: memory is used as it is written to."""
+    """Return `size` bytes that are not touched: memory is used as it is written to."""
     return np.empty(size, np.uint8).data
 
 

@@ -78,7 +78,7 @@ RESULT_FIELDS: Final[Mapping[type, str]] = {
 
 
 def encode_header(header: object) -> bytes:
-    """Return the octets of a header table. Raises HeaderError when it is larger than allowed."""
+    """Return the bytes of a header table. Raises HeaderError when it is larger than allowed."""
     return _SCHEMA.encode(header)
 
 

@@ -37,7 +37,7 @@ class Opcode(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """Bits of a frame's flags octet; bits that are not listed are ignored.
+    """Bits of a frame's flags byte; bits that are not listed are ignored.
 
     COMPRESSED and HEADER_CHECKSUM are extensions: they mean something only on a connection whose
     two ends agreed on the feature of that name.

@@ -242,7 +242,7 @@ def _check_sequence(
 
 
 class _Joiner:
-    """Joins small pieces into batches of ROWS_PER_BATCH rows or BYTES_PER_BATCH octets.
+    """Joins small pieces into batches of ROWS_PER_BATCH rows or BYTES_PER_BATCH bytes.
 
     No batch has twice as much, but for a piece that is enough by itself.
     """

@@ -229,7 +229,7 @@ _SAMPLES_AGAIN_MAX: Final = 8
 
 
 class RecordSizes:
-    """Octets per record of each stream, envelope included, as stored.
+    """Bytes per record of each stream, envelope included, as stored.
 
     What is known of a stream is the average of one record batch, that at which reading was to go on
     when it was sampled. So it is exact for streams whose records are alike.
@@ -238,10 +238,10 @@ class RecordSizes:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._sampled: dict[int, tuple[int, int]] = {}
-        """By stream id, the one sampled longest ago first: at which offset, octets per record."""
+        """By stream id, the one sampled longest ago first: at which offset, bytes per record."""
 
     def estimate(self, starts: Mapping[int, int], tails: Mapping[int, int]) -> dict[int, int]:
-        """Return the octets of one record of each stream of `starts`, sampling some of them.
+        """Return the bytes of one record of each stream of `starts`, sampling some of them.
 
         Streams that are away or fail are counted with what is known: reading them will tell.
         """

@@ -24,7 +24,7 @@ from sbp_spark.reading.planning import StreamSpan
 
 SPANS_PER_FETCH: Final = 16
 FETCH_ROUND_BYTES_MAX: Final = 8 * limits.MIB
-"""Octets asked for in one FETCH, shared by its spans. A round trip costs as much time as a few of
+"""Bytes asked for in one FETCH, shared by its spans. A round trip costs as much time as a few of
 them, so less would be slower."""
 FETCH_WAIT_MS: Final = 1_000
 _PAUSE_S: Final = 0.05
@@ -47,7 +47,7 @@ class Chunk:
 
     @property
     def size_bytes(self) -> int:
-        """Octets of the batches."""
+        """Bytes of the batches."""
         placed = self.maybe_placed
         return len(self.payload) if placed is None else placed.length_bytes
 
@@ -81,7 +81,7 @@ def fetch_chunks(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
-    """Yield the octets of all spans; those of one stream in the order of their offsets.
+    """Yield the bytes of all spans; those of one stream in the order of their offsets.
 
     One FETCH asks for several streams at once, `round_bytes` in all. Large batches on this machine
     may be left where they are (`leaves_placed`), and are more then. Offsets that are gone raise
@@ -287,7 +287,7 @@ def read_placed_chunks(
     round_bytes: int,
     is_loss_fatal: bool,
 ) -> Iterator[Chunk]:
-    """Yield chunks of `fetch_chunks` with their octets, in the same order.
+    """Yield chunks of `fetch_chunks` with their bytes, in the same order.
 
     What cannot be read, as files are removed and rewritten at any time, is fetched. Raises as
     `fetch_chunks` does.

@@ -32,7 +32,7 @@ def admit(
     """Return the end offset of each stream of `starts` (stream id -> next offset to read).
 
     At most `records_max` records and, by what `record_bytes` says of one record of each stream,
-    `bytes_max` octets are admitted in all (None: no limit), in proportion to the backlogs. One
+    `bytes_max` bytes are admitted in all (None: no limit), in proportion to the backlogs. One
     record is always admitted, however long it is. `turn` is counted up by the caller: of n streams
     each that has something to read is served at least once in n consecutive turns. An end is never
     below its start nor above its tail; a stream whose tail is missing, or below its start (metadata
@@ -76,7 +76,7 @@ class _Room:
         self._bytes -= count * size_bytes
 
     def share(self, records: int, octets: int) -> tuple[int, int]:
-        """Return the part of so many records and octets that fits, as a fraction below 1."""
+        """Return the part of so many records and bytes that fits, as a fraction below 1."""
         if self._records <= 0 or self._bytes <= 0:
             return 0, 1
         if self._records * octets <= self._bytes * records:

@@ -67,7 +67,7 @@ def _json(row: pa.RecordBatch) -> bytes:
 
 
 def _as_octets(kind: pa.DataType) -> pa.DataType:
-    """Return the type with octets for texts, which may be any."""
+    """Return the type with bytes for texts, which may be any."""
     if pa.types.is_string(kind):
         return pa.binary()
     if pa.types.is_list(kind):
@@ -157,7 +157,7 @@ def _is_nested_alike(given: pa.Schema, there: pa.Schema) -> bool:
 
 
 def _largest(column: pa.Array) -> int:
-    """Return what a value of the column takes at most, in octets, beside those of fixed width."""
+    """Return what a value of the column takes at most, in bytes, beside those of fixed width."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return int(column.nbytes)

@@ -49,7 +49,7 @@ def find_bad_rows(rows: pa.RecordBatch) -> list[BadRows]:
 
 
 def too_large(sizes: npt.NDArray[np.int64]) -> list[BadRows]:
-    """Return which rows have more octets than a record may."""
+    """Return which rows have more bytes than a record may."""
     indexes = np.flatnonzero(sizes > limits.RECORD_BYTES_MAX)
     if not indexes.size:
         return []

@@ -1,7 +1,7 @@
 """Hashes of 64 bits of whole columns at once, for digests.
 
 Each word of a value is mixed and multiplied by a constant of its place; the hash is made of their
-sum and the length. Octets behind the end count as 0, so words of 0 add nothing. As a value's hash
+sum and the length. Bytes behind the end count as 0, so words of 0 add nothing. As a value's hash
 is a sum, it does not matter how many of its words are gathered at once, with those of all other
 values; that is chosen by how long the values are. It tells what changed by accident, no more.
 """
@@ -21,10 +21,10 @@ _Lengths = npt.NDArray[np.int64]
 
 WORD_BYTES: Final = 8
 LONG_BYTES: Final = 16_384
-"""Longer octets are hashed one by one, by a function that needs no constant for each word."""
+"""Longer bytes are hashed one by one, by a function that needs no constant for each word."""
 
 _PART_BYTES: Final = 245_760
-"""So many octets are gathered at once: with what is made of them they stay in the processor's
+"""So many bytes are gathered at once: with what is made of them they stay in the processor's
 cache."""
 
 STEP: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -134,7 +134,7 @@ def _sum_values(octets: memoryview, starts: _Lengths, lengths: _Lengths) -> Hash
 
 
 def _sum_part(octets: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
-    """Return the sums of values in these octets, behind each of which are LONG_BYTES more."""
+    """Return the sums of values in these bytes, behind each of which are LONG_BYTES more."""
     sums = np.zeros(len(starts), dtype=np.uint64)
     unfinished: slice | npt.NDArray[np.int64] = slice(None)
     left = lengths
@@ -160,7 +160,7 @@ def _sum_part(octets: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -
 
 
 def _words_at_once(left: _Lengths, longest: int) -> int:
-    """Return how many words to gather of values that have so many octets left, at most `longest`.
+    """Return how many words to gather of values that have so many bytes left, at most `longest`.
 
     All, unless most of what is gathered would then lie behind their ends.
     """
@@ -204,4 +204,4 @@ _PLACE_CONSTANTS: Final = _constants(LONG_BYTES // WORD_BYTES)
 _WORD_MASKS: Final = ~np.left_shift(
     np.uint64(2**64 - 1), np.arange(WORD_BYTES + 1, dtype=np.uint64) * 8
 )
-"""The bits that count of a word of which so many octets do."""
+"""The bits that count of a word of which so many bytes do."""

@@ -143,7 +143,7 @@ class Router:
 def place_of_keys(key: pa.Array, count: int) -> npt.NDArray[np.int64]:
     """Return for each key its place among `count` streams: crc32 mod count; for null any.
 
-    Of what is no octets, the text counts.
+    Of what is no bytes, the text counts.
     """
     octets = key if pa.types.is_binary(key.type) else key.cast(pa.string()).cast(pa.binary())
     values = octets.fill_null(b"") if octets.null_count else octets

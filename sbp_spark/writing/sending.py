@@ -98,9 +98,9 @@ class PlainAppend:
 
 
 WAITING_BYTES_MAX: Final = 32 * limits.MIB
-"""Octets of all streams that wait for a full record batch; beyond them all are sent."""
+"""Bytes of all streams that wait for a full record batch; beyond them all are sent."""
 APPEND_BYTES: Final = 4 * limits.MIB
-"""Encoded octets after which an append starts."""
+"""Encoded bytes after which an append starts."""
 
 
 class Builders:

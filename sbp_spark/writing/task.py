@@ -177,7 +177,7 @@ class _Work:
         self._sender.finish()
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
-        """Return records, batches, octets, streams, rows left out, and dead letters."""
+        """Return records, batches, bytes, streams, rows left out, and dead letters."""
         return (
             self._builders.record_count,
             self._sender.batch_count,

@@ -39,7 +39,7 @@ class PlacedBatches:
 
     @property
     def length_bytes(self) -> int:
-        """Octets of the batches."""
+        """Bytes of the batches."""
         return sum(map(batch_bytes, self.places))
 
     @property
@@ -53,7 +53,7 @@ class PlacedBatches:
         return end_offset_of(self.places[-1])
 
     def up_to(self, bytes_max: int) -> PlacedBatches:
-        """Return as many of the first batches as have `bytes_max` octets together, at least one."""
+        """Return as many of the first batches as have `bytes_max` bytes together, at least one."""
         return replace(self, places=next(in_pieces(self.places, bytes_max)))
 
 

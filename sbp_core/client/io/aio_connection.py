@@ -69,7 +69,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._may_write.is_set()
 
     async def drain(self) -> None:
-        """Wait until the transport wants more octets, or the connection is over."""
+        """Wait until the transport wants more bytes, or the connection is over."""
         await self._may_write.wait()
 
     def abandon(self, ticket: Ticket) -> None:
@@ -89,7 +89,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._close_if_finished()
 
     def abort(self, reason: object = "closed by this client") -> None:
-        """End the connection; open calls fail. Octets not sent yet are dropped."""
+        """End the connection; open calls fail. Bytes not sent yet are dropped."""
         self._end(lost(self._conversation.endpoint, reason))
         if self._transport is not None:
             self._transport.abort()
@@ -137,12 +137,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._may_write.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where received octets go."""
+        """Return where received bytes go."""
         del sizehint
         return self._conversation.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in received octets."""
+        """Take in received bytes."""
         if self._conversation.buffer_updated(nbytes):
             self._send(self._conversation.receive(self._unsent_bytes))
             self._close_if_finished()

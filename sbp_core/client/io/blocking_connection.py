@@ -185,7 +185,7 @@ class BlockingConnection:
         return connected
 
     def _serve(self, connected: socket.socket) -> None:
-        """Move octets until the connection ends. Raises OSError or SbpError saying why."""
+        """Move bytes until the connection ends. Raises OSError or SbpError saying why."""
         with self._lock:
             self._socket = connected
             if self._conversation.phase is Phase.CONNECTING:

@@ -133,7 +133,7 @@ class Conversation:
         return self._session.agreement
 
     def greeting(self) -> list[Octets]:
-        """Return the octets of the first call: a HEARTBEAT that tells who this is.
+        """Return the bytes of the first call: a HEARTBEAT that tells who this is.
 
         It offers the features; calls need not wait for its answer.
         """
@@ -146,7 +146,7 @@ class Conversation:
         return buffers
 
     def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Octets]]:
-        """Open a call; return its ticket and the octets to send, none while it is held.
+        """Open a call; return its ticket and the bytes to send, none while it is held.
 
         `unsent_bytes` wait to be sent already. Raises SbpError when the call cannot be sent;
         is_usable tells whether the connection is to blame.
@@ -184,16 +184,16 @@ class Conversation:
             self.phase = Phase.RETIRED
 
     def get_buffer(self) -> memoryview:
-        """Return where the next octets from the peer go."""
+        """Return where the next bytes from the peer go."""
         return self._session.get_buffer()
 
     @property
     def missing_bytes(self) -> int:
-        """Octets that are to come before there is anything to do; 1 where that is not known."""
+        """Bytes that are to come before there is anything to do; 1 where that is not known."""
         return self._session.missing_bytes
 
     def buffer_updated(self, count: int) -> bool:
-        """Take in `count` octets written into `get_buffer`; whether to call `receive` now.
+        """Take in `count` bytes written into `get_buffer`; whether to call `receive` now.
 
         Needs no lock, as long as one thread calls it, `get_buffer` and `receive`.
         """
@@ -241,7 +241,7 @@ class Conversation:
         return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
 
     def _hold(self, ticket: Ticket, call: Call) -> list[Octets]:
-        """Keep a call back; return the octets of the probe that it waits for, if that is next."""
+        """Keep a call back; return the bytes of the probe that it waits for, if that is next."""
         self._held[ticket] = call
         if self._maybe_dialect is None or self._maybe_probe_id is not None:
             return []
@@ -250,7 +250,7 @@ class Conversation:
         return buffers
 
     def _release(self) -> list[Octets]:
-        """Send what was held, as far as enough is known now; return its octets."""
+        """Send what was held, as far as enough is known now; return its bytes."""
         held, self._held = self._held, {}
         outgoing: list[Octets] = []
         for ticket, call in held.items():
@@ -319,7 +319,7 @@ class Conversation:
         return []
 
     def _on_greeted(self, frame: Frame) -> list[Octets]:
-        """Adopt the server's dialect and what it accepts; return the octets of what was held.
+        """Adopt the server's dialect and what it accepts; return the bytes of what was held.
 
         One that does not even know HEARTBEAT is taken to speak as the specification does. One that
         cannot answer it now has declined nothing: the connection is as good as lost.

@@ -72,7 +72,7 @@ class Emit(Struct, frozen=True):
 
 
 class ReadPlaces(Struct, frozen=True):
-    """Read batches from the disk. Result: their octets, None if that cannot be done."""
+    """Read batches from the disk. Result: their bytes, None if that cannot be done."""
 
     placed: PlacedBatches
 

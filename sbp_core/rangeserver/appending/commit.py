@@ -91,7 +91,7 @@ class GroupCommitter:
 
     @property
     def pending_bytes(self) -> int:
-        """Octets that wait for the disk, and are in no index yet."""
+        """Bytes that wait for the disk, and are in no index yet."""
         return self._pending_bytes
 
     def check_room(self, memory_bytes: int) -> None:

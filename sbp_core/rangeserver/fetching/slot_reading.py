@@ -21,10 +21,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlotBodies:
-    """The octets of the first `slot_count` slots, in buffers worth sending one by one.
+    """The bytes of the first `slot_count` slots, in buffers worth sending one by one.
 
     `error` says why the next slot could not be read. `crc32` is that of all buffers, None where it
-    takes a look at the octets.
+    takes a look at the bytes.
     """
 
     buffers: tuple[Octets, ...]
@@ -41,7 +41,7 @@ class PayloadParts:
         self.crc32: int | None = 0
 
     def add(self, bodies: SlotBodies) -> None:
-        """Put the octets of more slots behind."""
+        """Put the bytes of more slots behind."""
         self.buffers += bodies.buffers
         if self.crc32 is not None and bodies.crc32 is not None:
             body_bytes = sum(map(len, bodies.buffers))

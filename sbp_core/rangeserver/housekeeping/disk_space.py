@@ -32,7 +32,7 @@ class DiskSpace:
     """Refuses appends while there would be less than `floor_bytes` left of the disk of `folder`.
 
     What is free is looked at by `measure`, for the metrics, and every DISK_LOOK_INTERVAL_MS while
-    appends come; nothing waits for that. In between the octets that were let in are subtracted, and
+    appends come; nothing waits for that. In between the bytes that were let in are subtracted, and
     so are those of `pending_bytes`, which the log has not written yet. The first refusal is logged,
     and so is the look that finds room again for an append of any size.
     """
@@ -77,7 +77,7 @@ class DiskSpace:
         return self._free_bytes - (self._let_in_bytes - self._written_bytes)
 
     async def measure(self) -> int:
-        """Return the free space in octets. Raises OSError when the machine does not tell."""
+        """Return the free space in bytes. Raises OSError when the machine does not tell."""
         self._looked_at = self._clock.monotonic()
         written = self._let_in_bytes - self._pending_bytes()
         loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class DiskSpace:
             _LOG.warning("the free space of %s is not known: %s", self._folder, error)
 
     def let_in(self, length: int) -> None:
-        """Take note of an append of so many octets. Raises DiskFullError if there is no room."""
+        """Take note of an append of so many bytes. Raises DiskFullError if there is no room."""
         age_ms = 1000 * (self._clock.monotonic() - self._looked_at)
         if age_ms >= limits.DISK_LOOK_INTERVAL_MS and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self.refresh())

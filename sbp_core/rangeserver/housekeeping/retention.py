@@ -22,7 +22,7 @@ from sbp_core.server.runtime import Clock
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long the records of a stream are kept, and how many octets of them; 0 is no limit."""
+    """How long the records of a stream are kept, and how many bytes of them; 0 is no limit."""
 
     period_ms: int = 0
     size_bytes: int = 0
@@ -37,7 +37,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a server holds of a stream: records up to `next_offset`, and their octets."""
+    """What a server holds of a stream: records up to `next_offset`, and their bytes."""
 
     start_offset: int
     next_offset: int

@@ -26,7 +26,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Octets:
-    """A vector of unsigned octets, `bytes` in Python."""
+    """A vector of unsigned bytes, `bytes` in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Field:
 
     @property
     def inline_bytes(self) -> int:
-        """The octets that the table itself holds of the field; they are aligned to as many."""
+        """The bytes that the table itself holds of the field; they are aligned to as many."""
         return code_bytes(self.kind.code) if isinstance(self.kind, Scalar) else REFERENCE_BYTES
 
 
 def code_bytes(code: str) -> int:
-    """Return the octets of a number with this struct format character."""
+    """Return the bytes of a number with this struct format character."""
     return struct.calcsize(f"<{code}")
 
 

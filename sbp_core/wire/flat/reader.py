@@ -1,4 +1,4 @@
-"""Octets -> values, verified as they are read.
+"""Bytes -> values, verified as they are read.
 
 Every offset, vtable, vector and string must lie inside the buffer; nesting, the number of tables,
 the ways in which they are laid out and the decoded size are bounded, and all is copied into
@@ -130,7 +130,7 @@ class ReadTable:
         )
 
     def plan_at(self, data: bytes, position: int) -> tuple[_Plan, range]:
-        """Return the plan of a table that was verified, and the octets that its vtable takes."""
+        """Return the plan of a table that was verified, and the bytes that its vtable takes."""
         start = position - _I32.unpack_from(data, position)[0]
         (vtable_bytes,) = _U16.unpack_from(data, start)
         known_bytes = min(vtable_bytes, self.vtable_bytes_max)

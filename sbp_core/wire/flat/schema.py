@@ -100,7 +100,7 @@ class Schema:
         """Keep what is known of all buffers that equal `data` but for the contents at `paths`.
 
         `data` was decoded, and not recognised. A path is made of the names of fields and indexes of
-        vectors, with dots. Structs are contents as octets.
+        vectors, with dots. Structs are contents as bytes.
         """
         make = partial(maybe_excerpt, self._read, table.__name__, data, known, paths)
         self._excerpts.consider(table, data, make)

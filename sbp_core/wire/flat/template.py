@@ -1,8 +1,8 @@
 """Buffers that are laid out like one that was verified already: only their contents differ.
 
-A peer sends the same few headers again and again. Which octets of such a buffer are its layout
+A peer sends the same few headers again and again. Which bytes of such a buffer are its layout
 (offsets, vtables, counts, padding) and which are contents is found out once. Another one of the
-same length whose layout octets are equal is valid as well, and a single struct takes its contents.
+same length whose layout bytes are equal is valid as well, and a single struct takes its contents.
 Where all but a few contents are known as well, they count as layout, and only those few are taken.
 """
 
@@ -81,7 +81,7 @@ def maybe_excerpt(
 ) -> Template | None:
     """Return the template of buffers that equal a verified one but for the contents at `paths`.
 
-    It reads to a tuple: what is `known` of all of them, and those contents, structs as octets. A
+    It reads to a tuple: what is `known` of all of them, and those contents, structs as bytes. A
     path is made of the names of fields and indexes of vectors. None for a buffer that lacks one of
     them, or of which a part is used twice.
     """

@@ -1,11 +1,11 @@
-"""Values -> octets, from front to back: a table first, what it refers to behind it.
+"""Values -> bytes, from front to back: a table first, what it refers to behind it.
 
 The fields that a table has decide its layout, so each set of them gets a plan once: the vtable,
 which the tables of one buffer share, and a single struct for all numbers. Offsets are filled in
 when it is known where their targets are.
 
-Everything begins at a multiple of 4 octets. Numbers of 8 octets are to be at a multiple of 8: what
-holds them begins 4 octets before one, for they follow its first 4 octets.
+Everything begins at a multiple of 4 bytes. Numbers of 8 bytes are to be at a multiple of 8: what
+holds them begins 4 bytes before one, for they follow its first 4 bytes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _put_u32: Final = _U32.pack_into
 _WORD: Final = bytes(4)
 _WIDE_BYTES: Final = 8
 _PADDING: Final = (b"", bytes(3), bytes(2), bytes(1))
-"""What fills the last word, by the octets in it."""
+"""What fills the last word, by the bytes in it."""
 _TERMINATION: Final = (_WORD, *_PADDING[1:])
-"""The same behind a string: one zero octet at least."""
+"""The same behind a string: one zero byte at least."""
 _MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
 """What content of another kind than its field's runs into."""
 
@@ -64,7 +64,7 @@ class _Plan(NamedTuple):
     """The layout of a table that has certain fields.
 
     `pack` takes the distance to the vtable and the `numbers`, which are picked from all contents.
-    `is_wide`: some have 8 octets.
+    `is_wide`: some have 8 bytes.
     """
 
     vtable: bytes
