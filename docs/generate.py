@@ -145,7 +145,7 @@ tries are random and grow from `RETRY_BACKOFF_MS` to `RETRY_BACKOFF_MS_MAX` (`sb
 
 ## Errors without a code
 
-They arise on the client's side of the wire, before an answer or from its octets.
+They arise on the client's side of the wire, before an answer or from its bytes.
 """
 
 STATES_INTRODUCTION: Final = """\

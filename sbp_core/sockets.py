@@ -87,9 +87,9 @@ class AsyncSocket:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the peer closed or reset the connection: unread, the socket tells nobody else.
+        """Whether the peer closed or reset the connection; for sockets that are not read.
 
-        A system that does not tell the state of a connection tells only that it was reset.
+        Systems other than Linux report a reset only.
         """
         try:
             if _TCP_INFO is None:

@@ -110,7 +110,7 @@ class LagListener(StreamingQueryListener):
 def log_lag(progress: Mapping[str, Any], found: Sequence[StreamLag]) -> None:
     """Write how far a query is behind over all streams to the log."""
     LOG.info(
-        "query %s batch %s is behind by %s records, %s octets or so, the oldest %s ms old;"
+        "query %s batch %s is behind by %s records, %s bytes (estimated), the oldest %s ms old;"
         " %d of %d streams are stalled",
         progress["name"] or progress["id"],
         progress["batchId"],

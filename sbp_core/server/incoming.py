@@ -119,8 +119,8 @@ class Incoming:
     def go_on(self) -> None:
         """Handle what is here if there is room, and read more once that is done.
 
-        Room that is given back lets many connections go on at once. They take turns: the rest of
-        the server goes on between them.
+        Memory that is given back may let many connections go on at once. They take turns, so that
+        the rest of the server runs between them.
         """
         if self._has_turn:
             return

@@ -1,7 +1,7 @@
 """The sending side of one connection: answers wait until the peer reads and the server has room.
 
-A connection that its peer closed is noticed before work goes on for an answer that waited: while
-its socket is not read, nothing else tells.
+Before an answer that waited is made, the connection is checked: a peer that closed it while its
+socket was not read is noticed nowhere else.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Outgoing:
 
     @asynccontextmanager
     async def room(self, size: int) -> AsyncIterator[None]:
-        """Wait until the peer reads and there is room for `size` bytes; keep that meanwhile."""
+        """Wait until the peer reads and there is room for `size` bytes, and keep the room."""
         has_waited = False
         while True:
             has_waited = has_waited or not self.has_room_for(size)
@@ -116,9 +116,10 @@ class Outgoing:
             self._transport.abort()
 
     def abort_if_broken(self) -> bool:
-        """Give up a connection that its peer closed while it was not read; whether it is over.
+        """Abort the connection if its peer closed it while the socket was not read.
 
-        To do what waited for room would be in vain, and others wait for the same room.
+        Return whether it is over. Work for it would be wasted, and other connections wait for the
+        same room.
         """
         if self.is_closing:
             return True

@@ -224,7 +224,7 @@ class _Link:
         self._pool = AsyncPool(Connecting())
         self._is_warm = False
         self.call_count = 0
-        """Who uses it now."""
+        """Calls in progress."""
 
     async def exchange(self, call: Call) -> list[Frame]:
         """Make one call, again when a connection was lost that was good for an earlier call."""

@@ -196,7 +196,7 @@ class Batching:
         at_most(
             limits.RECORD_BYTES_MAX,
             SIZE,
-            f"{limits.RECORD_BYTES_MAX} octets at most, which is what a server takes",
+            f"{limits.RECORD_BYTES_MAX} bytes at most, which is what a server accepts",
         ),
         limits.BATCH_TARGET_BYTES,
     ).field(

@@ -71,7 +71,7 @@ class TriggerLimits:
     bytes_max: int | None = option(
         "maxBytesPerTrigger", SIZE, None, unset="unlimited", only=_TRIGGERS
     ).field(
-        "The same for octets of records as they are stored, such as 64m. Servers do not tell the"
+        "The same for bytes of records as they are stored, such as 64m. Servers do not tell the"
         " size of records that were not fetched, so it is an estimate: of each stream one record"
         " batch, at which reading goes on, is sampled again and again. It is exact where the"
         " records of a stream are alike. One record is always taken, however long it is."
@@ -195,7 +195,7 @@ class PartitionLimits:
         " on the same range server share a task, whose requests serve many streams at once."
     )
     bytes_max: int | None = option("maxBytesPerPartition", SIZE, None, unset="unlimited").field(
-        "The same for octets, such as 128m; estimated as for maxBytesPerTrigger."
+        "The same for bytes, such as 128m; estimated as for maxBytesPerTrigger."
     )
     count_min: int = option(
         "minPartitions",

@@ -116,7 +116,7 @@ class ColumnOptions:
     )
     routing_column: str | None = option("routingColumn", TEXT, None, unset="none").field(
         "With encoding=columns and `streams`: the column whose value is the key of `routing`, as"
-        " text (cast to string) or octets. A string, binary, integer, boolean or date, of dates"
+        " text (cast to string) or bytes. A string, binary, integer, boolean or date, of dates"
         " those of the years 0 to 9999."
     )
     timestamp_column: str | None = option("timestampColumn", TEXT, None, unset="none").field(

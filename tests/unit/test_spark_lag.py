@@ -60,14 +60,14 @@ def test_a_listener_calls_or_logs(caplog):
     assert told == [(event.progress, [StreamLag(1, 5, 20)])]
     with caplog.at_level(logging.INFO, "sbp_spark"):
         LagListener().onQueryProgress(event)
-    assert "query q batch 7 is behind by 20 records, an unknown number of octets" in caplog.text
+    assert "query q batch 7 is behind by 20 records, an unknown number of bytes" in caplog.text
     assert "0 of 1 streams are stalled" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("end", "latest", "told"),
     [
-        (offset(), "null", "behind by 0 records, 0 octets or so, the oldest 0 ms old; 0 of 0"),
+        (offset(), "null", "behind by 0 records, 0 bytes (estimated), the oldest 0 ms old; 0 of 0"),
         (offset(s1=5), offset({"1": 9}, s1=5), "behind by an unknown number of records"),
         (offset(s1=5, s2=5), offset({"1": 9}, s1=5, s2=5), "by an unknown number of records"),
         (offset(s1=5, s2=5), offset({"1": 9}, s1=5, s2=8), "behind by at least 3 records"),
