@@ -5,9 +5,10 @@ VENV   ?= .venv
 
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP     = $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK   := requirements.lock
 LOCKED ?= yes
+DIST   ?= dist
 OLDEST := .cache/oldest-pyspark
 SMOKE  := tests/spark/test_spark_round_trip.py::test_every_column_survives \
           tests/spark/test_spark_streaming.py::test_a_stream_joins_and_another_leaves \
@@ -17,7 +18,7 @@ SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve notebooks check test oldest conformance faults lint types bench bench-full \
-        schemas client docs lock clean
+        schemas client docs dist lock clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,11 +50,13 @@ conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port
 faults: $(READY) ## kill servers, fail disks, cut networks: ROUNDS=1000 for long, SEED=n to do it again
 	@ROUNDS="$(ROUNDS)" SEED="$(SEED)" $(BIN)/python -m pytest -o timeout=0 tests/faults $(PYTEST)
 
-lint: $(READY) ## check style, format, the import contracts and the generated client
+lint: $(READY) ## check style, format, import contracts, the generated client and conf/
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/generate_blocking_client.py --check
+	@$(BIN)/hadolint conf/Dockerfile
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec conf/compose.yaml
 
 types: $(READY) ## check the types
 	@$(BIN)/mypy
@@ -76,6 +79,13 @@ client: $(READY) ## generate the blocking client from the asyncio one
 
 docs: $(READY) ## generate docs/ERRORS.md, STATES.md and OPTIONS.md from the code
 	@$(BIN)/python docs/generate.py
+
+dist: $(READY) ## build the wheel into DIST=dist and check its metadata
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	@$(BIN)/python -c 'import sys; from zipfile import ZipFile; from packaging.metadata import Metadata; \
+	    (wheel,) = map(ZipFile, sys.argv[1:]); \
+	    (path,) = (each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")); \
+	    Metadata.from_email(wheel.read(path))' $(DIST)/*.whl
 
 lock: $(READY) ## write requirements.lock; UV=--upgrade for the newest versions that pyproject.toml allows
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet $(UV) \
@@ -104,13 +114,13 @@ $(READY): pyproject.toml $(LOCK)
 ifeq ($(LOCKED),yes)
 	@# setuptools first: it builds packages that are released as source only, such as PySpark.
 	@sed -n '/^setuptools==/,/[^\\]$$/p' $(LOCK) >$(VENV)/build.lock
-	@{ $(PIP) --require-hashes -r $(VENV)/build.lock && \
-	    $(PIP) --require-hashes --no-build-isolation -r $(LOCK); } || { \
+	@{ $(PIP) install --require-hashes -r $(VENV)/build.lock && \
+	    $(PIP) install --require-hashes --no-build-isolation -r $(LOCK); } || { \
 	    echo "Not every file that $(LOCK) names could be had, see above. Does your package index lack" >&2; \
 	    echo "it, or serve another file under its name? LOCKED=no installs the newest versions that" >&2; \
 	    echo "pyproject.toml allows instead, whatever their hashes: make install LOCKED=no" >&2; exit 1; }
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(PIP) install --no-deps --no-build-isolation -e .
 else
-	@$(PIP) -e '.[dev]'
+	@$(PIP) install -e '.[dev]'
 endif
 	@touch $@

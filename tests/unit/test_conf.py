@@ -1,6 +1,9 @@
 """The files in conf/ say what the code does."""
 
+import json
 import re
+import shutil
+import subprocess
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -9,6 +12,7 @@ import pytest
 
 from sbp_core.cli import main as command
 from sbp_core.cli.config import SECTIONS, ServeSettings, load_config
+from sbp_core.cli.serve import serve
 from sbp_core.cluster import ClusterSettings
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
@@ -112,3 +116,34 @@ def test_the_spark_defaults_parse_and_each_says_why():
     assert settings["spark.master"] == "local[2]"
     assert int(settings["spark.sql.shuffle.partitions"]) <= 4
     assert settings["spark.sql.execution.arrow.pyspark.enabled"] == "true"
+
+
+def test_the_unit_of_systemd_starts_the_command_with_options_that_exist():
+    unit = (CONF / "sbp.service").read_text(encoding="utf-8")
+    words = re.search(r"^ExecStart=/usr/local/lib/sbp/bin/sbp (.+)$", unit, re.MULTILINE)[1].split()
+    options = command.parse(words)
+    assert options.run is serve
+    assert f"\nStateDirectory={Path(options.data_dir).name}\n" in unit
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit_and_finds_little_exposed(tmp_path):
+    unit = tmp_path / "sbp.service"
+    text = (CONF / "sbp.service").read_text(encoding="utf-8")
+    unit.write_text(text.replace("/usr/local/lib/sbp/bin/sbp", "/bin/true"), encoding="utf-8")
+    for words in (["verify", "--man=no"], ["security", "--offline=yes", "--threshold=20"]):
+        run = subprocess.run(
+            ["systemd-analyze", *words, unit], check=False, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_image_serves_where_its_volume_is_and_exposes_the_ports():
+    lines = (CONF / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    steps = dict(line.split(maxsplit=1) for line in lines if re.match("[A-Z]+ ", line))
+    options = command.parse(json.loads(steps["CMD"]))
+    assert options.data_dir == steps["VOLUME"]
+    assert steps["EXPOSE"].split() == [
+        str(ClusterSettings().pd_port),
+        str(ClusterSettings().range_server_port),
+    ]
