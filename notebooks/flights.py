@@ -97,7 +97,7 @@ def start_spark(log_path: Path, cores: int = 2) -> SparkSession:
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Let processes that are started meanwhile write to a file, for as long as they live."""
+    """Let processes that are started in here write to a file for as long as they live."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)

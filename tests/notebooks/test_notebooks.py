@@ -18,7 +18,7 @@ def code_cells(notebook):
 
 
 def test_there_are_notebooks():
-    names = ["01_quickstart.ipynb", "02_typed_streams.ipynb"]
+    names = ["01_quickstart.ipynb", "02_typed_streams.ipynb", "03_operations.ipynb"]
     assert [path.name for path in NOTEBOOKS] == names
 
 
