@@ -18,7 +18,7 @@ SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve notebooks check test oldest conformance faults lint types bench bench-full \
-        schemas client docs dist lock clean
+        schemas client docs docs-site dist lock clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 client: $(READY) ## generate the blocking client from the asyncio one
 	@$(BIN)/python tools/generate_blocking_client.py
 
-docs: $(READY) ## generate docs/ERRORS.md, STATES.md and OPTIONS.md from the code
+docs: $(READY) ## generate pages of docs/reference from the code
 	@$(BIN)/python docs/generate.py
 
 dist: $(READY) ## build the wheel into DIST=dist and check its metadata
@@ -86,6 +86,9 @@ dist: $(READY) ## build the wheel into DIST=dist and check its metadata
 	    (wheel,) = map(ZipFile, sys.argv[1:]); \
 	    (path,) = (each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")); \
 	    Metadata.from_email(wheel.read(path))' $(DIST)/*.whl
+
+docs-site: $(READY) ## build the documentation as a site, build/docs/index.html; a warning fails
+	@$(BIN)/python -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
 
 lock: $(READY) ## write requirements.lock; UV=--upgrade for the newest versions that pyproject.toml allows
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet $(UV) \

@@ -1,4 +1,4 @@
-"""Write the documents that are made from the code: ERRORS.md, STATES.md and OPTIONS.md in docs/.
+"""Write the pages of docs/reference that are made from the code.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit 1 when the committed ones differ
@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from sbp_core import errors, limits
+from sbp_core.cli.config import SECTIONS
+from sbp_core.cli.main import COMMANDS, Command
+from sbp_core.cli.parsing import Parser, add_client_options
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
 from sbp_core.pd.txns.publications import PUBLICATION
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION, REFUSED, Machine
 from sbp_core.wire.status import SUCCESS_CODES
+from sbp_spark.command import CHECKPOINT
 from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Option
 
-DOCS: Final = Path(__file__).parent
+REFERENCE: Final = Path(__file__).parent / "reference"
 
 OURS_NEVER: Final = "ours never"
 ALSO_ACCEPTED: Final = f"servers of the ElasticStream family; {OURS_NEVER}"
@@ -181,7 +186,41 @@ OPTIONS_LIMITS: Final = """\
 ## Limits
 
 What does not fit is refused before it is sent, with an error that names it. No option raises these
-limits. Those of the protocol are in [PROTOCOL.md](PROTOCOL.md#limits).
+limits. The others are on a page
+of [their own](limits.md).
+"""
+
+CLI_INTRODUCTION: Final = """\
+# Command line
+
+`sbp` runs servers and works with streams. `sbp COMMAND --help` prints what is on this page.
+
+| exit code | meaning |
+|---|---|
+| 0 | success |
+| 1 | a server or the network failed, or a check found damage |
+| 2 | the command was called or configured wrongly |
+| 130 | interrupted by Ctrl-C |
+
+A failure is one line on standard error.
+
+## Options of clients
+
+Commands that ask a placement driver have these two:
+
+| argument | meaning |
+|---|---|
+| `--endpoint HOST:PORT` | placement driver (default: $SBP_ENDPOINT, or 127.0.0.1:12378) |
+| `--json` | print JSON, one object per line |
+"""
+
+CONFIGURATION_INTRODUCTION: Final = """\
+# Configuration of the servers
+
+`sbp serve --config FILE` reads a TOML file with the sections below; `conf/server.toml` has every
+key with its default. A key that is left out has its default. Options of the command line win over
+the file. Unknown keys, wrong types and values that are not allowed are refused before anything
+starts.
 """
 
 RECORD_LIMITS: Final = {
@@ -256,7 +295,7 @@ def plain_errors() -> list[SbpError]:
 
 
 def errors_document() -> str:
-    """Return docs/ERRORS.md."""
+    """Return the page of the status codes."""
     codes = table(
         ["code", "name", "retriable", "effect", "sent by", "exception", "what the client does"],
         [code_row(code) for code in StatusCode],
@@ -306,7 +345,7 @@ def machine_section(machine: Machine[Any, Any]) -> Iterator[str]:
 
 
 def states_document() -> str:
-    """Return docs/STATES.md."""
+    """Return the page of the state machines."""
     lines = [NOTICE, STATES_INTRODUCTION]
     for machine in (CONNECTION, CALL, RANGE, PUBLICATION):
         lines += machine_section(machine)
@@ -322,7 +361,7 @@ def options_table(options: Iterable[Option[Any]]) -> Iterator[str]:
 
 
 def options_document() -> str:
-    """Return docs/OPTIONS.md."""
+    """Return the page of the connector's options."""
     lines = [NOTICE, OPTIONS_INTRODUCTION, OPTIONS_OF_SOURCE, *options_table(SOURCE_OPTIONS), ""]
     lines += [OPTIONS_OF_SINK, *options_table(SINK_OPTIONS), "", OPTIONS_LIMITS]
     lines += table(["limit", "most"], [[of, str(most)] for of, most in RECORD_LIMITS.items()])
@@ -330,12 +369,87 @@ def options_document() -> str:
     return "\n".join(lines)
 
 
+def actions_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield the actions of a subcommand, each with its line of help; none if it has none."""
+    for group in parser._actions:
+        if isinstance(group, argparse._SubParsersAction):
+            for listed, each in zip(group._choices_actions, group.choices.values(), strict=True):
+                yield listed.help or "", each
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return the options and arguments of a parser, with what they mean."""
+    found = {}
+    for each in parser._actions:
+        if each.dest == "help" or isinstance(each, argparse._SubParsersAction):
+            continue
+        value = each.metavar if each.nargs != 0 else ""
+        if value is None:
+            value = "|".join(map(str, each.choices)) if each.choices else each.dest.upper()
+        text = " ".join(filter(None, [", ".join(each.option_strings), str(value)]))
+        found[text] = (each.help or "") % {"default": each.default}
+    return found
+
+
+def parser_section(about: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield what a command does, and its arguments."""
+    clients = argparse.ArgumentParser()
+    add_client_options(clients)
+    common = arguments_of(clients).items()
+    own = arguments_of(parser).items()
+    yield from [parser.description or f"{about[0].upper()}{about[1:]}.", ""]
+    if is_client := common <= own:
+        yield from ["Takes the [options of clients](#options-of-clients).", ""]
+    rows = [
+        [f"`{name}`".replace("|", "\\|"), meaning or "-"]
+        for name, meaning in own
+        if not (is_client and (name, meaning) in common)
+    ]
+    if rows:
+        yield from [*table(["argument", "meaning"], rows), ""]
+
+
+def command_section(command: Command) -> Iterator[str]:
+    """Yield a subcommand, and its actions."""
+    declared = Parser(prog=f"sbp {command.name}")
+    command.declare(declared)
+    yield from [f"## sbp {command.name}", "", *parser_section(command.help, declared)]
+    for about, parser in actions_of(declared):
+        yield from [f"### {parser.prog}", "", *parser_section(about, parser)]
+
+
+def cli_document() -> str:
+    """Return the page of the command line."""
+    os.environ.pop("SBP_ENDPOINT", None)  # the page shows what is used without it
+    lines = [NOTICE, CLI_INTRODUCTION]
+    for command in (*COMMANDS, Command(*CHECKPOINT)):
+        lines += command_section(command)
+    return "\n".join(lines)
+
+
+def configuration_document() -> str:
+    """Return the page of the settings of `sbp serve`."""
+    lines = [NOTICE, CONFIGURATION_INTRODUCTION]
+    for section, settings in SECTIONS.items():
+        rows = []
+        for key, setting in settings.items():
+            unset = setting.default is None
+            default = "not set" if unset else f"`{setting.default}`".replace("True", "true")
+            about = setting.metadata
+            rows.append([f"`{key}`", default, about["unit"] or "-", about["limit"], about["doc"]])
+        lines += [f"## [{section}]", ""]
+        lines += [*table(["key", "default", "unit", "allowed", "meaning"], rows), ""]
+    return "\n".join(lines)
+
+
 def documents() -> dict[Path, str]:
     """Return the generated documents, by path."""
     return {
-        DOCS / "ERRORS.md": errors_document(),
-        DOCS / "STATES.md": states_document(),
-        DOCS / "OPTIONS.md": options_document(),
+        REFERENCE / "status-codes.md": errors_document(),
+        REFERENCE / "states.md": states_document(),
+        REFERENCE / "options.md": options_document(),
+        REFERENCE / "cli.md": cli_document(),
+        REFERENCE / "configuration.md": configuration_document(),
     }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-_CHECKPOINT: Final = (
+CHECKPOINT: Final = (
     "checkpoint",
     "sbp_spark.command:add_checkpoint",
     "look at the checkpoint of a Spark query, and take the query back",
@@ -45,7 +45,7 @@ def _command() -> Callable[[Sequence[str] | None], int]:
     from sbp_core.cli.main import Command
     from sbp_core.cli.main import main as main_of_core
 
-    return lambda arguments: main_of_core(arguments, more=[Command(*_CHECKPOINT)])
+    return lambda arguments: main_of_core(arguments, more=[Command(*CHECKPOINT)])
 
 
 def add_checkpoint(parser: ArgumentParser) -> None:

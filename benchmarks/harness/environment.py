@@ -63,7 +63,8 @@ def _new_memory() -> float:
     """Return the MB/s of writing to memory that the system has to give first.
 
     What is written to files takes such memory, too. Below 500, a virtual machine most likely gets
-    it from its host, whom it gave it back to: then figures say little (docs/BENCHMARKS.md).
+    it from its host, whom it gave it back to: then figures say little, see
+    docs/explanation/benchmarks.md.
     """
     block = bytes(_MIB)
     with mmap.mmap(-1, _MEMORY_BYTES) as memory:

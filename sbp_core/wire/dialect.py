@@ -1,4 +1,6 @@
-"""The dialects of servers: what one says otherwise than the specification (docs/PROTOCOL.md).
+"""The dialects of servers: where one differs from the specification.
+
+Their description is in docs/reference/protocol.md.
 
 A server speaks one dialect to everybody. A client recognises it by the success code of the answer
 to its greeting, and adapts. `elasticstream-2023-04` is that of the batched servers of April 2023.

@@ -6,9 +6,9 @@
 
 The field is the whole declaration. From it follow the names that are known, with suggestions for
 those that are not; the parsed value and its default; where the option is refused; and its row in
-docs/OPTIONS.md. A value that takes several options is a field with `reads(function, ...)`, and a
-dataclass inside another one `reads(Group)`. What contradicts itself is told by `check_options`, a
-method of the group.
+docs/reference/options.md. A value that takes several options is a field with
+`reads(function, ...)`, and a dataclass inside another one `reads(Group)`. What contradicts itself
+is told by `check_options`, a method of the group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frames, flags, call ids and what both servers share; octets made and read by hand.
 
 Tests are named after the sentence of the specification that they check. `Rule` names the line of
-docs/PROTOCOL.md.
+docs/reference/protocol.md.
 """
 
 import zlib

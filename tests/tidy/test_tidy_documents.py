@@ -15,8 +15,8 @@ MACHINE = re.compile(
     re.IGNORECASE,
 )
 
-ARCHITECTURE = Path("docs/ARCHITECTURE.md")
-DECISIONS = Path("docs/decisions")
+ARCHITECTURE = Path("docs/explanation/architecture.md")
+DECISIONS = Path("docs/explanation/decisions")
 
 
 def documents() -> list[Path]:
@@ -25,7 +25,7 @@ def documents() -> list[Path]:
 
 
 def decisions() -> list[Path]:
-    """The pages of docs/decisions, without their list."""
+    """The pages of docs/explanation/decisions, without their list."""
     return [path for path in documents() if path.parent == DECISIONS and path.name != "README.md"]
 
 
@@ -105,9 +105,9 @@ def test_links_lead_somewhere():
 
 
 def test_a_link_to_nothing_is_found():
-    assert leads_somewhere(ARCHITECTURE, "../README.md#what-is-lost-when")
+    assert leads_somewhere(ARCHITECTURE, "guarantees.md#reading")
     assert leads_somewhere(ARCHITECTURE, "#layers")
-    assert not leads_somewhere(ARCHITECTURE, "../README.md#no-such-heading")
+    assert not leads_somewhere(ARCHITECTURE, "guarantees.md#no-such-heading")
     assert not leads_somewhere(ARCHITECTURE, "NOTHING.md")
 
 

@@ -1,4 +1,4 @@
-"""docs/ERRORS.md, docs/STATES.md and docs/OPTIONS.md are what the code says."""
+"""The generated pages of docs/reference are what the code says."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""docs/PROTOCOL.md leaves out no operation, field or rule, and its numbers are the code's."""
+"""The page of the protocol leaves out no operation, field or rule; its numbers are the code's."""
 
 import ast
 import re
@@ -14,7 +14,8 @@ from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES
 from sbp_core.wire.opcodes import Opcode
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
+LIMITS = (ROOT / "docs" / "reference" / "limits.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^###? (.+)\n((?:(?!##).*\n)*)", TEXT, re.MULTILINE))
 CONFORMANCE = sorted((ROOT / "tests" / "conformance").glob("test_spec_*.py"))
 
@@ -88,7 +89,7 @@ def test_every_field_of_a_record_batch_is_described():
 
 
 def test_the_limits_are_those_of_the_code():
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", SECTIONS["Limits"], re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", LIMITS, re.MULTILINE)
     assert len(rows) > 20
     assert {name: int(number) for name, number in rows} == {
         name: getattr(limits, name) for name, _ in rows
@@ -108,14 +109,14 @@ def limits_in_messages():
 
 
 def test_limits_that_requests_are_refused_with_are_listed():
-    named = set(re.findall(r"^\| `(\w+)`", SECTIONS["Limits"], re.MULTILINE))
+    named = set(re.findall(r"^\| `(\w+)`", LIMITS, re.MULTILINE))
     told = set(limits_in_messages())
     assert "STREAMS_PER_REQUEST_MAX" in told
     assert told - named == set()
 
 
 def test_limits_that_are_named_anywhere_exist():
-    for name in re.findall(r"`([A-Z]+_[A-Z_]+)`", TEXT):
+    for name in re.findall(r"`([A-Z]+_[A-Z_]+)`", TEXT + LIMITS):
         assert hasattr(limits, name), name
 
 

@@ -212,7 +212,7 @@ def test_what_matters(other):
 
 
 def test_fingerprints_are_those_of_the_protocol():
-    """docs/PROTOCOL.md tells others how to make them, so they never change."""
+    """docs/reference/protocol.md tells others how to make them, so they never change."""
     inner = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field('é"\n', pa.string())])
     schema = of(
         pa.field("id", pa.int64(), nullable=False),

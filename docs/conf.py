@@ -1,0 +1,60 @@
+"""How Sphinx builds the documentation site: `make docs-site`. A warning fails the build."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as version_of
+from typing import Any
+
+project = "sbp-spark"
+version = release = version_of("sbp-spark")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
+exclude_patterns = ["conf.py"]
+templates_path: list[str] = []
+
+html_theme = "furo"
+html_title = f"{project} {version}"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+
+myst_enable_extensions = ["colon_fence"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4
+
+default_role = "code"  # docstrings put code between single backticks
+add_module_names = False
+autodoc_member_order = "groupwise"
+autodoc_typehints_format = "short"
+autodoc_default_options = {
+    "members": True,
+    "imported-members": True,
+    "undoc-members": True,
+    "show-inheritance": True,
+}
+
+
+def indent_drawings(*event: Any) -> None:
+    """Show a tree that a docstring draws, such as that of the exceptions, as it is."""
+    lines: list[str] = event[-1]
+    drawn = [index for index, line in enumerate(lines) if re.match(r"[| ]*[+]-- ", line)]
+    if drawn:
+        first, end = drawn[0] - 1, drawn[-1] + 1
+        lines[first:end] = ["::", "", *(f"    {line}" for line in lines[first:end])]
+
+
+def leave_out_missing(app: Any, page: str, source: list[str]) -> None:
+    """Leave pages out of the start page's lists that are not there."""
+    if page == "index":
+        listed = r"^((?:get-started|how-to)/[\w-]+)\n"
+        exists = app.env.found_docs.__contains__
+        source[0] = re.sub(
+            listed, lambda each: each[0] if exists(each[1]) else "", source[0], flags=re.MULTILINE
+        )
+
+
+def setup(app: Any) -> None:
+    """Connect what this file does to Sphinx."""
+    app.connect("autodoc-process-docstring", indent_drawings)
+    app.connect("source-read", leave_out_missing)
