@@ -31,7 +31,7 @@ autodoc_default_options = {
     "members": True,
     "imported-members": True,
     "undoc-members": True,
-    "show-inheritance": True,
+    "inherited-members": "BaseException, Enum, ReprEnum, int, object, str, tuple",
 }
 
 

@@ -20,6 +20,12 @@ PUBLIC = [
     for module in (sbp_core.client, sbp_core.records, sbp_spark)
     for name in module.__all__
 ]
+PUBLIC += [
+    f"sbp_core.client.{client.__name__}.{name}"
+    for client in (sbp_core.client.Client, sbp_core.client.AsyncClient)
+    for name in dir(client)
+    if not name.startswith("_")
+]
 CLICKS_MAX = 3
 
 
