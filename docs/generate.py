@@ -28,36 +28,36 @@ from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Option
 
 REFERENCE: Final = Path(__file__).parent / "reference"
 
-OURS_NEVER: Final = "ours never"
+OURS_NEVER: Final = "never this project's"
 ALSO_ACCEPTED: Final = f"servers of the ElasticStream family; {OURS_NEVER}"
 LATER: Final = f"servers of ElasticStream from May 2023 on; {OURS_NEVER}"
 IN_THE_DIALECT: Final = "servers that speak `elasticstream-2023-04`"
 
 SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.NONE: "both servers: success",
-    StatusCode.UNKNOWN: "both servers, when a handler fails in a way that nobody foresaw",
-    StatusCode.INVALID_REQUEST: "both servers: a header that does not decode, a value that"
-    " is not allowed, a batch that is damaged or too large",
+    StatusCode.UNKNOWN: "both servers: an unexpected error while the request was handled",
+    StatusCode.INVALID_REQUEST: "both servers: a header that cannot be decoded, a value"
+    " that is not allowed, a batch that is damaged or too large",
     StatusCode.UNSUPPORTED_VERSION: f"servers of another version; {OURS_NEVER}",
     StatusCode.PD_NOT_LEADER: "a placement driver that is not the leader (`detail` is a"
-    f" PlacementDriverCluster); {OURS_NEVER}: it is alone, and leads",
+    f" PlacementDriverCluster); {OURS_NEVER}, which is alone and leads",
     StatusCode.OK: f"{IN_THE_DIALECT}: success",
-    StatusCode.NO_NEW_RECORD: f"range {IN_THE_DIALECT}: FETCH finds nothing, or no room in its one"
-    " frame",
+    StatusCode.NO_NEW_RECORD: f"range {IN_THE_DIALECT}: FETCH finds nothing, or its one frame is"
+    " full",
     StatusCode.BAD_REQUEST: f"{IN_THE_DIALECT}. Means INVALID_REQUEST",
     StatusCode.PERMISSION_DENIED: "a range server: END_TXN, SEAL_RANGE and APPEND of a copy of a"
-    " transaction by a peer that did not prove to be the placement driver; HEARTBEAT of one that"
-    " does not prove it (`detail` is the challenge); the placement driver: HEARTBEAT or"
-    " REPORT_METRICS of a range server with another secret than its own",
+    " transaction from a peer that has not proven to be the placement driver, and HEARTBEAT as the"
+    " placement driver without that proof (`detail` is the challenge); the placement driver:"
+    " HEARTBEAT or REPORT_METRICS of a range server with a wrong secret",
     StatusCode.NOT_FOUND: "the placement driver: no such stream; a range server: the stream was"
     " deleted",
-    StatusCode.REQUEST_TIMEOUT: "both servers, where deadlines were agreed on: the time that the"
-    " request came with is over",
-    StatusCode.CONFLICT: "the placement driver: the stream's name is taken; HEARTBEAT under the id,"
-    " or at the address, of a range server that was heard lately",
-    StatusCode.TOO_MANY_REQUESTS: "a range server whose unsynced appends fill their room (with"
-    " `throttle_time_ms`); both servers over the limit of connections or of open calls",
-    StatusCode.RANGE_ALREADY_SEALED: "a range server: append to a range that is sealed",
+    StatusCode.REQUEST_TIMEOUT: "both servers, if deadlines are negotiated: the `timeout_ms` of"
+    " the request is over",
+    StatusCode.CONFLICT: "the placement driver: the stream's name is taken; HEARTBEAT with the id,"
+    " or the address, of another range server that is alive",
+    StatusCode.TOO_MANY_REQUESTS: "a range server: too many appends wait for the disk (with"
+    " `throttle_time_ms`); both servers: too many connections or open calls",
+    StatusCode.RANGE_ALREADY_SEALED: "a range server: APPEND to a sealed range",
     StatusCode.OFFSET_OVERFLOW: f"{ALSO_ACCEPTED}. An offset beyond the end of a range",
     StatusCode.APPEND_TO_COMMITTED_OFFSET: f"{LATER}. The offset of an append is committed already",
     StatusCode.APPEND_TO_PENDING_OFFSET: f"{LATER}. The offset of an append is being committed",
@@ -70,51 +70,52 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " driver: TRIM_STREAMS beyond the tail. `detail` is the first and the next offset, two"
     " big-endian int64",
     StatusCode.CREATE_RANGE_BEFORE_SEAL: "the placement driver: the stream's last range is open",
-    StatusCode.UNSUPPORTED_OPERATION: "both servers: a known opcode that this kind of server does"
-    " not serve",
+    StatusCode.UNSUPPORTED_OPERATION: "both servers: an opcode that this kind of server does not"
+    " serve",
     StatusCode.UNKNOWN_OPERATION: f"{ALSO_ACCEPTED}. Means UNSUPPORTED_OPERATION",
-    StatusCode.PD_INTERNAL: "the placement driver: its metadata changed under the request, cannot"
-    " be written, or a range server contradicts it; UNKNOWN in the dialect `elasticstream-2023-04`",
-    StatusCode.PD_NO_AVAILABLE_RS: "the placement driver: no range server is alive to take a range,"
-    " or the one that knows a stream's tail does not answer",
-    StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
-    StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to be sealed"
-    " does not answer; nothing is recorded, but the range may be sealed there",
-    StatusCode.RS_INTERNAL: "a range server whose log cannot be written, which is about to exit, or"
-    " whose disk fails to read what a FETCH asks for; UNKNOWN in the dialect"
+    StatusCode.PD_INTERNAL: "the placement driver: its metadata changed during the request, or"
+    " cannot be written, or a range server contradicts them; UNKNOWN in the dialect"
     " `elasticstream-2023-04`",
-    StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on its disk."
-    " The message names file, range and offsets; other offsets are served",
-    StatusCode.RS_DISK_FULL: "a range server whose disk has less free space than"
-    " `disk_free_floor_bytes`: APPEND only (with `throttle_time_ms`)",
+    StatusCode.PD_NO_AVAILABLE_RS: "the placement driver: no live range server can host a range,"
+    " or the server that knows a stream's tail does not answer",
+    StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
+    StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to seal does"
+    " not answer; nothing is stored, but the range may be sealed there",
+    StatusCode.RS_INTERNAL: "a range server that cannot write its log and is about to exit, or"
+    " cannot read what a FETCH requests; UNKNOWN in the dialect `elasticstream-2023-04`",
+    StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on disk. The"
+    " message names file, range and offsets; other offsets are served",
+    StatusCode.RS_DISK_FULL: "a range server: APPEND while the free disk space is below"
+    " `disk_free_floor_bytes` (with `throttle_time_ms`)",
     StatusCode.WRITER_GAP: "a range server: an earlier batch of the writer is missing. `detail` is"
     " the sequence that is expected, a big-endian int64",
-    StatusCode.WRITER_REPEAT: "a range server: the writer's batch was appended, too long ago to"
-    " say where",
-    StatusCode.WRITER_UNKNOWN: "a range server: a writer that is not known, or not any more, does"
+    StatusCode.WRITER_REPEAT: "a range server: the writer's batch was appended, but its offset"
+    " is no longer known",
+    StatusCode.WRITER_UNKNOWN: "a range server: a writer that is unknown, or was forgotten, does"
     " not begin with sequence 0",
-    StatusCode.WRITERS_NOT_THERE: "a range server that was not told yet who appended to the stream"
-    " at another one: APPEND of writers only",
-    StatusCode.TXN_ENDED: "a range server: the transaction was published or dropped before; APPEND"
-    " of staged batches",
-    StatusCode.TXN_INCOMPLETE: "a range server: other records are staged than END_TXN says",
+    StatusCode.WRITERS_NOT_THERE: "a range server: APPEND of a writer, before it knows who"
+    " appended to the stream on other servers",
+    StatusCode.TXN_ENDED: "a range server: APPEND of staged batches, or END_TXN, of a transaction"
+    " that was published or dropped",
+    StatusCode.TXN_INCOMPLETE: "a range server: another number of records is staged than END_TXN"
+    " says",
     StatusCode.TXN_ABORTED: "the placement driver: COMMIT_TXN of a transaction that was given up,"
-    " or went with its range",
+    " or whose range was trimmed",
     StatusCode.RS_SHUTTING_DOWN: "both servers: a request after GOAWAY",
 }
 
 OF_ITS_OWN: Final[Mapping[type[SbpError], str]] = {
-    errors.NotLeaderError: "asks the leader that `detail` names, or the next placement driver that"
-    " it knows, after a backoff",
-    errors.NoRangeServerError: "raises it, the caller may try again; CREATE_STREAMS, an APPEND"
-    " or a FETCH tries again after a backoff",
-    errors.SealUnansweredError: "raises it, the caller may try again",
+    errors.NotLeaderError: "asks the leader that `detail` names, or the next known placement"
+    " driver, after a backoff",
+    errors.NoRangeServerError: "CREATE_STREAMS, APPEND and FETCH are retried after a backoff;"
+    " others raise it, and the caller may retry",
+    errors.SealUnansweredError: "raises it; the caller may retry",
 }
 
 REFUSALS: Final[Mapping[str, str]] = {
     "connection": "A refused `START_CALL` raises ShuttingDownError while draining and ConnectError"
     " once closed, before anything is sent. A refused `RECEIVE_REQUEST` is answered with a system"
-    " error frame, RS_SHUTTING_DOWN, while draining; once closed nothing is read any more. A"
+    " error frame, RS_SHUTTING_DOWN, while draining; once closed nothing is read. A"
     " refused `SEND_GOAWAY` sends nothing. Answers are read in any state but `CLOSED`.",
     "call": "A finished call is forgotten, so a frame that still comes for it is a late answer and"
     " dropped. An answer to a call id that was never issued ends the connection.",
@@ -135,38 +136,38 @@ NOTICE: Final = "<!-- Made by `python docs/generate.py` from the code. Do not ed
 ERRORS_INTRODUCTION: Final = """\
 # Status codes and errors
 
-Every `status.code` of the protocol: who sends it, and what the client does with it. Codes 0 to 5
-are the specification's; the others are those of the implementation in the wild, for what the
-specification leaves unnamed. A status stands in the header of an answer (for the whole frame), in
-each item of a batch (for that item alone), or in a system error frame (the call is over).
+Every `status.code` of the protocol, which server sends it, and how the client reacts. Codes 0 to 5
+are the specification's. The others are ElasticStream's, and extensions. A status is in the header
+of an answer (for the whole frame), in each item (for that item), or in a system error frame (the
+call is over).
 
-*Retriable*: the same call may succeed later. *Effect*: what is known of the request's effect.
-A code that is not listed keeps its number in a plain StatusError: not retriable, effect unknown.
+*Retriable*: the same call may succeed later. *Effect*: whether the request had an effect. A code
+that is not listed keeps its number in a plain StatusError: not retriable, effect unknown.
 """
 
 ERRORS_WITHOUT_CODE: Final = """
-The client gives up an operation when it made no progress for `RETRY_BUDGET_MS`; the waits between
-tries are random and grow from `RETRY_BACKOFF_MS` to `RETRY_BACKOFF_MS_MAX` (`sbp_core/limits.py`).
+The client stops retrying an operation after `RETRY_BUDGET_MS` without progress. The pauses between
+retries are random and grow from `RETRY_BACKOFF_MS` to `RETRY_BACKOFF_MS_MAX`, see `RetryPolicy` of
+the [client](client.md).
 
 ## Errors without a code
 
-They arise on the client's side of the wire, before an answer or from its bytes.
+The client raises them itself, without an answer or because of its bytes.
 """
 
 STATES_INTRODUCTION: Final = """\
 # State machines
 
-Each machine is one total table: for every state and every input it names the next state, or says
-that the input is refused. Both ends of a connection obey the same tables.
+Each machine is one total table. For every state and input it has the next state, or says that the
+input is refused. Both sides of a connection use the same tables.
 """
 
 
 OPTIONS_INTRODUCTION: Final = """\
 # Options of `format("sbp")`
 
-Names are taken in any case. An option that does not exist, a value that cannot be, and options
-that contradict each other are refused before anything is read or written: one error names all of
-them, what was expected, and the remedy.
+Names are not case-sensitive. Unknown options, invalid values and contradictory options are refused
+before anything is read or written. One error names all of them, what was expected, and the remedy.
 """
 
 OPTIONS_OF_SOURCE: Final = """\
@@ -185,9 +186,8 @@ For `df.write` and `df.writeStream`.
 OPTIONS_LIMITS: Final = """\
 ## Limits
 
-What does not fit is refused before it is sent, with an error that names it. No option raises these
-limits. The others are on a page
-of [their own](limits.md).
+What exceeds a limit is refused before it is sent, with an error that names it. No option raises
+these limits. The [limits](limits.md) of the protocol and the servers have a page of their own.
 """
 
 CLI_INTRODUCTION: Final = """\
@@ -253,21 +253,21 @@ def what_the_client_does(error: SbpError) -> str:
         return "raises it"
     if type(error) in OF_ITS_OWN:
         return OF_ITS_OWN[type(error)]
-    again = "tries again"
+    again = "retries"
     if isinstance(error, StatusError):
-        again += " after `throttle_time_ms` and a backoff"
+        again = "after `throttle_time_ms` and a backoff, retries"
     if error.outcome is not errors.Outcome.NOT_APPLIED:
-        again += " what does no harm twice, and an APPEND whose caller accepts duplicates"
-    return f"looks the placement up, {again}" if error.refreshes_placement else again
+        again += " idempotent calls, and an APPEND whose caller accepts duplicates"
+    return f"looks up the placement; {again}" if error.refreshes_placement else again
 
 
 def code_row(code: StatusCode) -> list[str]:
     """Return a status code's row."""
     first = [str(int(code)), code.name]
     if code in SUCCESS_CODES:
-        return [*first, "-", "applied", SENT_BY[code], "-", "goes on"]
+        return [*first, "-", "applied", SENT_BY[code], "-", "success"]
     if code is StatusCode.NO_NEW_RECORD:
-        asks_again = "asks again while its caller waits, then answers that nothing is there"
+        asks_again = "polls while its caller waits, then returns no records"
         return [*first, "-", "not applied", SENT_BY[code], "-", asks_again]
     error = error_for_code(code, "")
     return [
