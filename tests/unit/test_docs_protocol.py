@@ -1,4 +1,4 @@
-"""The page of the protocol leaves out no operation, field or rule; its numbers are the code's."""
+"""The pages of protocol, limits and files leave nothing out; their numbers are the code's."""
 
 import ast
 import re
@@ -7,15 +7,21 @@ from pathlib import Path
 import pytest
 
 from sbp_core import limits
+from sbp_core.log import boundaries
+from sbp_core.log.index_file import INDEX_VERSION
+from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.segment_format import SEGMENT_VERSION, EntryKind
 from sbp_core.wire._generated.headers import LAYOUTS
 from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
 from sbp_core.wire.flat import Table, Vector
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES
 from sbp_core.wire.opcodes import Opcode
+from sbp_spark.reading import offsets
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
 LIMITS = (ROOT / "docs" / "reference" / "limits.md").read_text(encoding="utf-8")
+FILES = (ROOT / "docs" / "reference" / "file-format.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^###? (.+)\n((?:(?!##).*\n)*)", TEXT, re.MULTILINE))
 CONFORMANCE = sorted((ROOT / "tests" / "conformance").glob("test_spec_*.py"))
 
@@ -133,3 +139,24 @@ def test_every_rule_has_a_conformance_test_and_every_test_a_rule_that_exists():
 
 def test_every_conformance_test_says_what_it_checks():
     assert [name for name, docstring in conformance_tests() if not docstring] == []
+
+
+def test_the_versions_of_files_are_those_of_the_code():
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \| `(sbp_\S+)` \|$", FILES, re.MULTILINE)
+    versions = {Path(module).stem: (version, older) for version, older, module in rows}
+    assert versions["segment_format"][0] == str(SEGMENT_VERSION)
+    assert versions["index_file"][0] == str(INDEX_VERSION)
+    assert versions["boundaries"][0] == str(boundaries._VERSION)
+    schema, older = versions["sqlite_schema"]
+    assert schema == str(SCHEMA_VERSION)
+    assert older.startswith(f"{SCHEMA_VERSION_MIN} to {SCHEMA_VERSION - 1},")
+    newest, older = versions["offsets"]
+    assert newest.startswith(f"{offsets.FORMAT_VERSION}, or {offsets._PLAIN_VERSION} ")
+    assert set(re.findall(r"\d+", older)) == {
+        str(version) for version in offsets._STREAMS_OF if version < offsets.FORMAT_VERSION
+    }
+
+
+def test_every_kind_of_entry_is_listed():
+    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", FILES, re.MULTILINE)
+    assert rows == [(str(int(kind)), kind.name) for kind in EntryKind]
