@@ -35,9 +35,11 @@ autodoc_default_options = {
 }
 
 
-def indent_drawings(*event: Any) -> None:
-    """Show a tree that a docstring draws, such as that of the exceptions, as it is."""
+def tidy_docstring(*event: Any) -> None:
+    """Show a tree that a docstring draws as it is, and nothing that namedtuple makes up."""
     lines: list[str] = event[-1]
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
     drawn = [index for index, line in enumerate(lines) if re.match(r"[| ]*[+]-- ", line)]
     if drawn:
         first, end = drawn[0] - 1, drawn[-1] + 1
@@ -56,5 +58,5 @@ def leave_out_missing(app: Any, page: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     """Connect what this file does to Sphinx."""
-    app.connect("autodoc-process-docstring", indent_drawings)
+    app.connect("autodoc-process-docstring", tidy_docstring)
     app.connect("source-read", leave_out_missing)
