@@ -1,7 +1,8 @@
 """Turn the FlatBuffers schemas into the committed Python of sbp_core/wire/_generated.
 
 flatc compiles a schema to its binary reflection form; this script reads that with the project's
-own FlatBuffers reader and prints a frozen struct per table and the layout the codec follows.
+own FlatBuffers reader, and prints a frozen struct per table, the layout that the codec follows, and
+for the tables in HOT a function that writes them in a straight line.
 
     python schemas/generate.py            regenerate in place
     python schemas/generate.py --check    exit 1 when the committed files differ
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sbp_core.wire.flat import Field, Scalar, Schema, Table, Text, Vector
+from sbp_core.wire.flat import Field, Kind, Octets, Scalar, Schema, Table, Text, Vector
+from sbp_core.wire.flat.writer import in_order, place_fields
 
 SCHEMAS = Path(__file__).parent
 TARGET = SCHEMAS.parent / "sbp_core" / "wire" / "_generated"
@@ -98,6 +100,28 @@ REFLECTION = Schema(
 SECRET_FIELDS = {"auth_token", "server_secret"}
 """Fields that are never shown."""
 
+HOT: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Status": ("", ("handler_duration_us",)),
+    "StreamRange": ("stream_id range_index", ("start_offset", "end_offset")),
+    "AppendInfo": ("stream_range batch_length stream_id", ("request_index", "writer_id sequence")),
+    "AppendRequest": ("timeout_ms append_requests", ()),
+    "AppendResult": ("stream_id base_offset stream_append_time_ms status", ("request_index",)),
+    "AppendResponse": ("append_responses status", ()),
+    "FetchInfo": (
+        "stream_range fetch_offset batch_max_bytes stream_id",
+        ("request_index", "end_offset"),
+    ),
+    "FetchRequest": ("min_bytes fetch_requests timeout_ms", ("max_wait_ms", "takes_places")),
+    "BatchPlace": ("segment position length base_offset record_count", ("prefix_length",)),
+    "FetchResult": (
+        "stream_id batch_count status batch_length next_offset",
+        ("request_index", "places"),
+    ),
+    "FetchResponse": ("fetch_responses status", ()),
+}
+"""Tables that are written in a straight line: the fields that they have then, and groups of fields
+of which each is present or absent as a whole. With any other fields they are written as all are."""
+
 _SCALAR_CODES = {2: "?", 3: "b", 4: "B", 5: "h", 6: "H", 7: "i", 8: "I", 9: "q"}
 _UBYTE, _STRING, _VECTOR, _OBJECT = 4, 13, 14, 15
 
@@ -128,12 +152,14 @@ def render(source: Path) -> str:
         "from __future__ import annotations",
         "",
         *(["import enum"] if schema.enums else []),
+        "import struct",
         "from collections.abc import Mapping",
-        "from typing import Final",
+        "from typing import Any, Final",
         "",
         "from msgspec import Struct",
         "",
         "from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector, repr_without",
+        "from sbp_core.wire.flat.writer import MISFIT, Writer, WriteValue, put_u32",
         "",
     ]
     for enum_ in schema.enums:
@@ -146,11 +172,19 @@ def render(source: Path) -> str:
     for obj in ordered:
         lines += [f"    {tables[obj.name]}: ("]
         lines += [
-            f'        Field("{field.name}", {field.id}, {_render_kind(schema, field)}),'
-            for field in sorted(obj.fields, key=lambda item: item.id)
+            f'        Field("{field.name}", {field.id}, {_render_kind(field)}),'
+            for field in _fields(schema, obj)
         ]
         lines += ["    ),"]
     lines += ["}", ""]
+    hot = [obj for obj in ordered if tables[obj.name] in HOT]
+    for obj in hot:
+        lines += _render_writer(tables[obj.name], _fields(schema, obj))
+    if hot:
+        lines += ["", "WRITERS: Final[Mapping[type[Struct], WriteValue]] = {"]
+        lines += [f"    {tables[obj.name]}: {_writer_name(tables[obj.name])}," for obj in hot]
+        lines += ["}", '"""Functions that write the hot tables."""', ""]
+        names.append("WRITERS")
     exported = [*(item.name.rsplit(".", 1)[1] for item in schema.enums), *names, "LAYOUTS"]
     lines += [f"__all__ = {sorted(exported)}", ""]
     assert len(names) == len(set(names))
@@ -209,22 +243,135 @@ def _render_annotation(schema: ReflectedSchema, field: ReflectedField) -> str:
     return f"int = {field.default_integer}"
 
 
-def _render_kind(schema: ReflectedSchema, field: ReflectedField) -> str:
+def _fields(schema: ReflectedSchema, obj: ReflectedObject) -> list[Field]:
+    """Return the layout of a table."""
+    fields = []
+    for field in sorted(obj.fields, key=lambda item: item.id):
+        kind = _kind(schema, field)
+        is_bool = kind == Scalar("?")
+        default = bool(field.default_integer) if is_bool else field.default_integer
+        fields.append(
+            Field(field.name, field.id, kind, default if isinstance(kind, Scalar) else None)
+        )
+    return fields
+
+
+def _kind(schema: ReflectedSchema, field: ReflectedField) -> Kind:
     kind, element = field.type.base_type, field.type.element
     if kind == _STRING:
-        return "Text()"
+        return Text()
     if kind == _OBJECT:
-        return f'Table("{_table_name(schema, field)}")'
+        return Table(_table_name(schema, field))
     if kind == _VECTOR:
         if element == _UBYTE:
-            return "Octets()"
+            return Octets()
         if element == _STRING:
-            return "Vector(Text())"
-        if element == _OBJECT:
-            return f'Vector(Table("{_table_name(schema, field)}"))'
-        return f'Vector(Scalar("{_SCALAR_CODES[element]}"))'
-    default = bool(field.default_integer) if _SCALAR_CODES[kind] == "?" else field.default_integer
-    return f'Scalar("{_SCALAR_CODES[kind]}"), {default}'
+            return Vector(Text())
+        is_object = element == _OBJECT
+        return Vector(
+            Table(_table_name(schema, field)) if is_object else Scalar(_SCALAR_CODES[element])
+        )
+    return Scalar(_SCALAR_CODES[kind])
+
+
+def _render_kind(field: Field) -> str:
+    text = repr(field.kind).replace("name=", "").replace("code=", "").replace("element=", "")
+    return text if field.default is None else f"{text}, {field.default}"
+
+
+def _writer_name(table: str) -> str:
+    return "_write" + "".join(f"_{each.lower()}" if each.isupper() else each for each in table)
+
+
+def _render_writer(table: str, fields: list[Field]) -> list[str]:
+    """Return the constants and the function that write a hot table with its usual fields."""
+    always, groups = HOT[table]
+    required = always.split()
+    optional = [group.split() for group in groups]
+    by_name = {field.name: field for field in fields}
+    assert {*required, *(name for group in optional for name in group)} <= by_name.keys(), table
+    tests = [f"value.__class__ is {table}"]
+    for field in fields:
+        if field.name in required:
+            tests.append(_test(field, f"({field.name} := value.{field.name})", is_present=True))
+        elif not any(field.name in group for group in optional):
+            tests.append(_test(field, f"value.{field.name}", is_present=False))
+    constants: list[str] = []
+    body: list[str] = [
+        *(f"{name} = value.{name}" for group in optional for name in group),
+        "out = writer.out",
+    ]
+
+    def branch(present: list[str], rest: list[list[str]], indent: str) -> None:
+        if not rest:
+            chosen = in_order([field for field in fields if field.name in present])
+            body.extend(indent + line for line in _render_leaf(table, chosen, constants))
+            return
+        group, *others = rest
+        for is_present in (True, False):
+            condition = " and ".join(
+                _test(by_name[name], name, is_present=is_present) for name in group
+            )
+            is_rest = len(group) == 1 and not is_present
+            keyword = "if" if is_present else "elif"
+            body.append(f"{indent}else:" if is_rest else f"{indent}{keyword} {condition}:")
+            branch([*present, *group] if is_present else present, others, f"{indent}    ")
+
+    branch(required, optional, "")
+    return [
+        "",
+        *constants,
+        "",
+        f"def {_writer_name(table)}(writer: Writer, value: Any) -> int:",
+        "    try:",
+        f"        if ({' and '.join(tests)}):",
+        *(f"            {line}" for line in body),
+        "    except MISFIT:",
+        "        pass  # it is raised below, with the name of the field",
+        f'    return writer.tables["{table}"].write_any(writer, value)',
+        "",
+    ]
+
+
+def _test(field: Field, text: str, *, is_present: bool) -> str:
+    """Return the condition for a field that is written, or is not."""
+    if isinstance(field.kind, Vector):
+        return f"{text} {'!=' if is_present else '=='} ()"
+    if isinstance(field.kind, Octets):
+        return f'{text} {"!=" if is_present else "=="} b""'
+    if not isinstance(field.kind, Scalar):
+        return f"{text} is {'not ' if is_present else ''}None"
+    return f"{text} {'!=' if is_present else '=='} {int(field.default or 0)}"
+
+
+def _render_leaf(table: str, fields: list[Field], constants: list[str]) -> list[str]:
+    """Return the lines that write a table with exactly these fields."""
+    placed = place_fields(fields)
+    name = f"{_writer_name(table).upper()[6:]}_{len(constants) // 2 + 1}"
+    constants += [
+        f"_V{name} = {placed.vtable!r}",
+        f'_P{name} = struct.Struct("{placed.codes}").pack',
+    ]
+    numbers = [field.name for field in fields if isinstance(field.kind, Scalar)]
+    lines = [
+        f"at = writer.begin(_V{name}, {placed.is_wide})",
+        f"out += _P{name}({', '.join(['writer.distance', *numbers])})",
+    ]
+    for field in fields:
+        place = placed.places[field.name]
+        match field.kind:
+            case Table(child):
+                written = f"{_writer_name(child)}(writer, {field.name})"
+            case Vector(Table(child)):
+                written = f"writer.write_vector({field.name}, {_writer_name(child)})"
+            case Text():
+                written = f"writer.write_text({field.name})"
+            case _ if isinstance(field.kind, Scalar):
+                continue
+            case _:
+                raise SystemExit(f"{table}.{field.name}: a field of this kind cannot be hot")
+        lines.append(f"put_u32(out, at + {place}, {written} - at - {place})")
+    return [*lines, "return at"]
 
 
 def _format(text: str) -> str:

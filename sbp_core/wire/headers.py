@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from sbp_core.wire._generated import headers as _tables
 from sbp_core.wire._generated.headers import *  # noqa: F403
-from sbp_core.wire._generated.headers import LAYOUTS, SystemErrorResponse
+from sbp_core.wire._generated.headers import LAYOUTS, WRITERS, SystemErrorResponse
 from sbp_core.wire.flat import Schema, Table, Vector
 from sbp_core.wire.opcodes import Opcode
 
@@ -28,7 +28,7 @@ __all__ += _tables.__all__
 
 T = TypeVar("T")
 
-_SCHEMA: Final = Schema(LAYOUTS)
+_SCHEMA: Final = Schema(LAYOUTS, WRITERS)
 
 _TABLES: Final[Mapping[Opcode, tuple[type, type]]] = {
     Opcode.HEARTBEAT: (_tables.HeartbeatRequest, _tables.HeartbeatResponse),

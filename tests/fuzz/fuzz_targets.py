@@ -61,6 +61,7 @@ from sbp_core.session.events import (
     ResponseReceived,
 )
 from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
+from sbp_core.wire._generated.headers import WRITERS
 from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
 from sbp_core.wire.checksum import crc32c
 from sbp_core.wire.flat import Octets, Scalar, Schema, Table, Text, Vector
@@ -125,7 +126,7 @@ def _frames(data: bytes, sizes: list[int]) -> tuple[list[Frame], str]:
 _TABLES = list({**HEADER_LAYOUTS, **BATCH_LAYOUTS})
 _TYPES = {table.__name__: table for table in _TABLES}
 _LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS}
-_SCHEMA = Schema(_LAYOUTS)
+_SCHEMA = Schema(_LAYOUTS, WRITERS)
 _ROUND_TRIP_BYTES_MAX = 4096
 _VECTORS = Path(__file__).parents[1] / "conformance" / "vectors" / "headers.json"
 

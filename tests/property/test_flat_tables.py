@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 from official_flatbuffers import decode_officially, encode_officially
 from strict_flatbuffers import check_strictly
 
 from sbp_core.errors import HeaderError
 from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
+from sbp_core.wire._generated.headers import WRITERS
 from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
 from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Text, Vector
 
@@ -75,7 +77,8 @@ MIXED = (
 )
 LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS, Numbers: NUMBERS, Mixed: MIXED}
 TYPES = {table.__name__: table for table in LAYOUTS}
-SCHEMA = Schema(LAYOUTS)
+SCHEMA = Schema(LAYOUTS, WRITERS)
+GENERIC = Schema(LAYOUTS)
 
 TEXTS = st.text(max_size=12)
 
@@ -151,6 +154,24 @@ def test_round_trip(table, data):
     assert decode_officially(LAYOUTS, table, octets) == value
     check_strictly(LAYOUTS, table, octets)
     check_strictly(LAYOUTS, table, official_octets)
+
+
+def encoded_or_error(schema, value):
+    try:
+        return schema.encode(value)
+    except HeaderError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("table", WRITERS, ids=lambda table: table.__name__)
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_generated_writers_write_and_refuse_what_the_generic_one_does(table, data):
+    value = data.draw(values(table))
+    name = data.draw(st.sampled_from(table.__struct_fields__))
+    misfit = replace(value, **{name: data.draw(st.sampled_from([2**70, 1.5, "x", (None,), value]))})
+    for each in (value, misfit):
+        assert encoded_or_error(SCHEMA, each) == encoded_or_error(GENERIC, each)
 
 
 @settings(max_examples=400, deadline=None)

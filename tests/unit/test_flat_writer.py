@@ -8,6 +8,8 @@ from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire import headers
 from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
+from sbp_core.wire._generated.headers import WRITERS
+from sbp_core.wire.flat import Schema
 from sbp_core.wire.headers import decode_header, encode_header
 
 
@@ -102,3 +104,49 @@ def test_few_plans_are_kept_whatever_is_written():
         assert decode_header(headers.StreamRange, encode_header(value)) == value
     for kept in (headers._SCHEMA._written["StreamRange"], headers._SCHEMA._read["StreamRange"]):
         assert kept.plan.cache_info().currsize == limits.TABLE_PLANS_MAX
+
+
+def sent_headers(count):
+    """Headers of APPEND and FETCH with the fields that clients and servers set."""
+    ranges = [headers.StreamRange(1000 + at, 3, 7 * at, -1) for at in range(count)]
+    marks = [(), ("writer", 5)]
+    places = [(), (headers.BatchPlace(0, 0, 64, 500, 0, 3, 2),)]
+    yield headers.AppendRequest(
+        30_000,
+        tuple(
+            headers.AppendInfo(each, at, 9, each.stream_id, *marks[at % 2])
+            for at, each in enumerate(ranges)
+        ),
+    )
+    results = (headers.AppendResult(1000 + at, at, at + 1, 5, SUCCESS) for at in range(count))
+    yield headers.AppendResponse(0, tuple(results), headers.Status(handler_duration_us=8))
+    yield headers.FetchRequest(
+        0,
+        1,
+        tuple(
+            headers.FetchInfo(each, at, 10 + at, 9, each.stream_id, at % 2 - 1)
+            for at, each in enumerate(ranges)
+        ),
+        30_000,
+        takes_places=True,
+    )
+    yield headers.FetchResponse(
+        0,
+        tuple(
+            headers.FetchResult(1000 + at, at, 1, SUCCESS, 0, 11, places[at % 2])
+            for at in range(count)
+        ),
+        SUCCESS,
+    )
+
+
+SUCCESS = headers.Status()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_clients_and_servers_usually_send_is_written_in_a_straight_line(count):
+    schema, generic = Schema(HEADER_LAYOUTS, WRITERS), Schema(HEADER_LAYOUTS)
+    for header in sent_headers(count):
+        assert schema.encode(header) == generic.encode(header)
+    asked = {table.__name__: schema._written[table.__name__].plan.cache_info() for table in WRITERS}
+    assert [name for name, info in asked.items() if info.misses] == []

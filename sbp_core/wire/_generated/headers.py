@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector, repr_without
+from sbp_core.wire.flat.writer import MISFIT, Writer, WriteValue, put_u32
 
 
 class ClientRole(enum.IntEnum):
@@ -1128,8 +1130,481 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     ),
 }
 
+
+_V_BATCH_PLACE_1 = b"\x12\x00(\x00\x04\x00\x00\x00\x0c\x00\x1c\x00 \x00\x14\x00$\x00\x00\x00"
+_P_BATCH_PLACE_1 = struct.Struct("<iqqqiii").pack
+_V_BATCH_PLACE_2 = b"\x12\x00$\x00\x04\x00\x00\x00\x0c\x00\x1c\x00\x00\x00\x14\x00 \x00\x00\x00"
+_P_BATCH_PLACE_2 = struct.Struct("<iqqqii").pack
+
+
+def _write_batch_place(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is BatchPlace
+            and (segment := value.segment) != -1
+            and value.generation == 0
+            and (position := value.position) != -1
+            and (length := value.length) != 0
+            and (base_offset := value.base_offset) != -1
+            and (record_count := value.record_count) != 0
+        ):
+            prefix_length = value.prefix_length
+            out = writer.out
+            if prefix_length != 0:
+                at = writer.begin(_V_BATCH_PLACE_1, True)
+                out += _P_BATCH_PLACE_1(
+                    writer.distance,
+                    segment,
+                    position,
+                    base_offset,
+                    length,
+                    prefix_length,
+                    record_count,
+                )
+                return at
+            at = writer.begin(_V_BATCH_PLACE_2, True)
+            out += _P_BATCH_PLACE_2(
+                writer.distance, segment, position, base_offset, length, record_count
+            )
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["BatchPlace"].write_any(writer, value)
+
+
+_V_STATUS_1 = b"\x0c\x00\x0c\x00\x00\x00\x00\x00\x00\x00\x04\x00"
+_P_STATUS_1 = struct.Struct("<iq").pack
+_V_STATUS_2 = b"\x04\x00\x04\x00"
+_P_STATUS_2 = struct.Struct("<i").pack
+
+
+def _write_status(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is Status
+            and value.code == 0
+            and value.message is None
+            and value.detail == b""
+        ):
+            handler_duration_us = value.handler_duration_us
+            out = writer.out
+            if handler_duration_us != -1:
+                at = writer.begin(_V_STATUS_1, True)
+                out += _P_STATUS_1(writer.distance, handler_duration_us)
+                return at
+            at = writer.begin(_V_STATUS_2, False)
+            out += _P_STATUS_2(writer.distance)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["Status"].write_any(writer, value)
+
+
+_V_APPEND_RESULT_1 = b"\x0e\x00$\x00\x04\x00\x1c\x00\x0c\x00\x14\x00 \x00\x00\x00"
+_P_APPEND_RESULT_1 = struct.Struct("<iqqqi4x").pack
+_V_APPEND_RESULT_2 = b"\x0e\x00 \x00\x04\x00\x00\x00\x0c\x00\x14\x00\x1c\x00\x00\x00"
+_P_APPEND_RESULT_2 = struct.Struct("<iqqq4x").pack
+
+
+def _write_append_result(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is AppendResult
+            and (stream_id := value.stream_id) != -1
+            and (base_offset := value.base_offset) != 0
+            and (stream_append_time_ms := value.stream_append_time_ms) != 0
+            and (status := value.status) is not None
+        ):
+            request_index = value.request_index
+            out = writer.out
+            if request_index != 0:
+                at = writer.begin(_V_APPEND_RESULT_1, True)
+                out += _P_APPEND_RESULT_1(
+                    writer.distance, stream_id, base_offset, stream_append_time_ms, request_index
+                )
+                put_u32(out, at + 32, _write_status(writer, status) - at - 32)
+                return at
+            at = writer.begin(_V_APPEND_RESULT_2, True)
+            out += _P_APPEND_RESULT_2(
+                writer.distance, stream_id, base_offset, stream_append_time_ms
+            )
+            put_u32(out, at + 28, _write_status(writer, status) - at - 28)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["AppendResult"].write_any(writer, value)
+
+
+_V_FETCH_RESULT_1 = b"\x12\x00(\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00$\x00\x00\x00"
+_P_FETCH_RESULT_1 = struct.Struct("<iqqiii4x4x").pack
+_V_FETCH_RESULT_2 = b"\x10\x00$\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00"
+_P_FETCH_RESULT_2 = struct.Struct("<iqqiii4x").pack
+_V_FETCH_RESULT_3 = b"\x12\x00$\x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00 \x00\x00\x00"
+_P_FETCH_RESULT_3 = struct.Struct("<iqqii4x4x").pack
+_V_FETCH_RESULT_4 = b"\x10\x00 \x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00"
+_P_FETCH_RESULT_4 = struct.Struct("<iqqii4x").pack
+
+
+def _write_fetch_result(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is FetchResult
+            and (stream_id := value.stream_id) != -1
+            and (batch_count := value.batch_count) != 0
+            and (status := value.status) is not None
+            and (batch_length := value.batch_length) != -1
+            and (next_offset := value.next_offset) != -1
+        ):
+            request_index = value.request_index
+            places = value.places
+            out = writer.out
+            if request_index != 0:
+                if places != ():
+                    at = writer.begin(_V_FETCH_RESULT_1, True)
+                    out += _P_FETCH_RESULT_1(
+                        writer.distance,
+                        stream_id,
+                        next_offset,
+                        request_index,
+                        batch_count,
+                        batch_length,
+                    )
+                    put_u32(out, at + 32, _write_status(writer, status) - at - 32)
+                    put_u32(out, at + 36, writer.write_vector(places, _write_batch_place) - at - 36)
+                    return at
+                at = writer.begin(_V_FETCH_RESULT_2, True)
+                out += _P_FETCH_RESULT_2(
+                    writer.distance,
+                    stream_id,
+                    next_offset,
+                    request_index,
+                    batch_count,
+                    batch_length,
+                )
+                put_u32(out, at + 32, _write_status(writer, status) - at - 32)
+                return at
+            if places != ():
+                at = writer.begin(_V_FETCH_RESULT_3, True)
+                out += _P_FETCH_RESULT_3(
+                    writer.distance, stream_id, next_offset, batch_count, batch_length
+                )
+                put_u32(out, at + 28, _write_status(writer, status) - at - 28)
+                put_u32(out, at + 32, writer.write_vector(places, _write_batch_place) - at - 32)
+                return at
+            at = writer.begin(_V_FETCH_RESULT_4, True)
+            out += _P_FETCH_RESULT_4(
+                writer.distance, stream_id, next_offset, batch_count, batch_length
+            )
+            put_u32(out, at + 28, _write_status(writer, status) - at - 28)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["FetchResult"].write_any(writer, value)
+
+
+_V_APPEND_RESPONSE_1 = b"\n\x00\x0c\x00\x00\x00\x04\x00\x08\x00\x00\x00"
+_P_APPEND_RESPONSE_1 = struct.Struct("<i4x4x").pack
+
+
+def _write_append_response(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is AppendResponse
+            and value.throttle_time_ms == 0
+            and (append_responses := value.append_responses) != ()
+            and (status := value.status) is not None
+        ):
+            out = writer.out
+            at = writer.begin(_V_APPEND_RESPONSE_1, False)
+            out += _P_APPEND_RESPONSE_1(writer.distance)
+            put_u32(
+                out, at + 4, writer.write_vector(append_responses, _write_append_result) - at - 4
+            )
+            put_u32(out, at + 8, _write_status(writer, status) - at - 8)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["AppendResponse"].write_any(writer, value)
+
+
+_V_FETCH_RESPONSE_1 = b"\n\x00\x0c\x00\x00\x00\x04\x00\x08\x00\x00\x00"
+_P_FETCH_RESPONSE_1 = struct.Struct("<i4x4x").pack
+
+
+def _write_fetch_response(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is FetchResponse
+            and value.throttle_time_ms == 0
+            and (fetch_responses := value.fetch_responses) != ()
+            and (status := value.status) is not None
+            and value.log_directory is None
+            and value.log_instance is None
+        ):
+            out = writer.out
+            at = writer.begin(_V_FETCH_RESPONSE_1, False)
+            out += _P_FETCH_RESPONSE_1(writer.distance)
+            put_u32(out, at + 4, writer.write_vector(fetch_responses, _write_fetch_result) - at - 4)
+            put_u32(out, at + 8, _write_status(writer, status) - at - 8)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["FetchResponse"].write_any(writer, value)
+
+
+_V_STREAM_RANGE_1 = b"\x0c\x00 \x00\x04\x00\x1c\x00\x0c\x00\x14\x00"
+_P_STREAM_RANGE_1 = struct.Struct("<iqqqi").pack
+_V_STREAM_RANGE_2 = b"\n\x00\x18\x00\x04\x00\x14\x00\x0c\x00\x00\x00"
+_P_STREAM_RANGE_2 = struct.Struct("<iqqi").pack
+_V_STREAM_RANGE_3 = b"\x0c\x00\x18\x00\x04\x00\x14\x00\x00\x00\x0c\x00"
+_P_STREAM_RANGE_3 = struct.Struct("<iqqi").pack
+_V_STREAM_RANGE_4 = b"\x08\x00\x10\x00\x04\x00\x0c\x00"
+_P_STREAM_RANGE_4 = struct.Struct("<iqi").pack
+
+
+def _write_stream_range(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is StreamRange
+            and (stream_id := value.stream_id) != -1
+            and (range_index := value.range_index) != -1
+            and value.next_offset == 0
+            and value.servers == ()
+            and value.epoch == -1
+            and value.replica_count == -1
+            and value.ack_count == -1
+            and value.created_at_ms == -1
+        ):
+            start_offset = value.start_offset
+            end_offset = value.end_offset
+            out = writer.out
+            if start_offset != 0:
+                if end_offset != 0:
+                    at = writer.begin(_V_STREAM_RANGE_1, True)
+                    out += _P_STREAM_RANGE_1(
+                        writer.distance, stream_id, start_offset, end_offset, range_index
+                    )
+                    return at
+                at = writer.begin(_V_STREAM_RANGE_2, True)
+                out += _P_STREAM_RANGE_2(writer.distance, stream_id, start_offset, range_index)
+                return at
+            if end_offset != 0:
+                at = writer.begin(_V_STREAM_RANGE_3, True)
+                out += _P_STREAM_RANGE_3(writer.distance, stream_id, end_offset, range_index)
+                return at
+            at = writer.begin(_V_STREAM_RANGE_4, True)
+            out += _P_STREAM_RANGE_4(writer.distance, stream_id, range_index)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["StreamRange"].write_any(writer, value)
+
+
+_V_APPEND_INFO_1 = b"\x10\x00$\x00\x1c\x00\x14\x00\x18\x00\x04\x00 \x00\x0c\x00"
+_P_APPEND_INFO_1 = struct.Struct("<iqqii4x4x").pack
+_V_APPEND_INFO_2 = b"\x0c\x00\x18\x00\x14\x00\x0c\x00\x10\x00\x04\x00"
+_P_APPEND_INFO_2 = struct.Struct("<iqii4x").pack
+_V_APPEND_INFO_3 = b"\x10\x00 \x00\x18\x00\x00\x00\x14\x00\x04\x00\x1c\x00\x0c\x00"
+_P_APPEND_INFO_3 = struct.Struct("<iqqi4x4x").pack
+_V_APPEND_INFO_4 = b"\x0c\x00\x14\x00\x10\x00\x00\x00\x0c\x00\x04\x00"
+_P_APPEND_INFO_4 = struct.Struct("<iqi4x").pack
+
+
+def _write_append_info(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is AppendInfo
+            and (stream_range := value.stream_range) is not None
+            and (batch_length := value.batch_length) != 0
+            and (stream_id := value.stream_id) != -1
+            and value.txn_id is None
+        ):
+            request_index = value.request_index
+            writer_id = value.writer_id
+            sequence = value.sequence
+            out = writer.out
+            if request_index != 0:
+                if writer_id is not None and sequence != -1:
+                    at = writer.begin(_V_APPEND_INFO_1, True)
+                    out += _P_APPEND_INFO_1(
+                        writer.distance, stream_id, sequence, request_index, batch_length
+                    )
+                    put_u32(out, at + 28, _write_stream_range(writer, stream_range) - at - 28)
+                    put_u32(out, at + 32, writer.write_text(writer_id) - at - 32)
+                    return at
+                if writer_id is None and sequence == -1:
+                    at = writer.begin(_V_APPEND_INFO_2, True)
+                    out += _P_APPEND_INFO_2(writer.distance, stream_id, request_index, batch_length)
+                    put_u32(out, at + 20, _write_stream_range(writer, stream_range) - at - 20)
+                    return at
+            elif writer_id is not None and sequence != -1:
+                at = writer.begin(_V_APPEND_INFO_3, True)
+                out += _P_APPEND_INFO_3(writer.distance, stream_id, sequence, batch_length)
+                put_u32(out, at + 24, _write_stream_range(writer, stream_range) - at - 24)
+                put_u32(out, at + 28, writer.write_text(writer_id) - at - 28)
+                return at
+            elif writer_id is None and sequence == -1:
+                at = writer.begin(_V_APPEND_INFO_4, True)
+                out += _P_APPEND_INFO_4(writer.distance, stream_id, batch_length)
+                put_u32(out, at + 16, _write_stream_range(writer, stream_range) - at - 16)
+                return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["AppendInfo"].write_any(writer, value)
+
+
+_V_FETCH_INFO_1 = b"\x10\x00(\x00$\x00\x1c\x00\x04\x00 \x00\x0c\x00\x14\x00"
+_P_FETCH_INFO_1 = struct.Struct("<iqqqii4x").pack
+_V_FETCH_INFO_2 = b"\x0e\x00 \x00\x1c\x00\x14\x00\x04\x00\x18\x00\x0c\x00\x00\x00"
+_P_FETCH_INFO_2 = struct.Struct("<iqqii4x").pack
+_V_FETCH_INFO_3 = b"\x10\x00$\x00 \x00\x00\x00\x04\x00\x1c\x00\x0c\x00\x14\x00"
+_P_FETCH_INFO_3 = struct.Struct("<iqqqi4x").pack
+_V_FETCH_INFO_4 = b"\x0e\x00\x1c\x00\x18\x00\x00\x00\x04\x00\x14\x00\x0c\x00\x00\x00"
+_P_FETCH_INFO_4 = struct.Struct("<iqqi4x").pack
+
+
+def _write_fetch_info(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is FetchInfo
+            and (stream_range := value.stream_range) is not None
+            and (fetch_offset := value.fetch_offset) != 0
+            and (batch_max_bytes := value.batch_max_bytes) != 0
+            and (stream_id := value.stream_id) != -1
+            and value.txn_id is None
+        ):
+            request_index = value.request_index
+            end_offset = value.end_offset
+            out = writer.out
+            if request_index != 0:
+                if end_offset != -1:
+                    at = writer.begin(_V_FETCH_INFO_1, True)
+                    out += _P_FETCH_INFO_1(
+                        writer.distance,
+                        fetch_offset,
+                        stream_id,
+                        end_offset,
+                        request_index,
+                        batch_max_bytes,
+                    )
+                    put_u32(out, at + 36, _write_stream_range(writer, stream_range) - at - 36)
+                    return at
+                at = writer.begin(_V_FETCH_INFO_2, True)
+                out += _P_FETCH_INFO_2(
+                    writer.distance, fetch_offset, stream_id, request_index, batch_max_bytes
+                )
+                put_u32(out, at + 28, _write_stream_range(writer, stream_range) - at - 28)
+                return at
+            if end_offset != -1:
+                at = writer.begin(_V_FETCH_INFO_3, True)
+                out += _P_FETCH_INFO_3(
+                    writer.distance, fetch_offset, stream_id, end_offset, batch_max_bytes
+                )
+                put_u32(out, at + 32, _write_stream_range(writer, stream_range) - at - 32)
+                return at
+            at = writer.begin(_V_FETCH_INFO_4, True)
+            out += _P_FETCH_INFO_4(writer.distance, fetch_offset, stream_id, batch_max_bytes)
+            put_u32(out, at + 24, _write_stream_range(writer, stream_range) - at - 24)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["FetchInfo"].write_any(writer, value)
+
+
+_V_APPEND_REQUEST_1 = b"\x08\x00\x0c\x00\x04\x00\x08\x00"
+_P_APPEND_REQUEST_1 = struct.Struct("<ii4x").pack
+
+
+def _write_append_request(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is AppendRequest
+            and (timeout_ms := value.timeout_ms) != 0
+            and (append_requests := value.append_requests) != ()
+        ):
+            out = writer.out
+            at = writer.begin(_V_APPEND_REQUEST_1, False)
+            out += _P_APPEND_REQUEST_1(writer.distance, timeout_ms)
+            put_u32(out, at + 8, writer.write_vector(append_requests, _write_append_info) - at - 8)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["AppendRequest"].write_any(writer, value)
+
+
+_V_FETCH_REQUEST_1 = b"\x0e\x00\x15\x00\x04\x00\x08\x00\x10\x00\x0c\x00\x14\x00\x00\x00"
+_P_FETCH_REQUEST_1 = struct.Struct("<iiii4x?3x").pack
+_V_FETCH_REQUEST_2 = b"\x0c\x00\x14\x00\x04\x00\x08\x00\x10\x00\x0c\x00"
+_P_FETCH_REQUEST_2 = struct.Struct("<iiii4x").pack
+_V_FETCH_REQUEST_3 = b"\x0e\x00\x11\x00\x00\x00\x04\x00\x0c\x00\x08\x00\x10\x00\x00\x00"
+_P_FETCH_REQUEST_3 = struct.Struct("<iii4x?3x").pack
+_V_FETCH_REQUEST_4 = b"\x0c\x00\x10\x00\x00\x00\x04\x00\x0c\x00\x08\x00"
+_P_FETCH_REQUEST_4 = struct.Struct("<iii4x").pack
+
+
+def _write_fetch_request(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is FetchRequest
+            and (min_bytes := value.min_bytes) != 0
+            and (fetch_requests := value.fetch_requests) != ()
+            and (timeout_ms := value.timeout_ms) != 0
+        ):
+            max_wait_ms = value.max_wait_ms
+            takes_places = value.takes_places
+            out = writer.out
+            if max_wait_ms != 0:
+                if takes_places != 0:
+                    at = writer.begin(_V_FETCH_REQUEST_1, False)
+                    out += _P_FETCH_REQUEST_1(
+                        writer.distance, max_wait_ms, min_bytes, timeout_ms, takes_places
+                    )
+                    put_u32(
+                        out,
+                        at + 16,
+                        writer.write_vector(fetch_requests, _write_fetch_info) - at - 16,
+                    )
+                    return at
+                at = writer.begin(_V_FETCH_REQUEST_2, False)
+                out += _P_FETCH_REQUEST_2(writer.distance, max_wait_ms, min_bytes, timeout_ms)
+                put_u32(
+                    out, at + 16, writer.write_vector(fetch_requests, _write_fetch_info) - at - 16
+                )
+                return at
+            if takes_places != 0:
+                at = writer.begin(_V_FETCH_REQUEST_3, False)
+                out += _P_FETCH_REQUEST_3(writer.distance, min_bytes, timeout_ms, takes_places)
+                put_u32(
+                    out, at + 12, writer.write_vector(fetch_requests, _write_fetch_info) - at - 12
+                )
+                return at
+            at = writer.begin(_V_FETCH_REQUEST_4, False)
+            out += _P_FETCH_REQUEST_4(writer.distance, min_bytes, timeout_ms)
+            put_u32(out, at + 12, writer.write_vector(fetch_requests, _write_fetch_info) - at - 12)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["FetchRequest"].write_any(writer, value)
+
+
+WRITERS: Final[Mapping[type[Struct], WriteValue]] = {
+    BatchPlace: _write_batch_place,
+    Status: _write_status,
+    AppendResult: _write_append_result,
+    FetchResult: _write_fetch_result,
+    AppendResponse: _write_append_response,
+    FetchResponse: _write_fetch_response,
+    StreamRange: _write_stream_range,
+    AppendInfo: _write_append_info,
+    FetchInfo: _write_fetch_info,
+    AppendRequest: _write_append_request,
+    FetchRequest: _write_fetch_request,
+}
+"""Functions that write the hot tables."""
+
 __all__ = [
     "LAYOUTS",
+    "WRITERS",
     "AppendInfo",
     "AppendRequest",
     "AppendResponse",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import Field
 from sbp_core.wire.flat.reader import Reader, ReadTable
 from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
-from sbp_core.wire.flat.writer import Writer, WrittenTable
+from sbp_core.wire.flat.writer import Writer, WriteValue, WrittenTable
 
 T = TypeVar("T")
 
@@ -25,19 +26,22 @@ class Schema:
     def __init__(
         self,
         layouts: Mapping[type[Struct], tuple[Field, ...]],
+        writers: Mapping[type[Struct], WriteValue] = MappingProxyType({}),
         *,
         bytes_max: int = limits.HEADER_BYTES_MAX,
         depth_max: int = limits.HEADER_DEPTH_MAX,
         is_whole: bool = True,
     ) -> None:
-        """Prepare the tables of `layouts`.
+        """Prepare the tables of `layouts`; `writers` are the generated ones of hot tables.
 
         `is_whole`: honest peers write little else than these fields, so a buffer that is for the
         most part in no use is refused. False where the layouts leave out what others write.
         """
         self._written: dict[str, WrittenTable] = {}
         for table, layout in layouts.items():
-            self._written[table.__name__] = WrittenTable(table, layout, self._written)
+            self._written[table.__name__] = WrittenTable(
+                table, layout, self._written, writers.get(table)
+            )
         self._read = {table.__name__: ReadTable(table, layouts[table]) for table in layouts}
         self._bytes_max = bytes_max
         self._depth_max = depth_max

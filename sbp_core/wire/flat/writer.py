@@ -1,18 +1,20 @@
 """Values -> bytes, from front to back: a table first, what it refers to behind it.
 
-The fields that a table has decide its layout, so each set of them gets a plan once: the vtable,
-which the tables of one buffer share, and a single struct for all numbers. Offsets are filled in
-when it is known where their targets are.
+The fields that a table has decide where they stand in it, so each set of fields gets a plan once:
+the vtable, which the tables of one buffer share, and a single struct for all numbers. Offsets are
+filled in when it is known where their targets are. For the tables of APPEND and FETCH,
+schemas/generate.py does the same beforehand: the generated functions write the usual sets of fields
+in a straight line, and leave every other value, and every error, to `WrittenTable.write_any`.
 
-Everything begins at a multiple of 4 bytes. Numbers of 8 bytes are to be at a multiple of 8: what
-holds them begins 4 bytes before one, for they follow its first 4 bytes.
+Everything begins at a multiple of 4 bytes. Numbers of 8 bytes must be at a multiple of 8: the table
+that holds them begins 4 bytes before one, for they follow its first 4 bytes.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import compress
 from operator import attrgetter, ne
 from typing import Any, Final, NamedTuple
@@ -36,35 +38,75 @@ from sbp_core.wire.flat.kinds import (
 )
 
 _U32: Final = struct.Struct("<I")
-_put_u32: Final = _U32.pack_into
+put_u32: Final = _U32.pack_into
 _WORD: Final = bytes(4)
 _WIDE_BYTES: Final = 8
 _PADDING: Final = (b"", bytes(3), bytes(2), bytes(1))
-"""What fills the last word, by the bytes in it."""
+"""The bytes that fill the last word, by how many bytes are in it."""
 _TERMINATION: Final = (_WORD, *_PADDING[1:])
 """The same behind a string: one zero byte at least."""
-_MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
-"""What content of another kind than its field's runs into."""
+MISFIT: Final = (struct.error, AttributeError, TypeError, ValueError)
+"""The errors that content of another kind than its field's causes."""
+
+WriteValue = Callable[["Writer", Any], int]
+"""Appends a value to the buffer; returns the position where it begins."""
 
 
 class _Reference(NamedTuple):
-    """A field that refers to something: its place in the table, and the method that writes it.
+    """A field that refers to something: its place in the table, and the function that writes it.
 
-    `column` is where it is among the contents; `kind` is the WrittenTable of what has tables.
+    `column` is its index among the contents.
     """
 
     place: int
     column: int
     name: str
-    kind: Any
-    write: Callable[[Writer, Any, Any], int]
+    write: WriteValue
+
+
+class Placement(NamedTuple):
+    """Where the fields of a table stand: a vtable, and the struct format of the table itself.
+
+    `codes` begins with the distance to the vtable; references are padding, to be filled in later.
+    `is_wide`: some numbers have 8 bytes. `places` are by field name.
+    """
+
+    vtable: bytes
+    codes: str
+    is_wide: bool
+    places: Mapping[str, int]
+
+
+def in_order(fields: Sequence[Field]) -> list[Field]:
+    """Return the fields of a table as they are written: numbers first, the widest of them first."""
+    return sorted(
+        fields, key=lambda field: (not isinstance(field.kind, Scalar), -field.inline_bytes)
+    )
+
+
+def place_fields(fields: Sequence[Field]) -> Placement:
+    """Return where these fields stand in a table that has them and no others."""
+    codes, end = "<i", 4
+    places: dict[str, int] = {}
+    for field in sorted(fields, key=lambda field: -field.inline_bytes):
+        codes += field.kind.code if isinstance(field.kind, Scalar) else f"{REFERENCE_BYTES}x"
+        places[field.name] = end
+        end += field.inline_bytes
+    by_id = {field.id: places[field.name] for field in fields}
+    slots = [by_id.get(slot, 0) for slot in range(max(by_id, default=-1) + 1)]
+    vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
+    return Placement(
+        vtable + _PADDING[len(vtable) % 4],
+        f"{codes}{-end % 4}x" if end % 4 else codes,
+        any(field.inline_bytes == _WIDE_BYTES for field in fields),
+        places,
+    )
 
 
 class _Plan(NamedTuple):
-    """The layout of a table that has certain fields.
+    """How to write a table that has certain fields.
 
     `pack` takes the distance to the vtable and the `numbers`, which are picked from all contents.
-    `is_wide`: some have 8 bytes.
     """
 
     vtable: bytes
@@ -75,195 +117,187 @@ class _Plan(NamedTuple):
 
 
 class WrittenTable:
-    """What the writer knows of a table: its fields, numbers before others and the widest first.
+    """The fields of a table, and how it is written: `write` is generated for the hot tables.
 
-    `contents` takes them from a value; `absent` is what they have when they are not written.
+    `contents` takes the fields from a value, in the order in which they are written; `absent` is
+    what they are when they are not written.
     """
 
     def __init__(
-        self, table: type[Struct], layout: Sequence[Field], tables: Mapping[str, WrittenTable]
+        self,
+        table: type[Struct],
+        layout: Sequence[Field],
+        tables: Mapping[str, WrittenTable],
+        maybe_write: WriteValue | None,
     ) -> None:
-        self.table = table
+        self._table = table
         self._tables = tables
-        self._fields = sorted(
-            layout, key=lambda field: (not isinstance(field.kind, Scalar), -field.inline_bytes)
-        )
-        self.contents = _picked_attributes([field.name for field in self._fields])
-        self.absent = tuple(_absent_content(field) for field in self._fields)
+        self._fields = in_order(layout)
+        names = [field.name for field in self._fields]
+        self._contents = attrgetter(*names) if len(names) > 1 else _one_attribute(*names)
+        self._absent = tuple(_absent_content(field) for field in self._fields)
+        self.write = maybe_write or self.write_any
         self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)
+
+    def write_any(self, writer: Writer, value: object) -> int:
+        """Write a value with any fields.
+
+        Raises HeaderError, which names the field, for content that does not fit its field, and
+        TypeError for a value of another table.
+        """
+        if type(value) is not self._table:
+            raise TypeError(f"{value!r:.80} is no {self._table.__name__}")
+        contents = self._contents(value)
+        is_present = tuple(map(ne, contents, self._absent))
+        vtable, is_wide, pack, numbers, references = self.plan(is_present)
+        out = writer.out
+        position = writer.begin(vtable, is_wide)
+        try:
+            out += pack(writer.distance, *numbers(contents))
+        except struct.error:
+            raise self._number_error(contents) from None
+        for place, column, name, write in references:
+            try:
+                target = write(writer, contents[column])
+            except MISFIT as error:
+                raise HeaderError(f"{self._table.__name__}.{name}: {error}") from error
+            put_u32(out, position + place, target - (position + place))
+        return position
 
     def _make_plan(self, is_present: tuple[bool, ...]) -> _Plan:
         fields = [*compress(self._fields, is_present)]
         columns = [*compress(range(len(self._fields)), is_present)]
         number_count = sum(isinstance(field.kind, Scalar) for field in fields)
-        codes, end = "<i", 4
-        places: dict[int, int] = {}
-        for field in sorted(fields, key=lambda field: -field.inline_bytes):
-            codes += field.kind.code if isinstance(field.kind, Scalar) else f"{REFERENCE_BYTES}x"
-            places[field.id] = end
-            end += field.inline_bytes
-        slots = [places.get(slot, 0) for slot in range(max(places, default=-1) + 1)]
-        vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
+        placed = place_fields(fields)
         return _Plan(
-            vtable=vtable + _PADDING[len(vtable) % 4],
-            is_wide=any(field.inline_bytes == _WIDE_BYTES for field in fields),
-            pack=struct.Struct(f"{codes}{-end % 4}x").pack,
-            numbers=picker(columns[:number_count]),
-            references=tuple(
-                self._reference(field, places[field.id], column)
+            placed.vtable,
+            placed.is_wide,
+            struct.Struct(placed.codes).pack,
+            picker(columns[:number_count]),
+            tuple(
+                _Reference(placed.places[field.name], column, field.name, self._writer(field.kind))
                 for field, column in zip(fields[number_count:], columns[number_count:], strict=True)
             ),
         )
 
-    def _reference(self, field: Field, place: int, column: int) -> _Reference:
-        kind = field.kind
-        element = kind.element if isinstance(kind, Vector) else kind
-        what = self._tables[element.name] if isinstance(element, Table) else kind
-        return _Reference(place, column, field.name, what, _write_method(kind))
+    def _writer(self, kind: Kind) -> WriteValue:
+        """Return the function that writes what a field of this kind refers to."""
+        match kind:
+            case Table(name):
+                return self._tables[name].write
+            case Text():
+                return Writer.write_text
+            case Octets():
+                return Writer.write_bytes
+            case Structs(codes):
+                return partial(Writer.write_structs, codes=codes)
+            case Vector(Scalar(code)):
+                return partial(Writer.write_numbers, code=code)
+            case Vector(element):
+                return partial(Writer.write_vector, write=self._writer(element))
+        raise AssertionError(kind)
 
-    def number_error(self, contents: Sequence[Any]) -> HeaderError:
+    def _number_error(self, contents: Sequence[Any]) -> HeaderError:
         """Return the error for the number that cannot be written."""
         for field, content in zip(self._fields, contents, strict=True):
             if isinstance(field.kind, Scalar):
                 try:
                     struct.pack(f"<{field.kind.code}", content)
                 except struct.error as error:
-                    name = f"{self.table.__name__}.{field.name}"
+                    name = f"{self._table.__name__}.{field.name}"
                     return HeaderError(f"{name} cannot be {content!r:.80}: {error}")
-        raise AssertionError(f"{self.table.__name__}: all numbers can be written")
+        raise AssertionError(f"{self._table.__name__}: all numbers can be written")
 
 
 def _absent_content(field: Field) -> Any:
-    """Return what a field has that is not written."""
+    """Return the content of a field that is not written."""
     if isinstance(field.kind, Octets):
         return b""
     return () if isinstance(field.kind, Vector | Structs) else field.default
 
 
-def _picked_attributes(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what takes these attributes of a value."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    getters = [attrgetter(name) for name in names]
-    return lambda value: tuple(get(value) for get in getters)
+def _one_attribute(*names: str) -> Callable[[Any], tuple[Any, ...]]:
+    """Return `attrgetter` for one name, or none: it gives a tuple, too."""
+    return lambda value: tuple([getattr(value, name) for name in names])
 
 
 class Writer:
-    """One writing of one buffer. Its methods return where begins what they wrote."""
+    """One buffer that is being written. The `write` methods return where their value begins."""
+
+    __slots__ = ("_vtables", "distance", "out", "tables")
 
     def __init__(self, tables: Mapping[str, WrittenTable]) -> None:
-        self._tables = tables
+        self.tables = tables
         self._vtables: dict[bytes, int] = {}
-        self._out = bytearray()
+        self.out = bytearray()
+        self.distance = 0
 
     def write_root(self, value: object) -> bytes:
         """Return the buffer whose root is `value`.
 
         Raises HeaderError, which names the field, for content that does not fit its field.
         """
-        self._out += _WORD
-        _U32.pack_into(self._out, 0, self._write_table(self._tables[type(value).__name__], value))
-        return bytes(self._out)
+        out = self.out
+        out += _WORD
+        put_u32(out, 0, self.tables[type(value).__name__].write(self, value))
+        return bytes(out)
 
-    def _write_table(self, table: WrittenTable, value: object) -> int:
-        if type(value) is not table.table:
-            raise TypeError(f"{value!r:.80} is no {table.table.__name__}")
-        contents = table.contents(value)
-        is_present = tuple(map(ne, contents, table.absent))
-        vtable, is_wide, pack, numbers, references = table.plan(is_present)
-        out = self._out
-        vtable_at = self._vtables.get(vtable)
-        if vtable_at is None:
-            vtable_at = self._vtables[vtable] = len(out)
+    def begin(self, vtable: bytes, is_wide: bool) -> int:  # noqa: FBT001 - the hottest call
+        """Return where the next table begins; its vtable is `distance` bytes before it."""
+        out = self.out
+        at = len(out)
+        vtable_at = self._vtables.setdefault(vtable, at)
+        if vtable_at == at:
             out += vtable
-        if is_wide:
-            self._align_behind_word()
-        position = len(out)
-        try:
-            out += pack(position - vtable_at, *numbers(contents))
-        except struct.error:
-            raise table.number_error(contents) from None
-        for place, column, name, kind, write in references:
-            try:
-                target = write(self, kind, contents[column])
-            except _MISFIT as error:
-                raise HeaderError(f"{table.table.__name__}.{name}: {error}") from error
-            _put_u32(out, position + place, target - (position + place))
-        return position
+            at += len(vtable)
+        if is_wide and at % _WIDE_BYTES == 0:
+            out += _WORD
+            at += len(_WORD)
+        self.distance = at - vtable_at
+        return at
 
-    def _write_tables(self, table: WrittenTable, values: Sequence[object]) -> int:
-        return self._write_targets(values, self._write_table, table)
-
-    def _write_text(self, _: Text, text: str) -> int:
+    def write_text(self, text: str) -> int:
+        """Write a string."""
         return self._write_counted(text.encode("utf-8"), _TERMINATION)
 
-    def _write_texts(self, _: Vector, texts: Sequence[str]) -> int:
-        return self._write_targets(texts, self._write_text, _TEXT)
+    def write_bytes(self, data: bytes) -> int:
+        """Write a vector of bytes."""
+        return self._write_counted(bytes(memoryview(data)), _PADDING)
 
-    def _write_octets(self, _: Octets, octets: bytes) -> int:
-        return self._write_counted(bytes(memoryview(octets)), _PADDING)
-
-    def _write_counted(self, octets: bytes, endings: Sequence[bytes]) -> int:
-        position = len(self._out)
-        self._out += _U32.pack(len(octets))
-        self._out += octets
-        self._out += endings[len(octets) % 4]
+    def _write_counted(self, data: bytes, endings: Sequence[bytes]) -> int:
+        position = len(self.out)
+        self.out += _U32.pack(len(data))
+        self.out += data
+        self.out += endings[len(data) % 4]
         return position
 
-    def _write_numbers(self, kind: Vector, numbers: Sequence[int]) -> int:
-        assert isinstance(kind.element, Scalar)
-        code = kind.element.code
-        octets = struct.pack(f"<{len(numbers)}{code}", *numbers)
-        return self._write_elements(len(numbers), octets, code)
+    def write_numbers(self, numbers: Sequence[int], code: str) -> int:
+        """Write a vector of numbers."""
+        data = struct.pack(f"<{len(numbers)}{code}", *numbers)
+        return self._write_elements(len(numbers), data, code)
 
-    def _write_structs(self, kind: Structs, items: Sequence[Sequence[int]]) -> int:
-        layout = struct.Struct(f"<{kind.codes}")
-        octets = b"".join([layout.pack(*item) for item in items])
-        return self._write_elements(len(items), octets, kind.codes[0])
+    def write_structs(self, items: Sequence[Sequence[int]], codes: str) -> int:
+        """Write a vector of structs."""
+        layout = struct.Struct(f"<{codes}")
+        data = b"".join([layout.pack(*item) for item in items])
+        return self._write_elements(len(items), data, codes[0])
 
-    def _write_elements(self, count: int, octets: bytes, code: str) -> int:
-        if code_bytes(code) == _WIDE_BYTES:
-            self._align_behind_word()
-        position = len(self._out)
-        self._out += _U32.pack(count)
-        self._out += octets
-        self._out += _PADDING[len(octets) % 4]
+    def _write_elements(self, count: int, data: bytes, code: str) -> int:
+        if code_bytes(code) == _WIDE_BYTES and len(self.out) % _WIDE_BYTES == 0:
+            self.out += _WORD
+        position = len(self.out)
+        self.out += _U32.pack(count)
+        self.out += data
+        self.out += _PADDING[len(data) % 4]
         return position
 
-    def _write_targets(
-        self, items: Sequence[Any], write: Callable[[Any, Any], int], kind: Any
-    ) -> int:
+    def write_vector(self, items: Sequence[Any], write: WriteValue) -> int:
         """Write a vector of offsets, and behind it their targets."""
-        out = self._out
+        out = self.out
         position = place = len(out)
         out += _U32.pack(len(items))
         out += bytes(REFERENCE_BYTES * len(items))
         for item in items:
             place += REFERENCE_BYTES
-            _put_u32(out, place, write(kind, item) - place)
+            put_u32(out, place, write(self, item) - place)
         return position
-
-    def _align_behind_word(self) -> None:
-        """Move the end so that what comes a word later is at a multiple of 8."""
-        if len(self._out) % _WIDE_BYTES == 0:
-            self._out += _WORD
-
-
-_TEXT: Final = Text()
-_METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
-    Table: Writer._write_table,
-    Text: Writer._write_text,
-    Octets: Writer._write_octets,
-    Structs: Writer._write_structs,
-}
-_ELEMENT_METHODS: Final[Mapping[type, Callable[[Writer, Any, Any], int]]] = {
-    Table: Writer._write_tables,
-    Text: Writer._write_texts,
-    Scalar: Writer._write_numbers,
-}
-
-
-def _write_method(kind: Kind) -> Callable[[Writer, Any, Any], int]:
-    if isinstance(kind, Vector):
-        return _ELEMENT_METHODS[type(kind.element)]
-    return _METHODS[type(kind)]
