@@ -1,4 +1,4 @@
-"""Turn the FlatBuffers schemas into the committed Python of sbp_core/wire/_generated.
+"""Turn the FlatBuffers schemas into the committed Python of sbp_core/wire/_generated.py.
 
 flatc compiles a schema to its binary reflection form; this script reads that with the project's
 own FlatBuffers reader, and prints a frozen struct per table, the layout that the codec follows, and
@@ -23,7 +23,7 @@ from sbp_core.wire.flat import Field, Kind, Octets, Scalar, Schema, Table, Text,
 from sbp_core.wire.flat.writer import in_order, place_fields
 
 SCHEMAS = Path(__file__).parent
-TARGET = SCHEMAS.parent / "sbp_core" / "wire" / "_generated"
+TARGET = SCHEMAS.parent / "sbp_core" / "wire" / "_generated.py"
 FLATC_MISSING = (
     "flatc is not installed: it compiles the FlatBuffers schemas (only to regenerate or check the"
     " generated code, never at run time). Install it, e.g. `apt-get install flatbuffers-compiler`"
@@ -62,9 +62,28 @@ class ReflectedEnum(Struct, frozen=True, gc=False):
     values: tuple[ReflectedEnumValue, ...] = ()
 
 
+class ReflectedAttribute(Struct, frozen=True, gc=False):
+    key: str = ""
+    value: str = ""
+
+
+class ReflectedCall(Struct, frozen=True, gc=False):
+    name: str = ""
+    request: ReflectedObject = ReflectedObject()
+    response: ReflectedObject = ReflectedObject()
+    attributes: tuple[ReflectedAttribute, ...] = ()
+
+
+class ReflectedService(Struct, frozen=True, gc=False):
+    name: str = ""
+    calls: tuple[ReflectedCall, ...] = ()
+    documentation: tuple[str, ...] = ()
+
+
 class ReflectedSchema(Struct, frozen=True, gc=False):
     objects: tuple[ReflectedObject, ...] = ()
     enums: tuple[ReflectedEnum, ...] = ()
+    services: tuple[ReflectedService, ...] = ()
 
 
 REFLECTION = Schema(
@@ -90,9 +109,22 @@ REFLECTION = Schema(
             Field("name", 0, Text()),
             Field("values", 1, Vector(Table("ReflectedEnumValue"))),
         ),
+        ReflectedAttribute: (Field("key", 0, Text()), Field("value", 1, Text())),
+        ReflectedCall: (
+            Field("name", 0, Text()),
+            Field("request", 1, Table("ReflectedObject")),
+            Field("response", 2, Table("ReflectedObject")),
+            Field("attributes", 3, Vector(Table("ReflectedAttribute"))),
+        ),
+        ReflectedService: (
+            Field("name", 0, Text()),
+            Field("calls", 1, Vector(Table("ReflectedCall"))),
+            Field("documentation", 3, Vector(Text())),
+        ),
         ReflectedSchema: (
             Field("objects", 0, Vector(Table("ReflectedObject"))),
             Field("enums", 1, Vector(Table("ReflectedEnum"))),
+            Field("services", 5, Vector(Table("ReflectedService"))),
         ),
     }
 )
@@ -140,18 +172,14 @@ def compile_schema(source: Path) -> ReflectedSchema:
     return REFLECTION.decode(ReflectedSchema, compiled)
 
 
-def render(source: Path) -> str:
-    """Return the Python module for one schema file."""
-    schema = compile_schema(source)
-    tables = {obj.name: obj.name.rsplit(".", 1)[1] for obj in schema.objects}
-    names = [tables[obj.name] for obj in schema.objects]
-    ordered = sorted(schema.objects, key=lambda obj: _depth(schema, obj))
+def render() -> str:
+    """Return the Python module of all schema files."""
     lines = [
-        f'"""Generated from schemas/{source.name} by schemas/generate.py. Do not edit."""',
+        '"""Generated from schemas/*.fbs by schemas/generate.py. Do not edit."""',
         "",
         "from __future__ import annotations",
         "",
-        *(["import enum"] if schema.enums else []),
+        "import enum",
         "import struct",
         "from collections.abc import Mapping",
         "from typing import Any, Final",
@@ -162,33 +190,39 @@ def render(source: Path) -> str:
         "from sbp_core.wire.flat.writer import MISFIT, Writer, WriteValue, put_u32",
         "",
     ]
-    for enum_ in schema.enums:
-        lines += ["", f"class {enum_.name.rsplit('.', 1)[1]}(enum.IntEnum):"]
-        lines += [f"    {item.name} = {item.value}" for item in enum_.values]
-        lines += [""]
-    for obj in ordered:
-        lines += _render_table(schema, obj)
+    exported = ["LAYOUTS", "WRITERS"]
+    layouts: dict[str, list[Field]] = {}
+    for schema in map(compile_schema, sorted(SCHEMAS.glob("*.fbs"))):
+        for enum_ in schema.enums:
+            lines += ["", f"class {_short(enum_.name)}(enum.IntEnum):"]
+            lines += [f"    {item.name} = {item.value}" for item in enum_.values]
+            lines += [""]
+            exported.append(_short(enum_.name))
+        whole = [obj for obj in schema.objects if obj.fields]
+        for obj in sorted(whole, key=lambda obj: _depth(schema, obj)):
+            lines += _render_table(schema, obj)
+            assert _short(obj.name) not in layouts
+            layouts[_short(obj.name)] = _fields(schema, obj)
+        for service in schema.services:
+            lines += _render_service(service)
+            exported += [_short(service.name), "EXTENSIONS", "OPERATIONS", "WITH_PAYLOAD"]
     lines += ["", "LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {"]
-    for obj in ordered:
-        lines += [f"    {tables[obj.name]}: ("]
-        lines += [
-            f'        Field("{field.name}", {field.id}, {_render_kind(field)}),'
-            for field in _fields(schema, obj)
-        ]
-        lines += ["    ),"]
+    for table, fields in layouts.items():
+        rows = [f'Field("{each.name}", {each.id}, {_render_kind(each)}),' for each in fields]
+        lines += [f"    {table}: (", *rows, "    ),"]
     lines += ["}", ""]
-    hot = [obj for obj in ordered if tables[obj.name] in HOT]
-    for obj in hot:
-        lines += _render_writer(tables[obj.name], _fields(schema, obj))
-    if hot:
-        lines += ["", "WRITERS: Final[Mapping[type[Struct], WriteValue]] = {"]
-        lines += [f"    {tables[obj.name]}: {_writer_name(tables[obj.name])}," for obj in hot]
-        lines += ["}", '"""Functions that write the hot tables."""', ""]
-        names.append("WRITERS")
-    exported = [*(item.name.rsplit(".", 1)[1] for item in schema.enums), *names, "LAYOUTS"]
-    lines += [f"__all__ = {sorted(exported)}", ""]
-    assert len(names) == len(set(names))
+    for table in HOT:
+        lines += _render_writer(table, layouts[table])
+    lines += ["", "WRITERS: Final[Mapping[type[Struct], WriteValue]] = {"]
+    lines += [f"    {table}: {_writer_name(table)}," for table in HOT]
+    lines += ["}", '"""Functions that write the hot tables."""', ""]
+    lines += [f"__all__ = {sorted([*exported, *layouts])}", ""]
     return _format("\n".join(lines))
+
+
+def _short(name: str) -> str:
+    """Return a name without its namespace."""
+    return name.rsplit(".", 1)[1]
 
 
 def _depth(schema: ReflectedSchema, obj: ReflectedObject) -> int:
@@ -203,7 +237,7 @@ def _depth(schema: ReflectedSchema, obj: ReflectedObject) -> int:
 
 
 def _render_table(schema: ReflectedSchema, obj: ReflectedObject) -> list[str]:
-    name = obj.name.rsplit(".", 1)[1]
+    name = _short(obj.name)
     lines = ["", f"class {name}(Struct, frozen=True, gc=False):"]
     if obj.documentation:
         documentation = " ".join(line.strip() for line in obj.documentation)
@@ -221,8 +255,43 @@ def _render_table(schema: ReflectedSchema, obj: ReflectedObject) -> list[str]:
     return [*lines, ""]
 
 
+def _render_service(service: ReflectedService) -> list[str]:
+    """Return the opcodes, what is special about some, and the tables of those that have tables."""
+    name = _short(service.name)
+    calls = {
+        call.name: {each.key: each.value for each in call.attributes} for call in service.calls
+    }
+    tables = [
+        f"{name}.{call.name}: ({_short(call.request.name)}, {_short(call.response.name)}),"
+        for call in service.calls
+        if call.request.fields
+    ]
+    members = {
+        attribute: ", ".join(f"{name}.{call}" for call in calls if attribute in calls[call])
+        for attribute in ("extension", "payload")
+    }
+    return [
+        "",
+        f"class {name}(enum.IntEnum):",
+        f'    """{" ".join(line.strip() for line in service.documentation)}"""',
+        "",
+        *(f"    {call} = {calls[call]['opcode']}" for call in calls),
+        "",
+        "",
+        f"EXTENSIONS: Final = frozenset({{{members['extension']}}})",
+        '"""Operations that are not in the specification."""',
+        f"WITH_PAYLOAD: Final = frozenset({{{members['payload']}}})",
+        '"""Operations whose requests have a payload."""',
+        f"OPERATIONS: Final[Mapping[{name}, tuple[type[Struct], type[Struct]]]] = {{",
+        *tables,
+        "}",
+        '"""The tables of request and response. Other operations have headers without meaning."""',
+        "",
+    ]
+
+
 def _table_name(schema: ReflectedSchema, field: ReflectedField) -> str:
-    return schema.objects[field.type.index].name.rsplit(".", 1)[1]
+    return _short(schema.objects[field.type.index].name)
 
 
 def _render_annotation(schema: ReflectedSchema, field: ReflectedField) -> str:
@@ -379,7 +448,7 @@ def _format(text: str) -> str:
 
 
 def _ruff(text: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(TARGET / "x.py")]
+    command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(TARGET)]
     return subprocess.run(
         [*command, "-"], input=text, capture_output=True, text=True, check=True
     ).stdout
@@ -390,18 +459,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     arguments = parser.parse_args()
-    stale = []
-    for source in sorted(SCHEMAS.glob("*.fbs")):
-        target = TARGET / f"{source.stem}.py"
-        text = render(source)
-        if arguments.check:
-            if not target.exists() or target.read_text() != text:
-                stale.append(target.name)
-        else:
-            target.write_text(text)
-    if stale:
-        print(f"out of date: {', '.join(stale)}; run `make schemas` and commit the result")
-    return 1 if stale else 0
+    text = render()
+    if not arguments.check:
+        TARGET.write_text(text)
+    elif not TARGET.exists() or TARGET.read_text() != text:
+        print(f"{TARGET.name} is out of date; run `make schemas` and commit the result")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

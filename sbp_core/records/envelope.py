@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
-from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordBatchMeta
+from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
 from sbp_core.wire.flat import Schema
 
 MAGIC: Final = 0x22

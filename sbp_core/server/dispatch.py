@@ -40,7 +40,7 @@ from sbp_core.wire.headers import (
     decode_measured,
     encode_header,
 )
-from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.opcodes import WITH_PAYLOAD, Opcode
 
 T = TypeVar("T")
 
@@ -48,8 +48,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 _NOTHING: Final = Payload()
 
-_WITH_PAYLOAD: Final = frozenset({Opcode.APPEND})
-"""Requests whose payload is of use; that of others is not kept."""
 _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
 """The heartbeats of servers keep their connections, those of clients say nothing."""
 
@@ -122,7 +120,7 @@ class ServerCall:
         held: Held | None = None,
     ) -> None:
         self.opcode = operation
-        self.payload = memoryview(frame.payload if operation in _WITH_PAYLOAD else b"")
+        self.payload = memoryview(frame.payload if operation in WITH_PAYLOAD else b"")
         self._held = held
         self._memory_bytes = memory_bytes(frame) if held is None else held.size
         self.agreement = responder.agreement

@@ -35,7 +35,7 @@ from sbp_core.wire.headers import (
     decode_header,
     decode_system_error,
 )
-from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.opcodes import EXTENSIONS, Opcode
 from sbp_core.wire.status import SUCCESS, is_success, status_for
 
 
@@ -63,20 +63,6 @@ def parse_dialect(text: str) -> Dialect:
 
 # A client's side.
 
-_ABSENT: Final = frozenset(
-    {
-        Opcode.END_TXN,
-        Opcode.LOOKUP_OFFSETS,
-        Opcode.COMMIT_CURSORS,
-        Opcode.DESCRIBE_CURSORS,
-        Opcode.REGISTER_SCHEMAS,
-        Opcode.DESCRIBE_SCHEMAS,
-        Opcode.COMMIT_TXN,
-        Opcode.DESCRIBE_TXNS,
-    }
-)
-"""Extensions that servers of the other dialect do not know: they would leave them unanswered."""
-
 
 def dialect_of(status: Status | None) -> Dialect:
     """Return the dialect in which an answer says success."""
@@ -88,11 +74,11 @@ def opcode_of(operation: Opcode, dialect: Dialect) -> Opcode:
     """Return the opcode by which servers of a dialect know an operation.
 
     The batched servers described ranges with 0x2004, which is CREATE_RANGE to a placement driver.
-    Raises UnsupportedError for an operation that they do not know.
+    Raises UnsupportedError for an extension: they do not know it and would leave it unanswered.
     """
     if dialect is Dialect.SPECIFICATION:
         return operation
-    if operation in _ABSENT:
+    if operation in EXTENSIONS:
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
             f"the server speaks {dialect}, which has no {operation.name}; nothing was sent",
@@ -116,7 +102,7 @@ def is_for_driver(operation: Opcode) -> bool:
 
     Or HEARTBEAT, which all serve. ElasticStream's range servers would not answer the probe.
     """
-    return operation not in _AT_ONCE | _ABSENT and operation is not Opcode.DESCRIBE_RANGE
+    return operation not in _AT_ONCE | EXTENSIONS and operation is not Opcode.DESCRIBE_RANGE
 
 
 def check_is_batched(header: Octets) -> None:

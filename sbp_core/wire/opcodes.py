@@ -1,43 +1,16 @@
-"""Operation codes (SPEC "Frame Definitions") and frame flags (SPEC "Flags")."""
+"""Operation codes (SPEC "Frame Definitions"), as schemas/headers.fbs declares them, and flags."""
 
 from __future__ import annotations
 
 import enum
 
+from sbp_core.wire._generated import EXTENSIONS, WITH_PAYLOAD, Opcode
 
-class Opcode(enum.IntEnum):
-    """The specification's operations, then the extensions on codes that it leaves free."""
-
-    PING = 0x0001
-    GOAWAY = 0x0002
-    HEARTBEAT = 0x0003
-    ALLOCATE_ID = 0x0004
-    APPEND = 0x1001
-    FETCH = 0x1002
-    END_TXN = 0x1003
-    LIST_RANGES = 0x2001
-    SEAL_RANGE = 0x2002
-    SYNC_RANGES = 0x2003
-    CREATE_RANGE = 0x2004
-    DESCRIBE_RANGE = 0x2005
-    LOOKUP_OFFSETS = 0x2006
-    CREATE_STREAMS = 0x3001
-    DELETE_STREAMS = 0x3002
-    UPDATE_STREAMS = 0x3003
-    DESCRIBE_STREAMS = 0x3004
-    TRIM_STREAMS = 0x3005
-    COMMIT_CURSORS = 0x3006
-    DESCRIBE_CURSORS = 0x3007
-    REGISTER_SCHEMAS = 0x3008
-    DESCRIBE_SCHEMAS = 0x3009
-    REPORT_METRICS = 0x4001
-    DESCRIBE_PD_CLUSTER = 0x4002
-    COMMIT_TXN = 0x7001
-    DESCRIBE_TXNS = 0x7002
+__all__ = ["EXTENSIONS", "KNOWN_OPCODES", "WITH_PAYLOAD", "Flag", "Opcode"]
 
 
 class Flag(enum.IntFlag):
-    """Bits of a frame's flags byte; bits that are not listed are ignored.
+    """Bits of a frame's flags byte (SPEC "Flags"); bits that are not listed are ignored.
 
     COMPRESSED and HEADER_CHECKSUM are extensions: they mean something only on a connection whose
     two ends agreed on the feature of that name.

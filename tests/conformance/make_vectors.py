@@ -18,9 +18,7 @@ from vector_json import to_json
 
 from sbp_core.records.envelope import encode_envelope
 from sbp_core.wire import headers
-from sbp_core.wire._generated.headers import LAYOUTS
-from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
-from sbp_core.wire._generated.record_batch import KeyValue, RecordBatchMeta
+from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
 from sbp_core.wire.flat import Octets, Scalar, Table, Vector
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, encode_header
 
@@ -145,7 +143,7 @@ def official_batch(body, *, stream_id, record_count, base_timestamp_ms, encoding
         base_timestamp=base_timestamp_ms,
         properties=properties,
     )
-    octets = encode_officially(BATCH_LAYOUTS, meta)
+    octets = encode_officially(LAYOUTS, meta)
     octets += bytes(-(13 + len(octets)) % 8)
     return struct.pack(">Bqi", 0x22, base_offset, len(octets)) + octets + body
 

@@ -11,7 +11,7 @@ from vector_json import feedings, from_json, to_json
 
 from sbp_core.errors import HeaderError
 from sbp_core.wire import headers
-from sbp_core.wire._generated.headers import LAYOUTS
+from sbp_core.wire._generated import LAYOUTS
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode

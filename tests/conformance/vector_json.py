@@ -3,7 +3,7 @@
 import random
 
 from sbp_core.wire import headers
-from sbp_core.wire._generated.headers import LAYOUTS
+from sbp_core.wire._generated import LAYOUTS
 from sbp_core.wire.flat import Octets, Table, Vector
 
 

@@ -60,9 +60,8 @@ from sbp_core.session.events import (
     RequestRefused,
     ResponseReceived,
 )
-from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
-from sbp_core.wire._generated.headers import WRITERS
-from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
+from sbp_core.wire._generated import LAYOUTS as WIRE_LAYOUTS
+from sbp_core.wire._generated import WRITERS
 from sbp_core.wire.checksum import crc32c
 from sbp_core.wire.flat import Octets, Scalar, Schema, Table, Text, Vector
 from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
@@ -123,9 +122,9 @@ def _frames(data: bytes, sizes: list[int]) -> tuple[list[Frame], str]:
 
 # Headers: the first octet chooses the table; what is accepted survives another round.
 
-_TABLES = list({**HEADER_LAYOUTS, **BATCH_LAYOUTS})
+_TABLES = list(WIRE_LAYOUTS)
 _TYPES = {table.__name__: table for table in _TABLES}
-_LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS}
+_LAYOUTS = WIRE_LAYOUTS
 _SCHEMA = Schema(_LAYOUTS, WRITERS)
 _ROUND_TRIP_BYTES_MAX = 4096
 _VECTORS = Path(__file__).parents[1] / "conformance" / "vectors" / "headers.json"

@@ -15,7 +15,7 @@ from raw_client import RawClient
 
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.errors import StatusCode
-from sbp_core.wire._generated.headers import LAYOUTS
+from sbp_core.wire._generated import LAYOUTS
 from sbp_core.wire.flat import Octets, Scalar, Table, Text
 from sbp_core.wire.headers import (
     REQUEST_TABLES,

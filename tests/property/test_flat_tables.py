@@ -11,9 +11,8 @@ from official_flatbuffers import decode_officially, encode_officially
 from strict_flatbuffers import check_strictly
 
 from sbp_core.errors import HeaderError
-from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
-from sbp_core.wire._generated.headers import WRITERS
-from sbp_core.wire._generated.record_batch import LAYOUTS as BATCH_LAYOUTS
+from sbp_core.wire._generated import LAYOUTS as WIRE_LAYOUTS
+from sbp_core.wire._generated import WRITERS
 from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Text, Vector
 
 CODES = "?bBhHiIq"
@@ -75,7 +74,7 @@ MIXED = (
     Field("texts", 3, Vector(Text())),
     Field("many", 4, Vector(Table("Numbers"))),
 )
-LAYOUTS = {**HEADER_LAYOUTS, **BATCH_LAYOUTS, Numbers: NUMBERS, Mixed: MIXED}
+LAYOUTS = {**WIRE_LAYOUTS, Numbers: NUMBERS, Mixed: MIXED}
 TYPES = {table.__name__: table for table in LAYOUTS}
 SCHEMA = Schema(LAYOUTS, WRITERS)
 GENERIC = Schema(LAYOUTS)

@@ -3,7 +3,7 @@
 import struct
 
 from sbp_core.records.encodings.sequence import encode_sequence_record
-from sbp_core.wire._generated.record_batch import LAYOUTS, RecordBatchMeta, RecordMeta
+from sbp_core.wire._generated import LAYOUTS, RecordBatchMeta, RecordMeta
 from sbp_core.wire.flat import Schema
 
 TIME_MS = 1_700_000_000_000

@@ -10,7 +10,7 @@ from official_flatbuffers import decode_officially
 
 from sbp_core.client import Client, FetchItem
 from sbp_core.records import split_envelopes
-from sbp_core.wire._generated.record_batch import LAYOUTS, RecordBatchMeta, RecordMeta
+from sbp_core.wire._generated import LAYOUTS, RecordBatchMeta, RecordMeta
 
 HEADER_NAMES = frozenset({"Keys", "Tag", "RecordId", "CreatedAt"})
 """An enumeration there: the client fails on a header with any other name."""

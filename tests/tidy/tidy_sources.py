@@ -29,7 +29,7 @@ def python_files(*folders: str) -> list[Path]:
         path
         for path in project_files()
         if path.suffix == ".py"
-        and "_generated" not in path.parts
+        and path.stem != "_generated"
         and (not folders or any(path.is_relative_to(folder) for folder in folders))
     ]
 

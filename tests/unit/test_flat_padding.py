@@ -5,7 +5,7 @@ from official_flatbuffers import encode_officially
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
-from sbp_core.wire._generated.headers import LAYOUTS
+from sbp_core.wire._generated import LAYOUTS
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,

@@ -7,8 +7,8 @@ from strict_flatbuffers import check_strictly
 from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire import headers
-from sbp_core.wire._generated.headers import LAYOUTS as HEADER_LAYOUTS
-from sbp_core.wire._generated.headers import WRITERS
+from sbp_core.wire._generated import LAYOUTS as WIRE_LAYOUTS
+from sbp_core.wire._generated import WRITERS
 from sbp_core.wire.flat import Schema
 from sbp_core.wire.headers import decode_header, encode_header
 
@@ -95,7 +95,7 @@ def test_a_header_that_no_frame_can_carry_is_not_written():
 
 
 def test_few_plans_are_kept_whatever_is_written():
-    names = [field.name for field in HEADER_LAYOUTS[headers.StreamRange]]
+    names = [field.name for field in WIRE_LAYOUTS[headers.StreamRange]]
     for chosen in range(2 ** len(names)):
         fields = [name for bit, name in enumerate(names) if chosen >> bit & 1]
         value = headers.StreamRange(
@@ -145,7 +145,7 @@ SUCCESS = headers.Status()
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_what_clients_and_servers_usually_send_is_written_in_a_straight_line(count):
-    schema, generic = Schema(HEADER_LAYOUTS, WRITERS), Schema(HEADER_LAYOUTS)
+    schema, generic = Schema(WIRE_LAYOUTS, WRITERS), Schema(WIRE_LAYOUTS)
     for header in sent_headers(count):
         assert schema.encode(header) == generic.encode(header)
     asked = {table.__name__: schema._written[table.__name__].plan.cache_info() for table in WRITERS}

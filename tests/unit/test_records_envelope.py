@@ -15,7 +15,7 @@ from sbp_core.records import (
     write_base_offset,
 )
 from sbp_core.records.envelope import OFFSET_MAX
-from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordBatchMeta
+from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
 from sbp_core.wire.flat import Schema
 
 

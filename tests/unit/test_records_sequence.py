@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import decode_batch, decode_envelope, peek_batch, split_envelopes
-from sbp_core.wire._generated.record_batch import KeyValue
+from sbp_core.wire._generated import KeyValue
 
 
 @given(st.lists(st.lists(st.binary(max_size=50), min_size=1, max_size=5), max_size=4))

@@ -22,7 +22,7 @@ from sbp_core.records import (
     split_envelopes,
 )
 from sbp_core.records.encodings import sequence
-from sbp_core.wire._generated.record_batch import KeyValue
+from sbp_core.wire._generated import KeyValue
 
 NOW_MS = 1_682_000_000_000
 DELTA_MS_MAX = 2**31 - 1

@@ -11,7 +11,7 @@ from sbp_core.errors import (
     StatusError,
     UnsupportedError,
 )
-from sbp_core.wire._generated.headers import LAYOUTS
+from sbp_core.wire._generated import LAYOUTS
 from sbp_core.wire.dialect import (
     Dialect,
     ServerRole,

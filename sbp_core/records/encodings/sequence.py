@@ -34,7 +34,7 @@ from sbp_core.records.envelope import (
     encode_sequence_envelope,
     sequence_places,
 )
-from sbp_core.wire._generated.record_batch import LAYOUTS, KeyValue, RecordMeta
+from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordMeta
 from sbp_core.wire.flat import Schema
 
 _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""Generated from schemas/headers.fbs by schemas/generate.py. Do not edit."""
+"""Generated from schemas/*.fbs by schemas/generate.py. Do not edit."""
 
 from __future__ import annotations
 
@@ -638,6 +638,107 @@ class TrimStreamsResponse(Struct, frozen=True, gc=False):
     status: Status | None = None
 
 
+class Opcode(enum.IntEnum):
+    """Operation codes: the specification's operations, then the extensions on codes that it leaves free."""
+
+    PING = 0x0001
+    GOAWAY = 0x0002
+    HEARTBEAT = 0x0003
+    ALLOCATE_ID = 0x0004
+    APPEND = 0x1001
+    FETCH = 0x1002
+    END_TXN = 0x1003
+    LIST_RANGES = 0x2001
+    SEAL_RANGE = 0x2002
+    SYNC_RANGES = 0x2003
+    CREATE_RANGE = 0x2004
+    DESCRIBE_RANGE = 0x2005
+    LOOKUP_OFFSETS = 0x2006
+    CREATE_STREAMS = 0x3001
+    DELETE_STREAMS = 0x3002
+    UPDATE_STREAMS = 0x3003
+    DESCRIBE_STREAMS = 0x3004
+    TRIM_STREAMS = 0x3005
+    COMMIT_CURSORS = 0x3006
+    DESCRIBE_CURSORS = 0x3007
+    REGISTER_SCHEMAS = 0x3008
+    DESCRIBE_SCHEMAS = 0x3009
+    REPORT_METRICS = 0x4001
+    DESCRIBE_PD_CLUSTER = 0x4002
+    COMMIT_TXN = 0x7001
+    DESCRIBE_TXNS = 0x7002
+
+
+EXTENSIONS: Final = frozenset(
+    {
+        Opcode.END_TXN,
+        Opcode.LOOKUP_OFFSETS,
+        Opcode.COMMIT_CURSORS,
+        Opcode.DESCRIBE_CURSORS,
+        Opcode.REGISTER_SCHEMAS,
+        Opcode.DESCRIBE_SCHEMAS,
+        Opcode.COMMIT_TXN,
+        Opcode.DESCRIBE_TXNS,
+    }
+)
+"""Operations that are not in the specification."""
+WITH_PAYLOAD: Final = frozenset({Opcode.APPEND})
+"""Operations whose requests have a payload."""
+OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
+    Opcode.HEARTBEAT: (HeartbeatRequest, HeartbeatResponse),
+    Opcode.ALLOCATE_ID: (IdAllocationRequest, IdAllocationResponse),
+    Opcode.APPEND: (AppendRequest, AppendResponse),
+    Opcode.FETCH: (FetchRequest, FetchResponse),
+    Opcode.END_TXN: (EndTxnRequest, EndTxnResponse),
+    Opcode.LIST_RANGES: (ListRangesRequest, ListRangesResponse),
+    Opcode.SEAL_RANGE: (SealRangesRequest, SealRangesResponse),
+    Opcode.SYNC_RANGES: (SyncRangesRequest, SyncRangesResponse),
+    Opcode.CREATE_RANGE: (CreateRangeRequest, CreateRangeResponse),
+    Opcode.DESCRIBE_RANGE: (DescribeRangesRequest, DescribeRangesResponse),
+    Opcode.LOOKUP_OFFSETS: (LookupOffsetsRequest, LookupOffsetsResponse),
+    Opcode.CREATE_STREAMS: (CreateStreamsRequest, CreateStreamsResponse),
+    Opcode.DELETE_STREAMS: (DeleteStreamsRequest, DeleteStreamsResponse),
+    Opcode.UPDATE_STREAMS: (UpdateStreamsRequest, UpdateStreamsResponse),
+    Opcode.DESCRIBE_STREAMS: (DescribeStreamsRequest, DescribeStreamsResponse),
+    Opcode.TRIM_STREAMS: (TrimStreamsRequest, TrimStreamsResponse),
+    Opcode.COMMIT_CURSORS: (CommitCursorsRequest, CommitCursorsResponse),
+    Opcode.DESCRIBE_CURSORS: (DescribeCursorsRequest, DescribeCursorsResponse),
+    Opcode.REGISTER_SCHEMAS: (RegisterSchemasRequest, RegisterSchemasResponse),
+    Opcode.DESCRIBE_SCHEMAS: (DescribeSchemasRequest, DescribeSchemasResponse),
+    Opcode.REPORT_METRICS: (ReportMetricsRequest, ReportMetricsResponse),
+    Opcode.DESCRIBE_PD_CLUSTER: (
+        DescribePlacementDriverClusterRequest,
+        DescribePlacementDriverClusterResponse,
+    ),
+    Opcode.COMMIT_TXN: (CommitTxnRequest, CommitTxnResponse),
+    Opcode.DESCRIBE_TXNS: (DescribeTxnsRequest, DescribeTxnsResponse),
+}
+"""The tables of request and response. Other operations have headers without meaning."""
+
+
+class KeyValue(Struct, frozen=True, gc=False):
+    key: str | None = None
+    value: str | None = None
+
+
+class RecordBatchMeta(Struct, frozen=True, gc=False):
+    """`last_offset_delta` is the number of records, in a record sequence that of the last record from 0 on. `base_timestamp` is milliseconds since the epoch, UTC."""
+
+    stream_id: int = 0
+    flags: int = 0
+    base_offset: int = 0
+    last_offset_delta: int = 0
+    base_timestamp: int = 0
+    properties: tuple[KeyValue, ...] = ()
+
+
+class RecordMeta(Struct, frozen=True, gc=False):
+    offset_delta: int = 0
+    timestamp_delta: int = 0
+    headers: tuple[KeyValue, ...] = ()
+    properties: tuple[KeyValue, ...] = ()
+
+
 LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     BatchPlace: (
         Field("segment", 0, Scalar("q"), -1),
@@ -1128,48 +1229,25 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("streams", 1, Vector(Table("TrimStreamResult"))),
         Field("status", 2, Table("Status")),
     ),
+    KeyValue: (
+        Field("key", 0, Text()),
+        Field("value", 1, Text()),
+    ),
+    RecordBatchMeta: (
+        Field("stream_id", 0, Scalar("q"), 0),
+        Field("flags", 1, Scalar("h"), 0),
+        Field("base_offset", 2, Scalar("q"), 0),
+        Field("last_offset_delta", 3, Scalar("i"), 0),
+        Field("base_timestamp", 4, Scalar("q"), 0),
+        Field("properties", 5, Vector(Table("KeyValue"))),
+    ),
+    RecordMeta: (
+        Field("offset_delta", 0, Scalar("i"), 0),
+        Field("timestamp_delta", 1, Scalar("i"), 0),
+        Field("headers", 2, Vector(Table("KeyValue"))),
+        Field("properties", 3, Vector(Table("KeyValue"))),
+    ),
 }
-
-
-_V_BATCH_PLACE_1 = b"\x12\x00(\x00\x04\x00\x00\x00\x0c\x00\x1c\x00 \x00\x14\x00$\x00\x00\x00"
-_P_BATCH_PLACE_1 = struct.Struct("<iqqqiii").pack
-_V_BATCH_PLACE_2 = b"\x12\x00$\x00\x04\x00\x00\x00\x0c\x00\x1c\x00\x00\x00\x14\x00 \x00\x00\x00"
-_P_BATCH_PLACE_2 = struct.Struct("<iqqqii").pack
-
-
-def _write_batch_place(writer: Writer, value: Any) -> int:
-    try:
-        if (
-            value.__class__ is BatchPlace
-            and (segment := value.segment) != -1
-            and value.generation == 0
-            and (position := value.position) != -1
-            and (length := value.length) != 0
-            and (base_offset := value.base_offset) != -1
-            and (record_count := value.record_count) != 0
-        ):
-            prefix_length = value.prefix_length
-            out = writer.out
-            if prefix_length != 0:
-                at = writer.begin(_V_BATCH_PLACE_1, True)
-                out += _P_BATCH_PLACE_1(
-                    writer.distance,
-                    segment,
-                    position,
-                    base_offset,
-                    length,
-                    prefix_length,
-                    record_count,
-                )
-                return at
-            at = writer.begin(_V_BATCH_PLACE_2, True)
-            out += _P_BATCH_PLACE_2(
-                writer.distance, segment, position, base_offset, length, record_count
-            )
-            return at
-    except MISFIT:
-        pass  # it is raised below, with the name of the field
-    return writer.tables["BatchPlace"].write_any(writer, value)
 
 
 _V_STATUS_1 = b"\x0c\x00\x0c\x00\x00\x00\x00\x00\x00\x00\x04\x00"
@@ -1198,158 +1276,6 @@ def _write_status(writer: Writer, value: Any) -> int:
     except MISFIT:
         pass  # it is raised below, with the name of the field
     return writer.tables["Status"].write_any(writer, value)
-
-
-_V_APPEND_RESULT_1 = b"\x0e\x00$\x00\x04\x00\x1c\x00\x0c\x00\x14\x00 \x00\x00\x00"
-_P_APPEND_RESULT_1 = struct.Struct("<iqqqi4x").pack
-_V_APPEND_RESULT_2 = b"\x0e\x00 \x00\x04\x00\x00\x00\x0c\x00\x14\x00\x1c\x00\x00\x00"
-_P_APPEND_RESULT_2 = struct.Struct("<iqqq4x").pack
-
-
-def _write_append_result(writer: Writer, value: Any) -> int:
-    try:
-        if (
-            value.__class__ is AppendResult
-            and (stream_id := value.stream_id) != -1
-            and (base_offset := value.base_offset) != 0
-            and (stream_append_time_ms := value.stream_append_time_ms) != 0
-            and (status := value.status) is not None
-        ):
-            request_index = value.request_index
-            out = writer.out
-            if request_index != 0:
-                at = writer.begin(_V_APPEND_RESULT_1, True)
-                out += _P_APPEND_RESULT_1(
-                    writer.distance, stream_id, base_offset, stream_append_time_ms, request_index
-                )
-                put_u32(out, at + 32, _write_status(writer, status) - at - 32)
-                return at
-            at = writer.begin(_V_APPEND_RESULT_2, True)
-            out += _P_APPEND_RESULT_2(
-                writer.distance, stream_id, base_offset, stream_append_time_ms
-            )
-            put_u32(out, at + 28, _write_status(writer, status) - at - 28)
-            return at
-    except MISFIT:
-        pass  # it is raised below, with the name of the field
-    return writer.tables["AppendResult"].write_any(writer, value)
-
-
-_V_FETCH_RESULT_1 = b"\x12\x00(\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00$\x00\x00\x00"
-_P_FETCH_RESULT_1 = struct.Struct("<iqqiii4x4x").pack
-_V_FETCH_RESULT_2 = b"\x10\x00$\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00"
-_P_FETCH_RESULT_2 = struct.Struct("<iqqiii4x").pack
-_V_FETCH_RESULT_3 = b"\x12\x00$\x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00 \x00\x00\x00"
-_P_FETCH_RESULT_3 = struct.Struct("<iqqii4x4x").pack
-_V_FETCH_RESULT_4 = b"\x10\x00 \x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00"
-_P_FETCH_RESULT_4 = struct.Struct("<iqqii4x").pack
-
-
-def _write_fetch_result(writer: Writer, value: Any) -> int:
-    try:
-        if (
-            value.__class__ is FetchResult
-            and (stream_id := value.stream_id) != -1
-            and (batch_count := value.batch_count) != 0
-            and (status := value.status) is not None
-            and (batch_length := value.batch_length) != -1
-            and (next_offset := value.next_offset) != -1
-        ):
-            request_index = value.request_index
-            places = value.places
-            out = writer.out
-            if request_index != 0:
-                if places != ():
-                    at = writer.begin(_V_FETCH_RESULT_1, True)
-                    out += _P_FETCH_RESULT_1(
-                        writer.distance,
-                        stream_id,
-                        next_offset,
-                        request_index,
-                        batch_count,
-                        batch_length,
-                    )
-                    put_u32(out, at + 32, _write_status(writer, status) - at - 32)
-                    put_u32(out, at + 36, writer.write_vector(places, _write_batch_place) - at - 36)
-                    return at
-                at = writer.begin(_V_FETCH_RESULT_2, True)
-                out += _P_FETCH_RESULT_2(
-                    writer.distance,
-                    stream_id,
-                    next_offset,
-                    request_index,
-                    batch_count,
-                    batch_length,
-                )
-                put_u32(out, at + 32, _write_status(writer, status) - at - 32)
-                return at
-            if places != ():
-                at = writer.begin(_V_FETCH_RESULT_3, True)
-                out += _P_FETCH_RESULT_3(
-                    writer.distance, stream_id, next_offset, batch_count, batch_length
-                )
-                put_u32(out, at + 28, _write_status(writer, status) - at - 28)
-                put_u32(out, at + 32, writer.write_vector(places, _write_batch_place) - at - 32)
-                return at
-            at = writer.begin(_V_FETCH_RESULT_4, True)
-            out += _P_FETCH_RESULT_4(
-                writer.distance, stream_id, next_offset, batch_count, batch_length
-            )
-            put_u32(out, at + 28, _write_status(writer, status) - at - 28)
-            return at
-    except MISFIT:
-        pass  # it is raised below, with the name of the field
-    return writer.tables["FetchResult"].write_any(writer, value)
-
-
-_V_APPEND_RESPONSE_1 = b"\n\x00\x0c\x00\x00\x00\x04\x00\x08\x00\x00\x00"
-_P_APPEND_RESPONSE_1 = struct.Struct("<i4x4x").pack
-
-
-def _write_append_response(writer: Writer, value: Any) -> int:
-    try:
-        if (
-            value.__class__ is AppendResponse
-            and value.throttle_time_ms == 0
-            and (append_responses := value.append_responses) != ()
-            and (status := value.status) is not None
-        ):
-            out = writer.out
-            at = writer.begin(_V_APPEND_RESPONSE_1, False)
-            out += _P_APPEND_RESPONSE_1(writer.distance)
-            put_u32(
-                out, at + 4, writer.write_vector(append_responses, _write_append_result) - at - 4
-            )
-            put_u32(out, at + 8, _write_status(writer, status) - at - 8)
-            return at
-    except MISFIT:
-        pass  # it is raised below, with the name of the field
-    return writer.tables["AppendResponse"].write_any(writer, value)
-
-
-_V_FETCH_RESPONSE_1 = b"\n\x00\x0c\x00\x00\x00\x04\x00\x08\x00\x00\x00"
-_P_FETCH_RESPONSE_1 = struct.Struct("<i4x4x").pack
-
-
-def _write_fetch_response(writer: Writer, value: Any) -> int:
-    try:
-        if (
-            value.__class__ is FetchResponse
-            and value.throttle_time_ms == 0
-            and (fetch_responses := value.fetch_responses) != ()
-            and (status := value.status) is not None
-            and value.log_directory is None
-            and value.log_instance is None
-        ):
-            out = writer.out
-            at = writer.begin(_V_FETCH_RESPONSE_1, False)
-            out += _P_FETCH_RESPONSE_1(writer.distance)
-            put_u32(out, at + 4, writer.write_vector(fetch_responses, _write_fetch_result) - at - 4)
-            put_u32(out, at + 8, _write_status(writer, status) - at - 8)
-            return at
-    except MISFIT:
-        pass  # it is raised below, with the name of the field
-    return writer.tables["FetchResponse"].write_any(writer, value)
 
 
 _V_STREAM_RANGE_1 = b"\x0c\x00 \x00\x04\x00\x1c\x00\x0c\x00\x14\x00"
@@ -1453,6 +1379,87 @@ def _write_append_info(writer: Writer, value: Any) -> int:
     return writer.tables["AppendInfo"].write_any(writer, value)
 
 
+_V_APPEND_REQUEST_1 = b"\x08\x00\x0c\x00\x04\x00\x08\x00"
+_P_APPEND_REQUEST_1 = struct.Struct("<ii4x").pack
+
+
+def _write_append_request(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is AppendRequest
+            and (timeout_ms := value.timeout_ms) != 0
+            and (append_requests := value.append_requests) != ()
+        ):
+            out = writer.out
+            at = writer.begin(_V_APPEND_REQUEST_1, False)
+            out += _P_APPEND_REQUEST_1(writer.distance, timeout_ms)
+            put_u32(out, at + 8, writer.write_vector(append_requests, _write_append_info) - at - 8)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["AppendRequest"].write_any(writer, value)
+
+
+_V_APPEND_RESULT_1 = b"\x0e\x00$\x00\x04\x00\x1c\x00\x0c\x00\x14\x00 \x00\x00\x00"
+_P_APPEND_RESULT_1 = struct.Struct("<iqqqi4x").pack
+_V_APPEND_RESULT_2 = b"\x0e\x00 \x00\x04\x00\x00\x00\x0c\x00\x14\x00\x1c\x00\x00\x00"
+_P_APPEND_RESULT_2 = struct.Struct("<iqqq4x").pack
+
+
+def _write_append_result(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is AppendResult
+            and (stream_id := value.stream_id) != -1
+            and (base_offset := value.base_offset) != 0
+            and (stream_append_time_ms := value.stream_append_time_ms) != 0
+            and (status := value.status) is not None
+        ):
+            request_index = value.request_index
+            out = writer.out
+            if request_index != 0:
+                at = writer.begin(_V_APPEND_RESULT_1, True)
+                out += _P_APPEND_RESULT_1(
+                    writer.distance, stream_id, base_offset, stream_append_time_ms, request_index
+                )
+                put_u32(out, at + 32, _write_status(writer, status) - at - 32)
+                return at
+            at = writer.begin(_V_APPEND_RESULT_2, True)
+            out += _P_APPEND_RESULT_2(
+                writer.distance, stream_id, base_offset, stream_append_time_ms
+            )
+            put_u32(out, at + 28, _write_status(writer, status) - at - 28)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["AppendResult"].write_any(writer, value)
+
+
+_V_APPEND_RESPONSE_1 = b"\n\x00\x0c\x00\x00\x00\x04\x00\x08\x00\x00\x00"
+_P_APPEND_RESPONSE_1 = struct.Struct("<i4x4x").pack
+
+
+def _write_append_response(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is AppendResponse
+            and value.throttle_time_ms == 0
+            and (append_responses := value.append_responses) != ()
+            and (status := value.status) is not None
+        ):
+            out = writer.out
+            at = writer.begin(_V_APPEND_RESPONSE_1, False)
+            out += _P_APPEND_RESPONSE_1(writer.distance)
+            put_u32(
+                out, at + 4, writer.write_vector(append_responses, _write_append_result) - at - 4
+            )
+            put_u32(out, at + 8, _write_status(writer, status) - at - 8)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["AppendResponse"].write_any(writer, value)
+
+
 _V_FETCH_INFO_1 = b"\x10\x00(\x00$\x00\x1c\x00\x04\x00 \x00\x0c\x00\x14\x00"
 _P_FETCH_INFO_1 = struct.Struct("<iqqqii4x").pack
 _V_FETCH_INFO_2 = b"\x0e\x00 \x00\x1c\x00\x14\x00\x04\x00\x18\x00\x0c\x00\x00\x00"
@@ -1511,27 +1518,6 @@ def _write_fetch_info(writer: Writer, value: Any) -> int:
     return writer.tables["FetchInfo"].write_any(writer, value)
 
 
-_V_APPEND_REQUEST_1 = b"\x08\x00\x0c\x00\x04\x00\x08\x00"
-_P_APPEND_REQUEST_1 = struct.Struct("<ii4x").pack
-
-
-def _write_append_request(writer: Writer, value: Any) -> int:
-    try:
-        if (
-            value.__class__ is AppendRequest
-            and (timeout_ms := value.timeout_ms) != 0
-            and (append_requests := value.append_requests) != ()
-        ):
-            out = writer.out
-            at = writer.begin(_V_APPEND_REQUEST_1, False)
-            out += _P_APPEND_REQUEST_1(writer.distance, timeout_ms)
-            put_u32(out, at + 8, writer.write_vector(append_requests, _write_append_info) - at - 8)
-            return at
-    except MISFIT:
-        pass  # it is raised below, with the name of the field
-    return writer.tables["AppendRequest"].write_any(writer, value)
-
-
 _V_FETCH_REQUEST_1 = b"\x0e\x00\x15\x00\x04\x00\x08\x00\x10\x00\x0c\x00\x14\x00\x00\x00"
 _P_FETCH_REQUEST_1 = struct.Struct("<iiii4x?3x").pack
 _V_FETCH_REQUEST_2 = b"\x0c\x00\x14\x00\x04\x00\x08\x00\x10\x00\x0c\x00"
@@ -1587,23 +1573,159 @@ def _write_fetch_request(writer: Writer, value: Any) -> int:
     return writer.tables["FetchRequest"].write_any(writer, value)
 
 
+_V_BATCH_PLACE_1 = b"\x12\x00(\x00\x04\x00\x00\x00\x0c\x00\x1c\x00 \x00\x14\x00$\x00\x00\x00"
+_P_BATCH_PLACE_1 = struct.Struct("<iqqqiii").pack
+_V_BATCH_PLACE_2 = b"\x12\x00$\x00\x04\x00\x00\x00\x0c\x00\x1c\x00\x00\x00\x14\x00 \x00\x00\x00"
+_P_BATCH_PLACE_2 = struct.Struct("<iqqqii").pack
+
+
+def _write_batch_place(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is BatchPlace
+            and (segment := value.segment) != -1
+            and value.generation == 0
+            and (position := value.position) != -1
+            and (length := value.length) != 0
+            and (base_offset := value.base_offset) != -1
+            and (record_count := value.record_count) != 0
+        ):
+            prefix_length = value.prefix_length
+            out = writer.out
+            if prefix_length != 0:
+                at = writer.begin(_V_BATCH_PLACE_1, True)
+                out += _P_BATCH_PLACE_1(
+                    writer.distance,
+                    segment,
+                    position,
+                    base_offset,
+                    length,
+                    prefix_length,
+                    record_count,
+                )
+                return at
+            at = writer.begin(_V_BATCH_PLACE_2, True)
+            out += _P_BATCH_PLACE_2(
+                writer.distance, segment, position, base_offset, length, record_count
+            )
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["BatchPlace"].write_any(writer, value)
+
+
+_V_FETCH_RESULT_1 = b"\x12\x00(\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00$\x00\x00\x00"
+_P_FETCH_RESULT_1 = struct.Struct("<iqqiii4x4x").pack
+_V_FETCH_RESULT_2 = b"\x10\x00$\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00"
+_P_FETCH_RESULT_2 = struct.Struct("<iqqiii4x").pack
+_V_FETCH_RESULT_3 = b"\x12\x00$\x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00 \x00\x00\x00"
+_P_FETCH_RESULT_3 = struct.Struct("<iqqii4x4x").pack
+_V_FETCH_RESULT_4 = b"\x10\x00 \x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00"
+_P_FETCH_RESULT_4 = struct.Struct("<iqqii4x").pack
+
+
+def _write_fetch_result(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is FetchResult
+            and (stream_id := value.stream_id) != -1
+            and (batch_count := value.batch_count) != 0
+            and (status := value.status) is not None
+            and (batch_length := value.batch_length) != -1
+            and (next_offset := value.next_offset) != -1
+        ):
+            request_index = value.request_index
+            places = value.places
+            out = writer.out
+            if request_index != 0:
+                if places != ():
+                    at = writer.begin(_V_FETCH_RESULT_1, True)
+                    out += _P_FETCH_RESULT_1(
+                        writer.distance,
+                        stream_id,
+                        next_offset,
+                        request_index,
+                        batch_count,
+                        batch_length,
+                    )
+                    put_u32(out, at + 32, _write_status(writer, status) - at - 32)
+                    put_u32(out, at + 36, writer.write_vector(places, _write_batch_place) - at - 36)
+                    return at
+                at = writer.begin(_V_FETCH_RESULT_2, True)
+                out += _P_FETCH_RESULT_2(
+                    writer.distance,
+                    stream_id,
+                    next_offset,
+                    request_index,
+                    batch_count,
+                    batch_length,
+                )
+                put_u32(out, at + 32, _write_status(writer, status) - at - 32)
+                return at
+            if places != ():
+                at = writer.begin(_V_FETCH_RESULT_3, True)
+                out += _P_FETCH_RESULT_3(
+                    writer.distance, stream_id, next_offset, batch_count, batch_length
+                )
+                put_u32(out, at + 28, _write_status(writer, status) - at - 28)
+                put_u32(out, at + 32, writer.write_vector(places, _write_batch_place) - at - 32)
+                return at
+            at = writer.begin(_V_FETCH_RESULT_4, True)
+            out += _P_FETCH_RESULT_4(
+                writer.distance, stream_id, next_offset, batch_count, batch_length
+            )
+            put_u32(out, at + 28, _write_status(writer, status) - at - 28)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["FetchResult"].write_any(writer, value)
+
+
+_V_FETCH_RESPONSE_1 = b"\n\x00\x0c\x00\x00\x00\x04\x00\x08\x00\x00\x00"
+_P_FETCH_RESPONSE_1 = struct.Struct("<i4x4x").pack
+
+
+def _write_fetch_response(writer: Writer, value: Any) -> int:
+    try:
+        if (
+            value.__class__ is FetchResponse
+            and value.throttle_time_ms == 0
+            and (fetch_responses := value.fetch_responses) != ()
+            and (status := value.status) is not None
+            and value.log_directory is None
+            and value.log_instance is None
+        ):
+            out = writer.out
+            at = writer.begin(_V_FETCH_RESPONSE_1, False)
+            out += _P_FETCH_RESPONSE_1(writer.distance)
+            put_u32(out, at + 4, writer.write_vector(fetch_responses, _write_fetch_result) - at - 4)
+            put_u32(out, at + 8, _write_status(writer, status) - at - 8)
+            return at
+    except MISFIT:
+        pass  # it is raised below, with the name of the field
+    return writer.tables["FetchResponse"].write_any(writer, value)
+
+
 WRITERS: Final[Mapping[type[Struct], WriteValue]] = {
-    BatchPlace: _write_batch_place,
     Status: _write_status,
-    AppendResult: _write_append_result,
-    FetchResult: _write_fetch_result,
-    AppendResponse: _write_append_response,
-    FetchResponse: _write_fetch_response,
     StreamRange: _write_stream_range,
     AppendInfo: _write_append_info,
-    FetchInfo: _write_fetch_info,
     AppendRequest: _write_append_request,
+    AppendResult: _write_append_result,
+    AppendResponse: _write_append_response,
+    FetchInfo: _write_fetch_info,
     FetchRequest: _write_fetch_request,
+    BatchPlace: _write_batch_place,
+    FetchResult: _write_fetch_result,
+    FetchResponse: _write_fetch_response,
 }
 """Functions that write the hot tables."""
 
 __all__ = [
+    "EXTENSIONS",
     "LAYOUTS",
+    "OPERATIONS",
+    "WITH_PAYLOAD",
     "WRITERS",
     "AppendInfo",
     "AppendRequest",
@@ -1651,6 +1773,7 @@ __all__ = [
     "HeartbeatResponse",
     "IdAllocationRequest",
     "IdAllocationResponse",
+    "KeyValue",
     "ListRangesRequest",
     "ListRangesResponse",
     "ListRangesResult",
@@ -1658,11 +1781,14 @@ __all__ = [
     "LookupOffsetResult",
     "LookupOffsetsRequest",
     "LookupOffsetsResponse",
+    "Opcode",
     "PlacementDriverCluster",
     "PlacementDriverNode",
     "RangeCriteria",
     "RangeId",
     "RangeServer",
+    "RecordBatchMeta",
+    "RecordMeta",
     "RegisterSchemasRequest",
     "RegisterSchemasResponse",
     "ReplicaServer",

@@ -1,1 +1,0 @@
-"""Python generated from schemas/*.fbs by `make schemas`."""
