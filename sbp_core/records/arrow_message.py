@@ -75,6 +75,11 @@ class Message(Struct, frozen=True, gc=False):
     body_length: int = 0
 
 
+KIND_LAYOUT: Final = (
+    Field("version", 0, Scalar("h"), 0),
+    Field("header_type", 1, Scalar("B"), 0),
+)
+
 _TABLES: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     BodyCompression: (
         Field("codec", 0, Scalar("b"), 0),
@@ -86,13 +91,9 @@ _TABLES: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("buffers", 2, Structs("qq")),
         Field("compression", 3, Table("BodyCompression")),
     ),
-    MessageKind: (
-        Field("version", 0, Scalar("h"), 0),
-        Field("header_type", 1, Scalar("B"), 0),
-    ),
+    MessageKind: KIND_LAYOUT,
     Message: (
-        Field("version", 0, Scalar("h"), 0),
-        Field("header_type", 1, Scalar("B"), 0),
+        *KIND_LAYOUT,
         Field("header", 2, Table("RecordBatchHeader")),
         Field("body_length", 3, Scalar("q"), 0),
     ),

@@ -12,12 +12,12 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, check_values, row_ends
+from sbp_core.records.encodings import PlainEncoding
 from sbp_core.records.encodings.columns import (
     check_columns_schema,
     check_timestamp_column,
     encode_checked_columns,
 )
-from sbp_core.records.encodings.encoding import PlainEncoding
 from sbp_core.records.encodings.rows import RowsEncoding, check_rows_schema
 from sbp_core.records.encodings.sequence import SequenceEncoding
 from sbp_core.records.stream_schema import StreamSchema, check_required

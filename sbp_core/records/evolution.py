@@ -228,7 +228,7 @@ def _maybe_common(first: pa.DataType, second: pa.DataType) -> pa.DataType | None
     return None
 
 
-def is_widening(old: pa.DataType, new: pa.DataType) -> bool:
+def _is_widening(old: pa.DataType, new: pa.DataType) -> bool:
     """Whether every value of a type without parts is one of the other, too."""
     return bool(_maybe_common(old, new) == new)
 
@@ -304,7 +304,7 @@ def _map_array(array: pa.Array, target: pa.DataType, place: str) -> pa.Array:
         fields = [target.key_field, target.item_field]
         entries = pa.StructArray.from_arrays([entries.field(0), values], fields=fields)
         return _with_children(array, target, entries)
-    if not is_widening(kind, target):
+    if not _is_widening(kind, target):
         raise SchemaError(
             f"column {place} is {type_text(kind)}, which does not fit into {type_text(target)}"
         )

@@ -15,7 +15,13 @@ from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError, SchemaError
-from sbp_core.records.arrow_message import PREFIX_BYTES, VERSION_5, find_buffers
+from sbp_core.records.arrow_message import (
+    KIND_LAYOUT,
+    PREFIX_BYTES,
+    VERSION_5,
+    MessageKind,
+    find_buffers,
+)
 from sbp_core.wire.flat import Field, Scalar, Schema, Table, Text, Vector
 
 _HEADER_SCHEMA: Final = 1
@@ -54,24 +60,12 @@ class SchemaHeader(Struct, frozen=True, gc=False):
     custom_metadata: tuple[Metadata, ...] = ()
 
 
-class SchemaMessageKind(Struct, frozen=True, gc=False):
-    """Table Message, up to the tag that tells what its header is."""
-
-    version: int = 0
-    header_type: int = 0
-
-
 class SchemaMessage(Struct, frozen=True, gc=False):
     """Table Message whose header is a Schema."""
 
     header: SchemaHeader | None = None
     body_length: int = 0
 
-
-_KIND: Final = (
-    Field("version", 0, Scalar("h"), 0),
-    Field("header_type", 1, Scalar("B"), 0),
-)
 
 SCHEMA_MESSAGE_SCHEMA: Final = Schema(
     {
@@ -91,7 +85,7 @@ SCHEMA_MESSAGE_SCHEMA: Final = Schema(
             Field("fields", 1, Vector(Table("SchemaField"))),
             Field("custom_metadata", 2, Vector(Table("Metadata"))),
         ),
-        SchemaMessageKind: _KIND,
+        MessageKind: KIND_LAYOUT,
         SchemaMessage: (
             Field("header", 2, Table("SchemaHeader")),
             Field("body_length", 3, Scalar("q"), 0),
@@ -140,7 +134,7 @@ def check_schema_message(data: memoryview) -> None:
 def _read_header(data: memoryview) -> SchemaHeader:
     end = find_buffers(data, metadata_bytes_max=limits.SCHEMA_BYTES_MAX)
     metadata = bytes(data[PREFIX_BYTES:end])
-    kind = SCHEMA_MESSAGE_SCHEMA.decode(SchemaMessageKind, metadata)
+    kind = SCHEMA_MESSAGE_SCHEMA.decode(MessageKind, metadata)
     if kind.version != VERSION_5 or kind.header_type != _HEADER_SCHEMA:
         raise SchemaError(
             f"Arrow message of type {kind.header_type}, version {kind.version}; expected a schema"

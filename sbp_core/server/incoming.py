@@ -18,7 +18,7 @@ from sbp_core.server.outgoing import Outgoing
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.unread import Echo, Unread
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import Event
+from sbp_core.session.states import Event
 from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode

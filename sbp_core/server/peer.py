@@ -26,14 +26,14 @@ from sbp_core.server.trust import Standing
 from sbp_core.server.unread import Unread
 from sbp_core.server.work import Work
 from sbp_core.session.connection import Connection, Payload
-from sbp_core.session.events import (
+from sbp_core.session.negotiation import NOTHING, Agreement, accept
+from sbp_core.session.states import (
     ConnectionBroken,
     Event,
     GoawayReceived,
     RequestReceived,
     RequestRefused,
 )
-from sbp_core.session.negotiation import NOTHING, Agreement, accept
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import Feature

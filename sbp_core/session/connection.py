@@ -30,23 +30,21 @@ from sbp_core.errors import (
     StatusCode,
     ThrottledError,
 )
-from sbp_core.session.events import (
+from sbp_core.session.negotiation import NOTHING, Agreement
+from sbp_core.session.states import (
+    CALL,
+    CONNECTION,
     CallFailed,
+    CallInput,
+    CallState,
     ConnectionBroken,
+    ConnectionInput,
+    ConnectionState,
     Event,
     GoawayReceived,
     RequestReceived,
     RequestRefused,
     ResponseReceived,
-)
-from sbp_core.session.negotiation import NOTHING, Agreement
-from sbp_core.session.states import (
-    CALL,
-    CONNECTION,
-    CallInput,
-    CallState,
-    ConnectionInput,
-    ConnectionState,
 )
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import (
@@ -96,16 +94,6 @@ class Connection:
         self._calls: dict[int, _Call] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._requests: set[int] = set()
-
-    @property
-    def open_call_count(self) -> int:
-        """Calls of ours that wait for an answer."""
-        return len(self._calls)
-
-    @property
-    def open_request_count(self) -> int:
-        """Requests of the peer that were not answered to the end."""
-        return len(self._requests)
 
     @property
     def received_frame_count(self) -> int:

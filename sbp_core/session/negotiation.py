@@ -75,16 +75,19 @@ class Agreement:
     has_schemas: bool = False
 
     def has(self, feature: FeatureName) -> bool:
-        """Whether a feature that calls may need holds."""
-        match feature:
-            case FeatureName.IDEMPOTENT_APPEND:
-                return self.has_idempotent_append
-            case FeatureName.TRANSACTIONS:
-                return self.has_transactions
-            case FeatureName.SCHEMAS:
-                return self.has_schemas
-        raise ValueError(f"no call needs {feature}")
+        """Whether a feature without data holds."""
+        return bool(getattr(self, _FLAGS[feature]))
 
+
+_FLAGS: Final = {
+    FeatureName.DEADLINE: "has_deadline",
+    FeatureName.HEADER_CHECKSUM: "has_header_checksum",
+    FeatureName.IDEMPOTENT_APPEND: "has_idempotent_append",
+    FeatureName.TRANSACTIONS: "has_transactions",
+    FeatureName.SCHEMAS: "has_schemas",
+    FeatureName.HANDLER_DURATION: "has_handler_duration",
+}
+"""The features without data, and their fields of an Agreement."""
 
 NOTHING: Final = Agreement()
 
@@ -153,15 +156,8 @@ def settle(offered: Iterable[Feature], answered: Iterable[Feature]) -> Agreement
 
 def _maybe_accept(feature: Feature, connection_id: int) -> Feature | None:
     match feature.name:
-        case (
-            FeatureName.DEADLINE
-            | FeatureName.HANDLER_DURATION
-            | FeatureName.HEADER_CHECKSUM
-            | FeatureName.IDEMPOTENT_APPEND
-            | FeatureName.TRANSACTIONS
-            | FeatureName.SCHEMAS
-        ):
-            return Feature(feature.name)
+        case name if name in _FLAGS:
+            return Feature(name)
         case FeatureName.CONNECTION_ID:
             return Feature(feature.name, _CONNECTION_ID.pack(connection_id))
         case FeatureName.COMPRESSION if _CODEC in feature.data.split(b","):
@@ -178,12 +174,7 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
     isolation = data.get(FeatureName.ISOLATION, b"")
     return Agreement(
         has_compression=data.get(FeatureName.COMPRESSION) == _CODEC,
-        has_deadline=FeatureName.DEADLINE in data,
         connection_id=int.from_bytes(number, "big") if len(number) == 8 else None,
-        has_handler_duration=FeatureName.HANDLER_DURATION in data,
         isolation=isolation.decode("ascii", "replace"),
-        has_header_checksum=FeatureName.HEADER_CHECKSUM in data,
-        has_idempotent_append=FeatureName.IDEMPOTENT_APPEND in data,
-        has_transactions=FeatureName.TRANSACTIONS in data,
-        has_schemas=FeatureName.SCHEMAS in data,
+        **{field: name in data for name, field in _FLAGS.items()},
     )

@@ -1,7 +1,7 @@
-"""State machines as total tables, and those of the connection and of the call.
+"""State machines as total tables; those of the connection and of the call, and their events.
 
 For every state and input a table has the next state or a refusal. Both ends of a connection obey
-the same tables (SPEC "GOAWAY", "Flags").
+the same tables (SPEC "GOAWAY", "Flags"). Events are what a connection reports to its owner.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
+
+from sbp_core.errors import SbpError
+from sbp_core.wire.frame import Frame
 
 S = TypeVar("S", bound=enum.Enum)
 I = TypeVar("I", bound=enum.Enum)  # noqa: E741
@@ -147,4 +152,58 @@ CALL: Final = Machine(
             CallInput.ABANDON: _FINISHED,
         },
     },
+)
+
+
+class RequestReceived(Struct, frozen=True):
+    """The peer asks something; answer with `send_response` under `frame.call_id`."""
+
+    frame: Frame
+
+
+class RequestRefused(Struct, frozen=True):
+    """The peer's request cannot be taken; answer it with a system error saying `error`."""
+
+    frame: Frame
+    error: SbpError
+
+
+class ResponseReceived(Struct, frozen=True):
+    """A frame that answers call `call_id`; `is_end` tells the last one."""
+
+    call_id: int
+    frame: Frame
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the call is finished by this frame."""
+        return self.frame.is_end
+
+
+class CallFailed(Struct, frozen=True):
+    """Call `call_id` ends without its (complete) answer."""
+
+    call_id: int
+    error: SbpError
+
+
+class GoawayReceived(Struct, frozen=True):
+    """The peer takes no new calls; those that are open will be answered."""
+
+    frame: Frame
+
+
+class ConnectionBroken(Struct, frozen=True):
+    """The peer's bytes cannot be read any further: send what is pending, then close."""
+
+    error: SbpError
+
+
+Event = (
+    RequestReceived
+    | RequestRefused
+    | ResponseReceived
+    | CallFailed
+    | GoawayReceived
+    | ConnectionBroken
 )

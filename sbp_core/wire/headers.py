@@ -7,7 +7,7 @@ this module re-exports them, so nothing else imports generated code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from sbp_core.wire import _generated as _tables
 from sbp_core.wire._generated import *  # noqa: F403
@@ -24,8 +24,6 @@ __all__ = [
     "encode_header",
 ]
 __all__ += _tables.__all__
-
-T = TypeVar("T")
 
 _SCHEMA: Final = Schema(LAYOUTS, WRITERS)
 
@@ -46,19 +44,9 @@ RESULT_FIELDS: Final[Mapping[type, str]] = {
 """The one field of a response table that has an entry for each item; not every table has one."""
 
 
-def encode_header(header: object) -> bytes:
-    """Return the bytes of a header table. Raises HeaderError when it is larger than allowed."""
-    return _SCHEMA.encode(header)
-
-
-def decode_header(table: type[T], data: bytes | bytearray | memoryview) -> T:
-    """Verify and copy a header into its table. Raises HeaderError when it is not a valid one."""
-    return _SCHEMA.decode(table, data)
-
-
-def decode_measured(table: type[T], data: bytes | bytearray | memoryview) -> tuple[T, int]:
-    """Return what `decode_header` does, and the bytes of memory that it counts for."""
-    return _SCHEMA.decode_measured(table, data)
+encode_header: Final = _SCHEMA.encode
+decode_header: Final = _SCHEMA.decode
+decode_measured: Final = _SCHEMA.decode_measured
 
 
 def decode_system_error(data: bytes | bytearray | memoryview) -> SystemErrorResponse:

@@ -12,8 +12,8 @@ from zlib import crc32
 from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import ConnectionBroken, RequestReceived
 from sbp_core.session.negotiation import Wishes, accept, offer
+from sbp_core.session.states import ConnectionBroken, RequestReceived
 from sbp_core.wire.headers import Feature, HeartbeatRequest, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
 

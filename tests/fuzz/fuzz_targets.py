@@ -53,7 +53,7 @@ from sbp_core.segment_format import (
     segment_path,
 )
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import (
+from sbp_core.session.states import (
     CallFailed,
     ConnectionBroken,
     RequestReceived,
@@ -302,7 +302,7 @@ def check_session(data: bytes) -> None:
             assert not is_broken, "an event after the end"
             is_broken = isinstance(event, ConnectionBroken)
             _react(connection, event, waiting, rng)
-        assert connection.open_request_count <= limits.CALLS_IN_FLIGHT_MAX
+        assert len(connection._requests) <= limits.CALLS_IN_FLIGHT_MAX
     for failed in (*connection.expire(2.0), *connection.close()):
         waiting.remove(failed.call_id)
     assert not waiting, "a call was neither answered nor failed"

@@ -12,7 +12,7 @@ from sbp_core.limits import FRAME_BYTES_MIN
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import GoawayReceived, ResponseReceived
+from sbp_core.session.states import GoawayReceived, ResponseReceived
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import (
     AppendRequest,

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from sbp_core.errors import ConnectionLostError, SbpError
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import (
+from sbp_core.session.negotiation import Agreement, Wishes, offer, settle
+from sbp_core.session.states import (
     CallFailed,
     ConnectionBroken,
     Event,
@@ -22,7 +23,6 @@ from sbp_core.session.events import (
     RequestReceived,
     ResponseReceived,
 )
-from sbp_core.session.negotiation import Agreement, Wishes, offer, settle
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (

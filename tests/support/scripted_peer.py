@@ -12,7 +12,7 @@ from typing import Any
 
 from sbp_core.errors import SbpError, StatusCode
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import ConnectionBroken, RequestReceived, ResponseReceived
+from sbp_core.session.states import ConnectionBroken, RequestReceived, ResponseReceived
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (

@@ -20,8 +20,8 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import RequestReceived
 from sbp_core.session.negotiation import NOTHING, FeatureName
+from sbp_core.session.states import RequestReceived
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     DeleteStreamsRequest,

@@ -36,8 +36,8 @@ from sbp_core.errors import (
     ThrottledError,
 )
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import RequestReceived
 from sbp_core.session.negotiation import Wishes
+from sbp_core.session.states import RequestReceived
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Flag, Opcode
 

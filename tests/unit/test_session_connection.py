@@ -15,7 +15,7 @@ from sbp_core.errors import (
     ThrottledError,
 )
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import (
+from sbp_core.session.states import (
     CallFailed,
     ConnectionBroken,
     GoawayReceived,
@@ -62,7 +62,7 @@ def test_a_response_of_several_frames_ends_with_the_end_flag(client, server):
         (call_id, b"1", False),
         (call_id, b"2", True),
     ]
-    assert client.open_call_count == server.open_request_count == 0
+    assert len(client._calls) == len(server._requests) == 0
 
 
 def test_answers_may_come_in_any_order(client, server):
@@ -90,7 +90,7 @@ def test_a_deadline_abandons_the_call_and_drops_the_late_answer(client, server):
     assert client.maybe_next_deadline() == 9.0
     assert deliver(server.send_response(early_request, is_end=False), client) == []
     assert deliver(server.send_response(early_request), client) == []
-    assert client.open_call_count == 1
+    assert len(client._calls) == 1
 
 
 def test_an_answered_call_has_no_deadline_left(client, server):

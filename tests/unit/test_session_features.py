@@ -7,8 +7,8 @@ import pytest
 from sbp_core import limits
 from sbp_core.errors import FrameError
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import ConnectionBroken, RequestReceived, ResponseReceived
 from sbp_core.session.negotiation import Agreement
+from sbp_core.session.states import ConnectionBroken, RequestReceived, ResponseReceived
 from sbp_core.wire.frame import (
     FrameDecoder,
     HeaderChecksum,

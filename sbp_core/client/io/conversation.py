@@ -32,16 +32,16 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.session.connection import Connection
-from sbp_core.session.events import (
+from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
+from sbp_core.session.states import (
     CallFailed,
     ConnectionBroken,
+    ConnectionState,
     Event,
     RequestReceived,
     RequestRefused,
     ResponseReceived,
 )
-from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
-from sbp_core.session.states import ConnectionState
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.dialect import (
     Dialect,

@@ -1,29 +1,83 @@
-"""The encodings of record batches: each is a class, and an entry of the one table here."""
+"""The encodings of record batches: what each does, and the registry in which each is.
+
+An encoding is one module here that ends with `register`; `sbp_core.records` imports them all.
+Nothing else decides by the name of an encoding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import ClassVar, Final
 
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.encodings.columns import ColumnsEncoding
-from sbp_core.records.encodings.encoding import Encoding
-from sbp_core.records.encodings.rows import RowsEncoding
-from sbp_core.records.encodings.sequence import SequenceEncoding
+from sbp_core.records.arrow_body import Compression
 from sbp_core.records.envelope import Envelope, Octets, peek_batch
 
-ENCODINGS: Final[Mapping[str | None, Encoding]] = {
-    each.name: each for each in (RowsEncoding(), ColumnsEncoding(), SequenceEncoding())
-}
+
+class Encoding:
+    """One form of the bodies of record batches; this class itself is one that is not known.
+
+    `name` is the name in envelopes. If it `is_message`, a body is one Arrow message, and small ones
+    are decoded together. If it `is_typed`, a body has the columns of a schema of the stream, and
+    those of ROWS_SCHEMA if not.
+    """
+
+    name: ClassVar[str | None] = ""
+    is_message: ClassVar[bool] = False
+    is_typed: ClassVar[bool] = False
+
+    def check_count(self, envelope: Envelope) -> None:
+        """Raise RecordBatchError unless a body has the records that are declared; decode nothing.
+
+        A record of an unknown encoding has one byte at least.
+        """
+        if envelope.record_count > len(envelope.body):
+            raise RecordBatchError(
+                f"a record batch declares {envelope.record_count} records in a body of"
+                f" {len(envelope.body)} bytes, which is too short for these"
+            )
+
+    def decode(self, envelope: Envelope) -> pa.RecordBatch:
+        """Return the records in ROWS_SCHEMA, fully validated.
+
+        Raises DamagedBatchError, also for an encoding that is not known, and RecordBatchError for
+        one that is typed.
+        """
+        raise envelope.damage(
+            f'it names encoding {envelope.encoding!r}; this version reads "rows". Read the stream'
+            " with a version that knows it"
+        )
+
+
+class PlainEncoding(Encoding, ABC):
+    """An encoding of rows of ROWS_SCHEMA, as RowsBuilder writes them."""
+
+    @abstractmethod
+    def check_fit(self, rows: pa.RecordBatch) -> None:
+        """Raise RecordBatchError for valid rows that bodies cannot hold."""
+
+    @abstractmethod
+    def encode(
+        self, rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int, compression: Compression
+    ) -> list[bytes]:
+        """Return record batches of rows that were checked."""
+
+
+ENCODINGS: Final[dict[str | None, Encoding]] = {}
 """By the names in envelopes; None for a batch that names no encoding."""
-_RAW: Final = Encoding()
+_UNKNOWN: Final = Encoding()
+
+
+def register(encoding: Encoding) -> None:
+    """Use an encoding for the batches that name it."""
+    ENCODINGS[encoding.name] = encoding
 
 
 def encoding_of(envelope: Envelope) -> Encoding:
     """Return the encoding of a record batch; for an unknown one, what can be done without it."""
-    return ENCODINGS.get(envelope.encoding, _RAW)
+    return ENCODINGS.get(envelope.encoding, _UNKNOWN)
 
 
 def accept_batch(data: Octets) -> Envelope:

@@ -25,7 +25,7 @@ from sbp_core.records.arrow_message import (
     read_outline_without_arrow,
     split_pairs,
 )
-from sbp_core.records.encodings.encoding import Encoding
+from sbp_core.records.encodings import Encoding, register
 from sbp_core.records.envelope import Envelope, encode_envelope
 from sbp_core.records.stream_schema import StreamSchema, check_required, name_text, schema_text
 
@@ -165,3 +165,6 @@ def check_timestamp_column(maybe_name: str | None, schema: StreamSchema) -> None
             f"column {name_text(maybe_name)} is to have the times of the records, and is no"
             f" timestamp in ({schema_text(schema.arrow)})"
         )
+
+
+register(ColumnsEncoding())

@@ -24,7 +24,7 @@ from sbp_core.records.arrow_message import (
     read_outline_without_arrow,
     split_pairs,
 )
-from sbp_core.records.encodings.encoding import PlainEncoding
+from sbp_core.records.encodings import PlainEncoding, register
 from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
 
 ROWS_ENCODING: Final = "rows"
@@ -170,3 +170,6 @@ def _describe(schema: pa.Schema) -> str:
     return ", ".join(
         f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema
     )
+
+
+register(RowsEncoding())

@@ -26,7 +26,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
 from sbp_core.records.arrow_body import Compression, check_values, record_sizes
-from sbp_core.records.encodings.encoding import PlainEncoding
+from sbp_core.records.encodings import PlainEncoding, register
 from sbp_core.records.encodings.rows import ROWS_SCHEMA, check_rows_schema
 from sbp_core.records.envelope import (
     RECORD_LENGTHS,
@@ -272,3 +272,6 @@ def _is_text(text: bytes | None) -> bool:
 
 def _maybe_bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
+
+
+register(SequenceEncoding())

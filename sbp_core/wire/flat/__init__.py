@@ -1,9 +1,25 @@
-"""FlatBuffers tables <-> frozen structs, driven by the layouts that the schema generates."""
+"""FlatBuffers tables <-> frozen structs, driven by the layouts that the schema generates.
+
+`kinds` are what layouts are made of. `writer` writes; `reader` verifies while it reads; `template`
+recognises what was verified before. `Schema` below puts them together; start there.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import Field, Kind, Octets, Scalar, Structs, Table, Text, Vector
-from sbp_core.wire.flat.schema import Schema, repr_without
+from sbp_core.wire.flat.reader import Reader, ReadTable
+from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
+from sbp_core.wire.flat.writer import Writer, WriteValue, WrittenTable
 
 __all__ = [
     "Field",
@@ -17,3 +33,105 @@ __all__ = [
     "Vector",
     "repr_without",
 ]
+
+T = TypeVar("T")
+
+
+class Schema:
+    """The tables of one schema file: encodes and decodes their structs."""
+
+    def __init__(
+        self,
+        layouts: Mapping[type[Struct], tuple[Field, ...]],
+        writers: Mapping[type[Struct], WriteValue] = MappingProxyType({}),
+        *,
+        bytes_max: int = limits.HEADER_BYTES_MAX,
+        depth_max: int = limits.HEADER_DEPTH_MAX,
+        is_whole: bool = True,
+    ) -> None:
+        """Prepare the tables of `layouts`; `writers` are the generated ones of hot tables.
+
+        `is_whole`: honest peers write little else than these fields, so a buffer that is for the
+        most part in no use is refused. False where the layouts leave out what others write.
+        """
+        self._written: dict[str, WrittenTable] = {}
+        for table, layout in layouts.items():
+            self._written[table.__name__] = WrittenTable(
+                table, layout, self._written, writers.get(table)
+            )
+        self._read = {table.__name__: ReadTable(table, layouts[table]) for table in layouts}
+        self._bytes_max = bytes_max
+        self._depth_max = depth_max
+        self._is_whole = is_whole
+        self._templates = Templates()
+        self._excerpts = Templates()
+
+    def encode(self, value: object) -> bytes:
+        """Return the FlatBuffers encoding of a generated struct, as a root table.
+
+        Raises HeaderError for content that its field cannot hold, and when the result would be
+        larger than a header may be.
+        """
+        encoded = Writer(self._written).write_root(value)
+        if len(encoded) > self._bytes_max:
+            raise HeaderError(
+                f"{type(value).__name__} encodes to {len(encoded)} octets, more than the"
+                f" {self._bytes_max} that a header may have; split the request"
+            )
+        return encoded
+
+    def decode(self, table: type[T], data: bytes | bytearray | memoryview) -> T:
+        """Verify `data` as a root table of type `table` and return it as a value.
+
+        Raises HeaderError when any part of it lies outside the data or breaks a limit.
+        """
+        return self.decode_measured(table, data)[0]
+
+    def decode_measured(
+        self, table: type[T], data: bytes | bytearray | memoryview
+    ) -> tuple[T, int]:
+        """Return what `decode` does, and what that counts for in memory, in bytes."""
+        octets = bytes(data)
+        name = table.__name__
+        small_bytes = limits.HEADER_IN_FLIGHT_FACTOR * len(octets)
+        with contextlib.suppress(UnicodeDecodeError):  # the reader says what is wrong
+            known: T | None = self._templates.maybe_read(table, octets)
+            if known is not None:
+                return known, small_bytes
+        reader = Reader(self._read, octets, self._depth_max)
+        value: T = reader.read_root(name)
+        if self._is_whole:
+            reader.check_padding(name)
+        self._templates.consider(table, octets, partial(maybe_template, self._read, name, octets))
+        is_small = len(octets) <= limits.TEMPLATE_BYTES_MAX
+        return value, small_bytes if is_small else reader.decoded_bytes
+
+    def maybe_recognise(self, table: type, data: bytes) -> tuple[Any, ...] | None:
+        """Return what is known of a buffer, and its contents that are not, as `remember` was told.
+
+        None for one that differs in more from what is remembered.
+        """
+        try:
+            found: tuple[Any, ...] | None = self._excerpts.maybe_read(table, data)
+        except UnicodeDecodeError:
+            return None
+        return found
+
+    def remember(self, table: type, data: bytes, known: object, paths: Sequence[str]) -> None:
+        """Keep what is known of all buffers that equal `data` but for the contents at `paths`.
+
+        `data` was decoded, and not recognised. A path is made of the names of fields and indexes of
+        vectors, with dots. Structs are contents as bytes.
+        """
+        make = partial(maybe_excerpt, self._read, table.__name__, data, known, paths)
+        self._excerpts.consider(table, data, make)
+
+
+def repr_without(table: Struct, secret_fields: Collection[str]) -> str:
+    """Return the `repr` of a table, with `***` in place of fields that are set and secret."""
+    shown = ", ".join(
+        f"{name}={'***' if name in secret_fields and value else repr(value)}"
+        for name in table.__struct_fields__
+        for value in (getattr(table, name),)
+    )
+    return f"{type(table).__name__}({shown})"
