@@ -31,7 +31,7 @@ from sbp_core.records import (
     encoding_of,
     split_envelopes,
 )
-from sbp_core.records.json_values import describe_columns, describe_octets, describe_values
+from sbp_core.records.json_values import describe_bytes, describe_columns, describe_values
 
 _WAIT_MS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -220,4 +220,4 @@ def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tup
 
 
 def _maybe_octets(octets: bytes | None) -> Any:
-    return None if octets is None else describe_octets(octets)
+    return None if octets is None else describe_bytes(octets)

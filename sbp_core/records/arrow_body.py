@@ -29,7 +29,7 @@ _STRUCT: Final = pa.struct([]).id
 
 
 def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:
-    """Return rows that `check_values` takes as a message, which passes those of `decode_body`.
+    """Return rows that pass `check_values` as a message that passes the checks of `decode_body`.
 
     A slice of a larger batch is written without the rest of it. Raises RecordBatchError.
     """
@@ -98,7 +98,7 @@ def check_values(batch: pa.RecordBatch) -> None:
 
 
 def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return how many bytes each row takes in a record batch."""
+    """Return the bytes of each row in a record batch."""
     return np.diff(row_ends(rows))
 
 
@@ -127,10 +127,7 @@ def _decompress_some(body: memoryview, schema_message: bytes, wanted: list[int])
 
 
 def _whole(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with columns that Arrow writes no more of than their rows.
-
-    Of a slice it would write all that is in its parent's lists and maps: those are copied.
-    """
+    """Return the batch with lists and maps copied: Arrow would write those of the whole parent."""
     columns = [
         pa.concat_arrays([column]) if pa.types.is_nested(column.type) else column
         for column in batch.columns
@@ -157,7 +154,7 @@ def _ends(columns: Sequence[pa.Array], count: int) -> Ends:
 
 
 def _measure(array: pa.Array, uneven: list[npt.NDArray[Any]]) -> int:
-    """Return the bits that every row has; add the ends of what rows have more or less of."""
+    """Return the bits that every row has; add to `uneven` the ends of parts of varying size."""
     kind = array.type
     if kind.id in _STRINGS:
         uneven.append(_value_offsets(array))

@@ -60,7 +60,7 @@ class RecordBatchHeader(Struct, frozen=True, gc=False):
 
 
 class MessageKind(Struct, frozen=True, gc=False):
-    """Table Message, up to the tag that tells what its header is."""
+    """Table Message, up to the tag of its header's type."""
 
     version: int = 0
     header_type: int = 0
@@ -104,11 +104,11 @@ _UNVERIFIED_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.ARROW_METADATA_BYTE
 """Remembers layouts that Arrow did not check, so none of them is taken for one that it did."""
 
 _VARYING: Final = ("header.length", "header.nodes", "header.buffers", "body_length")
-"""What messages of one schema differ in."""
+"""The contents in which messages of one schema differ."""
 
 
 class Outline(NamedTuple):
-    """What a message says of its columns, not checked; `nodes` and `buffers` are pairs of i64."""
+    """The columns as a message declares them, unchecked; `nodes`, `buffers` are pairs of i64."""
 
     row_count: int
     nodes: bytes
@@ -136,7 +136,7 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> Messag
 
 
 def read_outline(data: memoryview, *, record_count: int) -> Outline:
-    """Return what `data` says of its columns, if it is one record batch message of so many rows.
+    """Return the outline of `data` if that is one record batch message of `record_count` rows.
 
     It is not safe to hand to Arrow before that is checked. Raises RecordBatchError.
     """
@@ -144,9 +144,9 @@ def read_outline(data: memoryview, *, record_count: int) -> Outline:
 
 
 def read_outline_without_arrow(data: memoryview, *, record_count: int) -> Outline:
-    """Return what `read_outline` does, of a message that Arrow is not shown now or later.
+    """Return what `read_outline` does, but do not let Arrow check the message.
 
-    A server stores bodies unread, so a hostile one must not reach Arrow's code there. Raises
+    A server stores bodies unread: a hostile one must not reach Arrow's code there. Raises
     RecordBatchError.
     """
     return _read_outline(data, record_count, _UNVERIFIED_SCHEMA, is_for_arrow=False)
@@ -176,7 +176,7 @@ def _read_outline(
 
 
 def check_outline(outline: Outline, data: memoryview) -> MessageSize:
-    """Check what the message `data` says of its columns: what is missing there to be safe.
+    """Check the columns that the message `data` declares, so that it is safe to decode.
 
     Raises RecordBatchError.
     """
@@ -184,7 +184,7 @@ def check_outline(outline: Outline, data: memoryview) -> MessageSize:
 
 
 def check_sizes(outline: Outline, sizes: Sequence[int]) -> MessageSize:
-    """Check what `check_outline` does, where the `decoded_sizes` of the buffers are known."""
+    """Do what `check_outline` does, with the known `decoded_sizes` of the buffers."""
     lengths, null_counts = split_pairs(outline.nodes)
     if null_counts and (min(null_counts) < 0 or not all(map(le, null_counts, lengths))):
         length, null_count = next(
@@ -234,19 +234,19 @@ def find_buffers(
     Raises RecordBatchError.
     """
     if len(data) < _PREFIX.size:
-        raise RecordBatchError(f"Arrow message cut off after {len(data)} octets")
+        raise RecordBatchError(f"Arrow message cut off after {len(data)} bytes")
     continuation, metadata_bytes = _PREFIX.unpack_from(data)
     if continuation != _CONTINUATION:
-        raise RecordBatchError("body is no encapsulated Arrow message: its first octets are wrong")
+        raise RecordBatchError("body is no encapsulated Arrow message: its first bytes are wrong")
     metadata_bytes_max = min(len(data) - _PREFIX.size, metadata_bytes_max)
     if not 0 < metadata_bytes <= metadata_bytes_max:
         raise RecordBatchError(
-            f"Arrow message announces {metadata_bytes} octets of metadata; expected 1 to"
+            f"Arrow message announces {metadata_bytes} bytes of metadata; expected 1 to"
             f" {metadata_bytes_max}"
         )
     buffers_start = _PREFIX.size + int(metadata_bytes)
     if buffers_start % BUFFER_ALIGNMENT_BYTES:
-        raise RecordBatchError(f"Arrow message with unaligned metadata of {metadata_bytes} octets")
+        raise RecordBatchError(f"Arrow message with unaligned metadata of {metadata_bytes} bytes")
     return buffers_start
 
 
@@ -266,9 +266,9 @@ def _decode_header(
 
 
 def _check_by_arrow(data: memoryview) -> None:
-    """Let Arrow check the metadata's structure, of which it demands more than is needed here.
+    """Let Arrow check the metadata's structure, where it demands more than this module.
 
-    So a message is refused with others if it is refused alone.
+    So a message that Arrow would refuse alone is also refused when it is joined with others.
     """
     try:
         pa.ipc.read_message(pa.py_buffer(data))
@@ -352,10 +352,10 @@ def _numbers(count: int) -> struct.Struct:
 def _declared_bytes(buffer: memoryview) -> int:
     """Return the size that a compressed buffer says it has when it is decoded."""
     if len(buffer) < _UNCOMPRESSED_BYTES.size:
-        raise RecordBatchError(f"compressed Arrow buffer of {len(buffer)} octets is cut off")
+        raise RecordBatchError(f"compressed Arrow buffer of {len(buffer)} bytes is cut off")
     (declared_bytes,) = _UNCOMPRESSED_BYTES.unpack_from(buffer)
     if declared_bytes == _STORED_RAW:
         return len(buffer) - _UNCOMPRESSED_BYTES.size
     if declared_bytes < 0:
-        raise RecordBatchError(f"compressed Arrow buffer declares {declared_bytes} octets")
+        raise RecordBatchError(f"compressed Arrow buffer declares {declared_bytes} bytes")
     return int(declared_bytes)

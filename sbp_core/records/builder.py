@@ -231,7 +231,7 @@ def _check_record_sizes(ends: npt.NDArray[np.int64]) -> None:
     if sizes.size and sizes.max() > limits.RECORD_BYTES_MAX:
         index = int(sizes.argmax())
         raise RecordBatchError(
-            f"record {index} of the batch has {sizes[index]} octets; at most"
+            f"record {index} of the batch has {sizes[index]} bytes; at most"
             f" {limits.RECORD_BYTES_MAX} are allowed. Split its value into several records, or"
             " store it elsewhere and write a reference to it"
         )

@@ -45,7 +45,7 @@ Octets = bytes | bytearray | memoryview
 _FIXED: Final = struct.Struct(">Bqi")  # magic, base offset, length of the metadata
 _BASE_OFFSET: Final = struct.Struct(">q")
 RECORD_LENGTHS: Final = struct.Struct(">ii")
-"""What a record of a sequence begins with: the lengths of its metadata and of its body."""
+"""The start of a record of a sequence: the lengths of its metadata and of its body."""
 _BASE_OFFSET_POSITION: Final = 1
 _ENCODING: Final = "encoding"
 _BODY_BYTES: Final = "body_bytes"
@@ -80,8 +80,8 @@ class Envelope:
     `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch.
     `body` is a view of the bytes that were decoded. `encoding` is None for a record sequence. Of
     columns, `schema_fingerprint` names their schema, and `timestamp_column` the one with the times
-    of the records, if there is one. `declared_count` is what the metadata says of `record_count`,
-    which is counted where the records of a sequence are.
+    of the records, if there is one. `declared_count` is the count in the metadata;
+    `record_count` is the same, or for a sequence the records that were counted.
     """
 
     stream_id: int
@@ -97,7 +97,7 @@ class Envelope:
 
     @property
     def place(self) -> str:
-        """Where the batch is, for people."""
+        """Where the batch is, for a message."""
         return f"record batch at offset {self.base_offset} of stream {self.stream_id}"
 
     @property
@@ -213,7 +213,7 @@ def peek_batch(data: Octets) -> Envelope:
     envelope = _read_envelope(view, 0)
     if envelope.length_bytes != len(view):
         raise RecordBatchError(
-            f"record batch of {envelope.length_bytes} octets in {len(view)} octets of data;"
+            f"record batch of {envelope.length_bytes} bytes in {len(view)} bytes of data;"
             " expected one batch and nothing after it"
         )
     return envelope
@@ -233,7 +233,7 @@ def sequence_places(view: memoryview, position: int) -> Iterator[tuple[int, int,
     The sequence reaches from `position` to the end of the data, or to the next batch. Raises
     RecordBatchError when a length leads outside the data.
 
-    A server counts records while others wait for it, so this does as little as it can.
+    A server counts records on its event loop, so this does as little as possible.
     """
     size_bytes, unpack = len(view), RECORD_LENGTHS.unpack_from
     while position < size_bytes and view[position] != MAGIC:
@@ -265,10 +265,10 @@ def write_base_offset(buffer: bytearray | memoryview, base_offset: int) -> None:
 
 
 def digest_batch(batch: memoryview) -> bytes:
-    """Return 16 bytes of SHA-256 of all that a writer sends of a record batch.
+    """Return 16 bytes of the SHA-256 of a record batch without its base offset.
 
-    That is all but the base offset, which the server fills in: so a retry has the same digest, and
-    nobody finds another batch that has it.
+    The server fills in the base offset, so a retry has the same digest. A cryptographic hash: no
+    writer can make another batch with the same digest.
     """
     found = sha256(batch[:_BASE_OFFSET_POSITION])
     found.update(batch[_BASE_OFFSET_POSITION + _BASE_OFFSET.size :])
@@ -276,7 +276,7 @@ def digest_batch(batch: memoryview) -> bytes:
 
 
 def are_same(batch: memoryview, other: memoryview) -> bool:
-    """Whether two record batches differ in nothing but the base offset."""
+    """Whether two record batches are equal except for the base offset."""
     end = _BASE_OFFSET_POSITION + _BASE_OFFSET.size
     return (
         batch[:_BASE_OFFSET_POSITION] == other[:_BASE_OFFSET_POSITION]
@@ -318,18 +318,18 @@ def _read_head(view: memoryview, position: int) -> tuple[_Meta, int, int]:
     available_bytes = len(view) - position
     if position < 0 or available_bytes < _FIXED.size:
         raise RecordBatchError(
-            f"record batch at octet {position} of {len(view)}: cut off, at least {_FIXED.size}"
-            " octets are needed"
+            f"record batch at byte {position} of {len(view)}: cut off, at least {_FIXED.size}"
+            " bytes are needed"
         )
     magic, base_offset, meta_bytes = _FIXED.unpack_from(view, position)
     if magic != MAGIC:
         raise RecordBatchError(
-            f"record batch at octet {position} has magic {magic:#04x}; expected {MAGIC:#04x}"
+            f"record batch at byte {position} has magic {magic:#04x}; expected {MAGIC:#04x}"
         )
     meta_bytes_max = min(available_bytes - _FIXED.size, limits.BATCH_METADATA_BYTES_MAX)
     if not 0 < meta_bytes <= meta_bytes_max:
         raise RecordBatchError(
-            f"record batch at octet {position} announces {meta_bytes} octets of metadata;"
+            f"record batch at byte {position} announces {meta_bytes} bytes of metadata;"
             f" expected 1 to {meta_bytes_max}"
         )
     body_start = position + _FIXED.size + meta_bytes
@@ -337,7 +337,7 @@ def _read_head(view: memoryview, position: int) -> tuple[_Meta, int, int]:
         meta = _read_meta(bytes(view[position + _FIXED.size : body_start]))
     except HeaderError as error:
         raise RecordBatchError(
-            f"metadata of the record batch at octet {position}: {error}"
+            f"metadata of the record batch at byte {position}: {error}"
         ) from error
     return meta, base_offset, body_start
 
@@ -354,7 +354,7 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
     length_bytes = body_start - position + body_bytes
     if length_bytes > limits.BATCH_BYTES_MAX:
         raise RecordBatchError(
-            f"record batch of {length_bytes} octets; at most {limits.BATCH_BYTES_MAX} are allowed"
+            f"record batch of {length_bytes} bytes; at most {limits.BATCH_BYTES_MAX} are allowed"
         )
     return Envelope(
         meta.stream_id,
@@ -386,13 +386,13 @@ def _measure_sequence(view: memoryview, position: int) -> tuple[int, int]:
     return count, end
 
 
-def _read_meta(octets: bytes) -> _Meta:
+def _read_meta(encoded: bytes) -> _Meta:
     """Return the metadata of a batch. Raises HeaderError."""
-    found = _SCHEMA.maybe_recognise(RecordBatchMeta, octets)
+    found = _SCHEMA.maybe_recognise(RecordBatchMeta, encoded)
     if found is not None:
         pick = found[0]
         return _Meta(*pick((*found, 0, None)))
-    meta = _SCHEMA.decode(RecordBatchMeta, octets)
+    meta = _SCHEMA.decode(RecordBatchMeta, encoded)
     numbers = [name for name in _NUMBERS if getattr(meta, name)]  # zeros are not written
     values = [f"properties.{at}.value" for at in range(len(meta.properties))]
     of_numbers = {name: at for at, name in enumerate(numbers, 1)}
@@ -401,7 +401,7 @@ def _read_meta(octets: bytes) -> _Meta:
         *(of_numbers.get(name, -2) for name in _NUMBERS),
         *(of_values.get(key, -1) for key in _PROPERTIES),
     )
-    _SCHEMA.remember(RecordBatchMeta, octets, pick, [*numbers, *values])
+    _SCHEMA.remember(RecordBatchMeta, encoded, pick, [*numbers, *values])
     properties = {item.key: item.value for item in meta.properties}
     return _Meta(
         meta.stream_id,
@@ -415,7 +415,7 @@ def _parse_body_bytes(text: str, *, body_bytes_max: int) -> int:
     is_decimal = text.isascii() and text.isdecimal() and len(text) <= _BODY_BYTES_DIGITS_MAX
     if not is_decimal or int(text) > body_bytes_max:
         raise RecordBatchError(
-            f"record batch announces a body of {text[:32]!r} octets; expected a decimal number up"
-            f" to {body_bytes_max}, the octets that follow its metadata"
+            f"record batch announces a body of {text[:32]!r} bytes; expected a decimal number up"
+            f" to {body_bytes_max}, the bytes that follow its metadata"
         )
     return int(text)

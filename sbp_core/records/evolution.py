@@ -1,9 +1,9 @@
-"""How the schema of a stream may change, what a change is in words, and old rows in a new schema.
+"""How the schema of a stream may change, changes in words, and old rows in a new schema.
 
-Columns are told by their names. A schema only ever grows: columns are added, which are null in what
-was written before, types widen, and required columns become nullable. So whatever was written can
-be read in the newest schema, and whoever wrote before can go on. A field without a logical type is
-the widest of those with the same type in Arrow: it takes the values of all of them.
+Columns are identified by name. A schema only grows: columns are added, which are null in older
+rows, types widen, and required columns become nullable. So all rows can be read in the newest
+schema, and writers of older schemas can continue. A field without a logical type is the widest of
+those with the same type in Arrow: it accepts the values of all of them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _WIDENING: Final = (
 
 
 class Change(Enum):
-    """What becomes of a column; the value is the sign of it in a diff.
+    """The change of a column; the value is its sign in a diff.
 
-    RELAXED: it has to have a value no more. Of what is in a column that is a part of its type.
+    RELAXED: the column is no longer required. For a part of a column that is a WIDENED type.
     """
 
     ADDED = "+"
@@ -50,7 +50,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A column that a schema has otherwise; `text` names it."""
+    """A column that differs between two schemas; `text` describes the difference."""
 
     change: Change
     text: str
@@ -61,21 +61,21 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A schema extended by what another one has more, and how that differs from it."""
+    """A schema, extended by the columns that another one has more, and the differences."""
 
     merged: StreamSchema
     differences: tuple[Difference, ...]
 
     @property
     def faults(self) -> tuple[Difference, ...]:
-        """Return what no change of the stream's schema could make fit."""
+        """Return the differences that no change of the stream's schema could resolve."""
         return tuple(each for each in self.differences if each.change is Change.FAULTY)
 
 
 def compare_schemas(newest: StreamSchema, given: StreamSchema) -> Comparison:
     """Return `newest` extended by what `given` has more, and the differences.
 
-    What `given` lacks, or has narrower, is no difference if its data fits nevertheless. Raises
+    A column that `given` lacks, or has narrower, is no difference if its data fits. Raises
     SchemaError if together they have more columns than a stream can.
     """
     merger = _Merger(is_absence_allowed=False)
@@ -126,7 +126,7 @@ def union_schemas(schemas: Sequence[StreamSchema]) -> StreamSchema:
 
 
 class _Merger:
-    """Merges schemas field by field, and keeps what it comes upon."""
+    """Merges schemas field by field, and collects the differences."""
 
     def __init__(self, *, is_absence_allowed: bool) -> None:
         self.differences: list[Difference] = []
@@ -158,24 +158,24 @@ class _Merger:
                 self._note(Change.ADDED, f"column {path}{field_text(added)} is new")
                 merged.append(added)
             elif known != field.name:
-                told = f"column {place} differs from {name_text(known)} by case only: rename it"
-                self._note(Change.FAULTY, told)
+                text = f"column {place} differs from {name_text(known)} by case only: rename it"
+                self._note(Change.FAULTY, text)
         return merged
 
     def _absent(self, field: pa.Field, path: str) -> pa.Field:
         if field.nullable:
             return field
         if not self._is_absence_allowed:
-            told = f"column {path}{field_text(field)} is missing; it is required"
-            self._note(Change.FAULTY, told)
+            text = f"column {path}{field_text(field)} is missing; it is required"
+            self._note(Change.FAULTY, text)
         return field.with_nullable(True)
 
     def _both(self, old: pa.Field, new: pa.Field, path: str) -> pa.Field:
         place = f"{path}{name_text(old.name)}"
         kind = self._types(old.type, new.type, place)
         if new.nullable and not old.nullable:
-            told = f"column {place} may have nulls; the stream requires a value"
-            self._note(Change.WIDENED if path else Change.RELAXED, told)
+            text = f"column {place} may have nulls; the stream requires a value"
+            self._note(Change.WIDENED if path else Change.RELAXED, text)
         merged = pa.field(old.name, kind, nullable=old.nullable or new.nullable)
         return with_logical_type(merged, self._maybe_logical(old, new, place))
 
@@ -185,11 +185,11 @@ class _Merger:
         is_fitting = old.type.id == new.type.id or _maybe_common(old.type, new.type) is not None
         if logical is None or logical == maybe_logical_type(new) or not is_fitting:
             return logical
-        told = (
+        text = (
             f"column {place} widens from {logical_type_text(old)} to {type_text(old.type)}: it is"
             f" {logical_type_text(new)} here"
         )
-        self._note(Change.WIDENED, told)
+        self._note(Change.WIDENED, text)
         return None
 
     def _types(self, old: pa.DataType, new: pa.DataType, place: str) -> pa.DataType:
@@ -206,12 +206,12 @@ class _Merger:
             return pa.map_(key, self._both(old.item_field, new.item_field, f"{place}."))
         common = _maybe_common(old, new)
         if common is None:
-            told = f"column {place} is {type_text(new)}; the stream has {type_text(old)}: cast it"
-            self._note(Change.FAULTY, told)
+            text = f"column {place} is {type_text(new)}; the stream has {type_text(old)}: cast it"
+            self._note(Change.FAULTY, text)
             return old
         if common != old:
-            told = f"column {place} widens from {type_text(old)} to {type_text(common)}"
-            self._note(Change.WIDENED, told)
+            text = f"column {place} widens from {type_text(old)} to {type_text(common)}"
+            self._note(Change.WIDENED, text)
         return common
 
 
@@ -285,7 +285,7 @@ def _check_parts_there(given: pa.DataType, target: pa.DataType, place: str) -> N
 def _maybe_index(fields: pa.Schema | pa.StructType, name: str, place: str) -> int | None:
     found = fields.get_all_field_indices(name)
     if len(found) > 1:
-        raise SchemaError(f"column {place} stands there twice; rename one of them")
+        raise SchemaError(f"column {place} occurs twice; rename one of them")
     return found[0] if found else None
 
 

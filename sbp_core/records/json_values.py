@@ -59,17 +59,17 @@ def describe_values(array: pa.Array) -> list[Any]:
     if pa.types.is_decimal(kind):
         return _each(array, lambda value: format(value, "f"))
     if pa.types.is_binary(kind):
-        return _each(array, describe_octets)
+        return _each(array, describe_bytes)
     values: list[Any] = array.to_pylist()
     return values
 
 
-def describe_octets(octets: bytes) -> Any:
+def describe_bytes(data: bytes) -> Any:
     """Return bytes as text if they are UTF-8, else in base64."""
     try:
-        return octets.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(octets).decode("ascii")}
+        return {"base64": base64.b64encode(data).decode("ascii")}
 
 
 def _float32(value: float) -> float | str:

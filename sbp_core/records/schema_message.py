@@ -3,7 +3,7 @@
 It has the form of arrow_message.py, without buffers. Arrow verifies that its metadata lie inside,
 but reads a table as often as it is referred to: a few bytes can describe millions of columns, or
 one long name a thousand times. The tables here are the parts of Arrow's Schema.fbs that are needed,
-with its ids; of the types of columns Arrow reads all that is to be known.
+with its ids; the types of columns are left to Arrow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOGICAL_TYPE_KEY: Final = "logical_type"
 
 
 class Metadata(Struct, frozen=True, gc=False):
-    """Table KeyValue, of which a field has its logical type alone."""
+    """Table KeyValue: the logical type of a field."""
 
     key: str = ""
     value: str = ""
@@ -107,7 +107,7 @@ def check_schema_message(data: memoryview) -> None:
     try:
         header = _read_header(data)
     except (HeaderError, RecordBatchError) as error:
-        raise SchemaError(f"octets that are no schema message of Arrow: {error}") from error
+        raise SchemaError(f"bytes that are no schema message of Arrow: {error}") from error
     if header.endianness != _LITTLE_ENDIAN:
         raise SchemaError("a schema of big-endian columns; streams have little-endian ones")
     has_metadata = bool(header.custom_metadata)
@@ -143,8 +143,7 @@ def _read_header(data: memoryview) -> SchemaHeader:
     message = SCHEMA_MESSAGE_SCHEMA.decode(SchemaMessage, metadata)
     if message.header is None or message.body_length or end != len(data):
         raise SchemaError(
-            f"a schema message with {len(data) - end} octets after its metadata, or without a"
-            " schema"
+            f"a schema message with {len(data) - end} bytes after its metadata, or without a schema"
         )
     return message.header
 

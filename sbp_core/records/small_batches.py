@@ -1,8 +1,7 @@
-"""Small record batches that follow on one another, so that they can be decoded together.
+"""Consecutive small record batches, decoded together.
 
-Arrow takes some 20 us for a message, as long as to copy some ten KiB, however few rows it has. Here
-the messages of one schema take the same few steps together, buffer by buffer, as Arrow's columnar
-format lays them out:
+Arrow needs about 20 us for a message, however few rows it has: the time to copy ten KiB. Here the
+messages of one schema are joined buffer by buffer, as Arrow's columnar format lays them out:
 
     any column        a bit for each row, 0 for null; may be missing where none is
     fixed width       the values
@@ -10,7 +9,8 @@ format lays them out:
     list, map         one offset more than rows, into the rows of the column within
     struct            the columns within, as long as it
 
-What does not fit together, or is none of these, is left to Arrow, which says what is wrong with it.
+Messages that cannot be joined, or have other columns, are left to Arrow, which reports the error.
+Start with `decode_batches` (rows) and `maybe_columns_together` (columns of a typed stream).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WITH_TWO_BUFFERS: Final = (
 
 
 class _Small(NamedTuple):
-    """A small batch: what it decodes to, and what is still to be checked of its message."""
+    """A small batch: its decoded size, and the outline of its message if that is unchecked."""
 
     decoded_bytes: int
     maybe_unchecked: Outline | None
@@ -250,7 +250,7 @@ class _Gatherer:
                 [body[each.buffers_start :] for body, each in zip(bodies, outlines, strict=True)]
             )
         )
-        self._octets = np.frombuffer(self._view, np.uint8)
+        self._bytes = np.frombuffer(self._view, np.uint8)
         sizes = np.array([each.buffers_bytes for each in outlines], np.int64)
         self._nodes = _Pairs([each.nodes for each in outlines])
         self._buffers = _Pairs([each.buffers for each in outlines])
@@ -269,10 +269,10 @@ class _Gatherer:
             self.skip(child)
 
     def column(self, kind: pa.DataType, lengths: _Ints) -> pa.Array:
-        """Return the next column, of so many rows in each message."""
+        """Return the next column; `lengths` are its rows in each message."""
         node_lengths, null_counts = self._nodes.next()
         row_count = int(lengths.sum())
-        is_too_long = row_count > _BITS * len(self._view)  # to make room for before it is checked
+        is_too_long = row_count > _BITS * len(self._view)  # to allocate before it is checked
         if is_too_long or not np.array_equal(node_lengths, lengths):
             raise _MisfitError
         if _buffer_count(kind) == 0:
@@ -284,7 +284,7 @@ class _Gatherer:
             buffers.append(_packed(self._bits(*self._next_buffer(), lengths)))
         elif pa.types.is_binary(kind) or pa.types.is_string(kind):
             offsets, firsts, lasts = self._offsets(lengths)
-            buffers += [offsets, self._octets_between(firsts, lasts)]
+            buffers += [offsets, self._bytes_between(firsts, lasts)]
         elif pa.types.is_list(kind) or pa.types.is_map(kind):
             offsets, firsts, lasts = self._offsets(lengths)
             if firsts.any():
@@ -320,7 +320,7 @@ class _Gatherer:
         if np.any(_BITS * sizes < counts):
             raise _MisfitError
         at = _spread(_BITS * starts, counts)
-        found = self._octets[at >> 3] >> (at & 7).astype(np.uint8)
+        found = self._bytes[at >> 3] >> (at & 7).astype(np.uint8)
         bits: npt.NDArray[np.bool_] = np.not_equal(found & 1, 0)
         return bits
 
@@ -350,7 +350,7 @@ class _Gatherer:
         np.cumsum(widths, out=joined[1:])
         return pa.py_buffer(joined), firsts, lasts
 
-    def _octets_between(self, firsts: _Ints, lasts: _Ints) -> pa.Buffer:
+    def _bytes_between(self, firsts: _Ints, lasts: _Ints) -> pa.Buffer:
         starts, sizes = self._next_buffer()
         if np.any(lasts > sizes):
             raise _MisfitError

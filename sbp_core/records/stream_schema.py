@@ -1,7 +1,7 @@
 """Schemas of typed streams: which columns there may be, in one canonical form.
 
 The types are those that Spark and Arrow have in common. Beside its type a field may have a logical
-type: a text that says which of several types with the same values in Arrow it is for its writers.
+type: a text for the type that its writers mean, if several have the same values in Arrow.
 Two schemas are the same if their columns are, whatever other metadata came with them and whatever
 Arrow's writers call the children of lists and maps; so a schema has one fingerprint, which does not
 depend on the version of Arrow.
@@ -88,14 +88,14 @@ class StreamSchema:
             if len(made.encode()) <= limits.SCHEMA_BYTES_MAX:
                 return made
             faults.append(
-                f"{len(made.encode())} octets to describe it; at most"
+                f"{len(made.encode())} bytes to describe it; at most"
                 f" {limits.SCHEMA_BYTES_MAX} are allowed: shorten the names"
             )
         raise faults_error("a stream cannot have this schema", faults)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What record batches name the schema by: 32 hexadecimal digits."""
+        """The name of the schema in record batches: 32 hexadecimal digits."""
         text = "\n".join(map(field_text, self.arrow))
         return blake2b(text.encode(), digest_size=_FINGERPRINT_BYTES).hexdigest()
 
@@ -112,14 +112,14 @@ def decode_stream_schema(data: bytes) -> StreamSchema:
     """Return the schema that `encode` made bytes of. Raises SchemaError for any others."""
     if len(data) > limits.SCHEMA_BYTES_MAX:
         raise SchemaError(
-            f"a schema of {len(data)} octets; at most {limits.SCHEMA_BYTES_MAX} are allowed"
+            f"a schema of {len(data)} bytes; at most {limits.SCHEMA_BYTES_MAX} are allowed"
         )
     check_schema_message(memoryview(data))
     try:
         found = pa.ipc.read_schema(pa.py_buffer(data))
         schema = StreamSchema.of(found)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise SchemaError(f"octets that are no schema message of Arrow: {error}") from error
+        raise SchemaError(f"bytes that are no schema message of Arrow: {error}") from error
     if not schema.arrow.equals(found, check_metadata=True):
         raise SchemaError(
             f"a schema ({schema_text(found)}) that is not in the form of a stream's; expected no"
@@ -149,7 +149,7 @@ def field_text(field: pa.Field) -> str:
 
 
 def type_text(kind: pa.DataType) -> str:
-    """Return a type as a message shows it; of one that no stream has, what Arrow calls it."""
+    """Return a type as a message shows it; Arrow's name for a type that no stream has."""
     if kind in _NAMES:
         return _NAMES[kind]
     if pa.types.is_decimal128(kind):
@@ -165,7 +165,7 @@ def type_text(kind: pa.DataType) -> str:
 
 
 def maybe_logical_type(field: pa.Field) -> str | None:
-    """Return what a field's type is for its writers, None if Arrow's type says it all."""
+    """Return the logical type of a field, None if it has none."""
     found = (field.metadata or {}).get(_KEY)
     return None if found is None else found.decode(errors="replace")
 
@@ -187,7 +187,7 @@ def name_text(name: str) -> str:
 
 
 def faults_error(what: str, faults: Iterable[str]) -> SchemaError:
-    """Return the error that names the faults, one on a line; of very many the first ones."""
+    """Return the error that names the faults, one on a line; the first ones if there are many."""
     shown = list(faults)
     if len(shown) > _FAULTS_SHOWN_MAX:
         shown[_FAULTS_SHOWN_MAX:] = [f"and {len(shown) - _FAULTS_SHOWN_MAX} more like these"]
@@ -212,16 +212,14 @@ def _canonical_fields(
             faults.append(f"a column of {path.rstrip('.') or 'the schema'} has no name")
         if len(name.encode()) > limits.SCHEMA_NAME_BYTES_MAX:
             faults.append(
-                f"a column has a name of {len(name.encode())} octets; at most"
+                f"a column has a name of {len(name.encode())} bytes; at most"
                 f" {limits.SCHEMA_NAME_BYTES_MAX} are allowed"
             )
             continue
         if name.lower() in seen:
             other = seen[name.lower()]
             is_same = other == name
-            how = (
-                "stands there twice" if is_same else f"differs from {name_text(other)} by case only"
-            )
+            how = "occurs twice" if is_same else f"differs from {name_text(other)} by case only"
             faults.append(f"column {place} {how}; rename one of them")
         seen.setdefault(name.lower(), name)
         canonical = _maybe_canonical_field(field, name, place, depth, faults)
@@ -294,7 +292,7 @@ def _has_parts(kind: pa.DataType) -> bool:
 
 def _remedy(kind: pa.DataType) -> str:
     if pa.types.is_null(kind):
-        return "which says nothing about values; cast it to the type that it is to have"
+        return "which has no values; cast it to the type that the column should have"
     if pa.types.is_timestamp(kind):
         return "but streams keep microseconds, in UTC or without a zone; cast it"
     return (

@@ -127,16 +127,16 @@ class Connection:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that are to come before there is an event; 1 where that is not known."""
+        """Bytes that are missing before the next event; 1 if that is not known."""
         return self._decoder.missing_bytes
 
-    # What both ends agreed on.
+    # Features that both ends agreed on.
 
     def adopt(self, agreement: Agreement, *, is_client: bool) -> None:
         """Use what was agreed on, from the next frame on, either way.
 
         The client calls it with the answer to its HEARTBEAT, the server once it sent that answer.
-        What the server receives may have been sent before the answer arrived.
+        Frames that the server receives may have been sent before its answer arrived.
         """
         self.agreement = agreement
         if agreement.has_header_checksum:
@@ -243,7 +243,7 @@ class Connection:
         )
 
     def send_farewell(self, error: SbpError) -> list[Octets]:
-        """Return the bytes that tell the peer why its connection is being closed."""
+        """Return the bytes of a GOAWAY that reports why the connection is being closed."""
         return self._encode(
             Opcode.GOAWAY,
             _ERROR,
@@ -254,7 +254,7 @@ class Connection:
     def send_goaway(self) -> list[Octets]:
         """Return the bytes of a GOAWAY request; nothing once either side has sent one.
 
-        From now on no new calls are taken.
+        From now on no new calls are accepted.
         """
         if not self._enter(ConnectionInput.SEND_GOAWAY):
             return []
@@ -271,15 +271,15 @@ class Connection:
         return self._decoder.get_buffer()
 
     def buffer_updated(self, count: int) -> bool:
-        """Tell that `count` bytes were written into the last `get_buffer`.
+        """Accept `count` bytes that were written into the last `get_buffer`.
 
-        Return whether there may be an event now; until then there is nothing to look for.
+        Return whether there may be an event now; if not, `events` need not be called.
         """
         self._decoder.buffer_updated(count)
         return not self._decoder.is_mid_body
 
     def receive_data(self, data: Octets) -> None:
-        """Copy bytes from the peer in."""
+        """Accept bytes from the peer; they are copied."""
         self._decoder.receive_data(data)
 
     def events(self) -> Iterator[Event]:

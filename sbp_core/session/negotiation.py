@@ -1,4 +1,4 @@
-"""What the two ends of a connection agree on with its first HEARTBEAT (an extension).
+"""The features on which the two ends of a connection agree with its first HEARTBEAT (an extension).
 
 The client offers features, the server answers with those that it accepts; one that is absent from
 the answer is declined. A server that knows nothing of features declines all of them. Nothing is
@@ -53,10 +53,10 @@ class FeatureName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What holds on a connection. The default is nothing, as with a peer that knows no features.
+    """The features of a connection. The default is none, as with a peer that knows no features.
 
-    `has_compression`: payloads may be compressed. `has_deadline`: the server drops what its caller
-    does not wait for any longer. `connection_id`: the server's number for the connection, which
+    `has_compression`: payloads may be compressed. `has_deadline`: the server drops requests
+    whose callers no longer wait. `connection_id`: the server's number for the connection, which
     its log shows. `has_handler_duration`: answers tell how long the server took. `isolation`: the
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
@@ -94,7 +94,7 @@ NOTHING: Final = Agreement()
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the owner of a client may choose; the other features are always offered.
+    """The features that the owner of a client may choose; all others are always offered.
 
     Raises ConfigurationError for an isolation class that is no name.
     """
@@ -134,10 +134,10 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
 
 
 def accept(offered: Iterable[Feature], connection_id: int) -> tuple[Agreement, tuple[Feature, ...]]:
-    """Return what a server agrees to, and the features of its answer.
+    """Return the agreement of a server, and the features of its answer.
 
-    Features that are unknown, or whose data make no sense, are declined. Of a feature that is
-    offered twice the first counts.
+    Features that are unknown, or whose data are invalid, are declined. If a
+    feature is offered twice, the first counts.
     """
     answer: dict[str, Feature] = {}
     for feature in offered:
@@ -149,7 +149,7 @@ def accept(offered: Iterable[Feature], connection_id: int) -> tuple[Agreement, t
 
 
 def settle(offered: Iterable[Feature], answered: Iterable[Feature]) -> Agreement:
-    """Return what a client has agreed on; what it never offered does not count."""
+    """Return the agreement of a client; features that it never offered do not count."""
     names = {feature.name for feature in offered}
     return _agreement(feature for feature in answered if feature.name in names)
 

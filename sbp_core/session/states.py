@@ -21,13 +21,13 @@ I = TypeVar("I", bound=enum.Enum)  # noqa: E741
 
 
 class Symbol(enum.Enum):
-    """A state or an input. Each is itself alone, so it need not be hashed by its name."""
+    """A state or an input. It is hashed by identity, which is faster than by name."""
 
     __hash__ = object.__hash__
 
 
 class Refusal(enum.Enum):
-    """What stands in a table where an input is not allowed."""
+    """The entry of a table for an input that is not allowed."""
 
     REFUSED = "refused"
 
@@ -66,7 +66,7 @@ class ConnectionState(Symbol):
 
 
 class ConnectionInput(Symbol):
-    """What happens to a connection."""
+    """The inputs of a connection."""
 
     START_CALL = "start a call"
     RECEIVE_REQUEST = "receive a request"
@@ -117,7 +117,7 @@ class CallState(Symbol):
 
 
 class CallInput(Symbol):
-    """What happens to a call."""
+    """The inputs of a call."""
 
     PART = "a response frame without the end flag"
     END = "the last response frame"
@@ -156,20 +156,20 @@ CALL: Final = Machine(
 
 
 class RequestReceived(Struct, frozen=True):
-    """The peer asks something; answer with `send_response` under `frame.call_id`."""
+    """A request of the peer; answer it with `send_response`."""
 
     frame: Frame
 
 
 class RequestRefused(Struct, frozen=True):
-    """The peer's request cannot be taken; answer it with a system error saying `error`."""
+    """A request of the peer that is refused; answer it with a system error of `error`."""
 
     frame: Frame
     error: SbpError
 
 
 class ResponseReceived(Struct, frozen=True):
-    """A frame that answers call `call_id`; `is_end` tells the last one."""
+    """A frame that answers call `call_id`; `is_end` if it is the last one."""
 
     call_id: int
     frame: Frame
@@ -188,7 +188,7 @@ class CallFailed(Struct, frozen=True):
 
 
 class GoawayReceived(Struct, frozen=True):
-    """The peer takes no new calls; those that are open will be answered."""
+    """The peer accepts no new calls; it will answer those that are open."""
 
     frame: Frame
 

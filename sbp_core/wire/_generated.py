@@ -231,7 +231,7 @@ class EndTxnResult(Struct, frozen=True, gc=False):
 
 
 class FetchResult(Struct, frozen=True, gc=False):
-    """One answered stream; its batches are the next `batch_length` octets of the frame's payload."""
+    """One answered stream; its batches are the next `batch_length` bytes of the frame's payload."""
 
     stream_id: int = -1
     request_index: int = 0
@@ -501,7 +501,7 @@ class UpdateStreamsResponse(Struct, frozen=True, gc=False):
 
 
 class AppendInfo(Struct, frozen=True, gc=False):
-    """One batch of an APPEND frame; `batch_length` octets of the payload, in request order."""
+    """One batch of an APPEND frame; `batch_length` bytes of the payload, in request order."""
 
     stream_range: StreamRange | None = None
     request_index: int = 0

@@ -40,7 +40,7 @@ from sbp_core.wire.status import SUCCESS, is_success, status_for
 
 
 class Dialect(enum.StrEnum):
-    """What a server speaks, by the name that settings have for it."""
+    """The dialect of a server, by its name in settings."""
 
     SPECIFICATION = "specification"
     ELASTICSTREAM_2023_04 = "elasticstream-2023-04"
@@ -124,13 +124,13 @@ def check_is_batched(header: Octets) -> None:
 
 
 _SECONDS_MAX: Final = 10**10
-"""The year 2286 as a count of seconds, April 1970 as one of ms."""
+"""As seconds this is the year 2286, as milliseconds April 1970: a smaller number is seconds."""
 
 
-def append_time_ms(told: int, dialect: Dialect) -> int:
-    """Return the ms of a time of an append: ElasticStream's servers tell seconds, ours tell ms."""
-    is_seconds = dialect is not Dialect.SPECIFICATION and 0 < told < _SECONDS_MAX
-    return told * 1000 if is_seconds else told
+def append_time_ms(answered: int, dialect: Dialect) -> int:
+    """Return the time of an append in ms; ElasticStream's servers answer seconds, ours ms."""
+    is_seconds = dialect is not Dialect.SPECIFICATION and 0 < answered < _SECONDS_MAX
+    return answered * 1000 if is_seconds else answered
 
 
 # A server's side.
@@ -151,7 +151,7 @@ _FAILURE: Final[Mapping[ServerRole, StatusCode]] = {
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How a server talks: handlers speak the specification, this says it in the dialect."""
+    """Translates between handlers, which follow the specification, and the dialect of a server."""
 
     role: ServerRole
     dialect: Dialect = Dialect.SPECIFICATION
@@ -173,7 +173,7 @@ class Speech:
         return operation
 
     def answer(self, header: Any) -> Any:
-        """Return the header of an answer as it is said in the dialect."""
+        """Return the header of an answer in the dialect."""
         if not self.is_foreign:
             return header
         changes: dict[str, Any] = {"status": self._status(header.status)}
@@ -183,7 +183,7 @@ class Speech:
         return replace(header, **changes)
 
     def error(self, error: SbpError) -> SbpError:
-        """Return an error that is told in a system error frame, with the dialect's code."""
+        """Return the error for a system error frame, with the dialect's code."""
         if not self.is_foreign:
             return error
         status = self._status(status_for(error))

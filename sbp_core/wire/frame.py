@@ -50,19 +50,19 @@ _PREFIX: Final = struct.Struct(">IBHBII")
 _CHECKSUM: Final = struct.Struct(">I")
 _LENGTH_OFFSET: Final = 4
 _PAYLOAD_ALIGNMENT_BYTES: Final = 8
-"""What payloads hold is aligned to so much within them: record batches, and columns in these."""
+"""Record batches in payloads, and columns in record batches, are aligned to this."""
 _FRAME_OVERHEAD_BYTES: Final = _PREFIX.size + _CHECKSUM.size
 
 _UNCOMPRESSED_LENGTH: Final = struct.Struct(">I")
 _CODEC: Final = pa.Codec("zstd")
 _GAIN_MIN: Final = 8
-"""A payload that compression does not shorten by an eighth is sent as it is."""
+"""A payload that compression does not shorten by an eighth is sent uncompressed."""
 
 
 class Frame(Struct, frozen=True):
     """One frame. `header` and `payload` are raw bytes.
 
-    The payload of a decoded frame belongs to whoever received it, and may be written to.
+    The payload of a decoded frame belongs to the receiver, which may write to it.
     """
 
     opcode: int
@@ -112,11 +112,11 @@ def encode_frame(
     length = limits.FRAME_BYTES_MIN + len(header) + payload_bytes
     if length > limits.FRAME_BYTES_MAX:
         raise FrameError(
-            f"a frame of {length} octets passes the limit of {limits.FRAME_BYTES_MAX};"
+            f"a frame of {length} bytes passes the limit of {limits.FRAME_BYTES_MAX};"
             " send fewer or smaller batches in one frame"
         )
     if len(header) > limits.HEADER_BYTES_MAX:
-        raise FrameError(f"a header of {len(header)} octets passes {limits.HEADER_BYTES_MAX}")
+        raise FrameError(f"a header of {len(header)} bytes passes {limits.HEADER_BYTES_MAX}")
     if covers_header:
         flags |= _HEADER_CHECKSUM
     header_word = HEADER_FORMAT_FLATBUFFERS << 24 | len(header)
@@ -131,16 +131,16 @@ def encode_frame(
 
 
 class DecoderState(enum.Enum):
-    """What the next bytes of the connection are."""
+    """The meaning of the next bytes of the connection."""
 
-    PREFIX = "the first 16 octets of a frame"
+    PREFIX = "the first 16 bytes of a frame"
     BODY = "the header, payload and checksum of a frame"
     DISCARD = "the rest of a frame that is thrown away"
     BROKEN = "unreadable"
 
 
 class HeaderChecksum(enum.Enum):
-    """What the flag HEADER_CHECKSUM means to a decoder."""
+    """The meaning of the flag HEADER_CHECKSUM to a decoder."""
 
     IGNORED = "nothing was agreed on: the flag is one of the unused ones"
     ACCEPTED = "agreed on: from the first frame that has the flag on, all must have it"
@@ -217,11 +217,11 @@ class FrameDecoder:
         return self._buffer[self._end :]
 
     def buffer_updated(self, count: int) -> None:
-        """Tell that `count` bytes were written into the last `get_buffer`."""
+        """Accept `count` bytes that were written into the last `get_buffer`."""
         self._end += count
 
     def drop(self) -> None:
-        """Let go of what was received: nothing more will be read."""
+        """Release the received bytes: nothing more will be read."""
         self._buffer = _NO_BUFFER
         self._start = self._end = 0
 
@@ -334,7 +334,7 @@ class FrameDecoder:
         covered = self._buffer[covered_from:payload_end]
         if covered and crc32([covered]) != checksum:
             raise FrameError(
-                f"call {call_id} (opcode {opcode:#06x}, {payload_end - header_end} octets of"
+                f"call {call_id} (opcode {opcode:#06x}, {payload_end - header_end} bytes of"
                 " payload) does not match its checksum"
             )
         payload = self._take_payload(header_end, payload_end, frame_end)
@@ -408,12 +408,12 @@ def decompress(payload: Octets) -> memoryview:
     allows; nothing is allocated for it then.
     """
     if len(payload) < _UNCOMPRESSED_LENGTH.size:
-        raise FrameError(f"a compressed payload of {len(payload)} octets is cut off")
+        raise FrameError(f"a compressed payload of {len(payload)} bytes is cut off")
     (length,) = _UNCOMPRESSED_LENGTH.unpack_from(payload)
     compressed = memoryview(payload)[_UNCOMPRESSED_LENGTH.size :]
     if length > min(limits.FRAME_BYTES_MAX, limits.COMPRESSION_RATIO_MAX * len(compressed)):
         raise FrameError(
-            f"{len(compressed)} compressed octets announce {length}, more than a frame or"
+            f"{len(compressed)} compressed bytes announce {length}, more than a frame or"
             f" {limits.COMPRESSION_RATIO_MAX} times as much"
         )
     try:

@@ -1,4 +1,7 @@
-"""Status tables <-> exceptions (SPEC "Error Codes")."""
+"""Status tables <-> exceptions (SPEC "Error Codes").
+
+Servers call `status_for` with the error of a request; clients call `check_status` or `maybe_error`.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +37,23 @@ _FAULTS_OF_REQUESTS: Final = (
 
 SUCCESS: Final = Status(code=StatusCode.NONE)
 SUCCESS_CODES: Final = frozenset({int(StatusCode.NONE), int(StatusCode.OK)})
-"""0 in the specification, 1200 in the servers of its time: both are success to a client."""
+"""0 in the specification, 1200 in ElasticStream's servers: both are success to a client."""
 
 
 def is_success(status: Status | None) -> bool:
-    """Whether a status stands for success; a missing one does."""
+    """Whether a status means success; a missing status does."""
     return status is None or status.code in SUCCESS_CODES
 
 
 def check_status(status: Status | None) -> None:
-    """Raise the StatusError that an error status stands for; return on success."""
+    """Raise the StatusError of an error status; return on success."""
     error = maybe_error(status)
     if error is not None:
         raise error
 
 
 def maybe_error(status: Status | None) -> StatusError | None:
-    """Return the exception that an error status stands for, None on success."""
+    """Return the exception of an error status, None on success."""
     if status is None or is_success(status):
         return None
     message = status.message or "the server gave no message"
@@ -58,7 +61,7 @@ def maybe_error(status: Status | None) -> StatusError | None:
 
 
 def status_for(error: SbpError) -> Status:
-    """Return the status that tells a peer of `error`."""
+    """Return the status that reports `error` to a peer."""
     if isinstance(error, StatusError):
         return Status(code=error.code, message=error.message, detail=error.detail)
     if isinstance(error, _FAULTS_OF_REQUESTS):

@@ -1,9 +1,9 @@
 """Ids of producers, of transactions, and of writers (SPEC "APPEND", extension).
 
-A transaction's id tells whose batch it belongs to: `PRODUCER.BATCH.UNIQUE`, for example
-`orders.17.6f1c`. So who knows which batches of a producer are decided knows as well that whatever
-else is staged for them will never be committed. What is staged again in another range, because its
-own was sealed meanwhile, has the id of the original, `~`, and the range index of the original.
+The id of a transaction names the producer and its batch: `PRODUCER.BATCH.UNIQUE`, for example
+`orders.17.6f1c`. So once a batch of a producer is decided, everything else that is staged for that
+batch is known to be never committed. If a range is sealed while it has staged batches, they are
+staged again in another range: their id is that of the original, `~`, and its range index.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 from sbp_core import limits
 
 ONE_SHOT_PREFIX: Final = "once-"
-"""Of the ids of producers that have one batch and no name of their own; the placement driver's
-store knows it, too.
+"""Begins the ids of producers that have one batch and no name of their own. It is stored in the
+metadata of placement drivers.
 """
 
 _PRODUCER: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.PRODUCER_LENGTH_MAX}}}")
@@ -27,12 +27,12 @@ _COPY_MARK: Final = "~"
 
 
 def is_producer(text: str) -> bool:
-    """Whether a producer may be called so."""
+    """Whether a text is a valid id of a producer."""
     return _PRODUCER.fullmatch(text) is not None
 
 
 def one_shot_producer() -> str:
-    """Return the id of a new producer, for one batch that is never committed again later.
+    """Return the id of a new producer for one batch, whose commit is not repeated later.
 
     It is forgotten ONE_SHOT_KEPT_MS after the decision, once that is published.
     """
@@ -40,12 +40,12 @@ def one_shot_producer() -> str:
 
 
 def is_txn_id(text: str) -> bool:
-    """Whether a transaction may be called so."""
+    """Whether a text is a valid id of a transaction."""
     return _TXN_ID.fullmatch(text) is not None
 
 
 def is_writer_id(text: str) -> bool:
-    """Whether a writer, who numbers its batches, may be called so."""
+    """Whether a text is a valid id of a writer (SPEC "Idempotent append")."""
     return _WRITER_ID.fullmatch(text) is not None
 
 
@@ -55,7 +55,7 @@ def txn_id_of(producer: str, batch_number: int, unique: str) -> str:
 
 
 def copy_of(txn_id: str, range_index: int) -> str:
-    """Return the id under which what is staged in a sealed range is staged again."""
+    """Return the id under which batches of a sealed range are staged again."""
     return f"{txn_id}{_COPY_MARK}{range_index}"
 
 
@@ -65,11 +65,11 @@ def is_copy(txn_id: str) -> bool:
 
 
 def original_of(txn_id: str) -> str:
-    """Return the id of which one may be that of a copy, or the id itself."""
+    """Return the id of the original if this is the id of a copy, else the id itself."""
     return txn_id.partition(_COPY_MARK)[0]
 
 
 def maybe_batch_of(txn_id: str) -> tuple[str, int] | None:
-    """Return the producer and the batch number that an id tells, None if it tells none."""
+    """Return the producer and the batch number in an id, None if there are none."""
     match = _OF_A_BATCH.fullmatch(original_of(txn_id))
     return (match[1], int(match[2])) if match and is_producer(match[1]) else None

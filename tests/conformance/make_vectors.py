@@ -161,14 +161,14 @@ def invalid_batches():
 
     for name, octets, message in (
         ("another magic", changed(0, b"\x21"), "magic 0x21"),
-        ("no metadata", changed(9, bytes(4)), "announces 0 octets"),
-        ("metadata of negative length", changed(9, b"\xff" * 4), "announces -1 octets"),
-        ("metadata longer than the batch", changed(9, b"\0\0\1\0"), "announces 256 octets"),
+        ("no metadata", changed(9, bytes(4)), "announces 0 bytes"),
+        ("metadata of negative length", changed(9, b"\xff" * 4), "announces -1 bytes"),
+        ("metadata longer than the batch", changed(9, b"\0\0\1\0"), "announces 256 bytes"),
         ("metadata that are no table", changed(13, b"\xff" * 4), "metadata of the record batch"),
         ("a body longer than the batch", changed(announced, b"9"), "announces a body of '9'"),
         ("a body whose length is no number", changed(announced, b"x"), "announces a body of 'x'"),
         ("cut off in the fixed part", valid[:12], "cut off"),
-        ("cut off in the metadata", valid[: meta_end - 1], "octets of metadata"),
+        ("cut off in the metadata", valid[: meta_end - 1], "bytes of metadata"),
         ("cut off in the body", valid[:-1], "announces a body"),
     ):
         yield {"name": name, "hex": octets.hex(), "message": message}

@@ -117,9 +117,9 @@ def test_a_table_made_by_hand():
         (leaf(8, 13, 4, 4), "Leaf.(number|flag): overlaps another field"),
         (leaf(8, 13, 11, 4), "Leaf.flag: overlaps another field"),
         (leaf(8, 13, 8, 0)[:-9], "table of impossible size 13"),
-        (leaf(10, 8, 0, 0, 4, content=bytes(9)), "offset at octet 18 points outside"),
-        (leaf(10, 8, 0, 0, 4, content=b"\x06" + bytes(8)), "offset at octet 18 points outside"),
-        (leaf(10, 8, 0, 0, 4, content=b"\xff" * 9), "offset at octet 18 points outside"),
+        (leaf(10, 8, 0, 0, 4, content=bytes(9)), "offset at byte 18 points outside"),
+        (leaf(10, 8, 0, 0, 4, content=b"\x06" + bytes(8)), "offset at byte 18 points outside"),
+        (leaf(10, 8, 0, 0, 4, content=b"\xff" * 9), "offset at byte 18 points outside"),
         (leaf(10, 8, 0, 0, 4, content=b"\x05\0\0\0\0\1\0\0\0"), "vector of 1 elements"),
     ],
 )

@@ -165,7 +165,7 @@ def test_the_first_version_is_1(store, stream_id, version):
     [
         ({"schema": b""}, "no schema message"),
         ({"schema": b"\0" * 64}, "schema"),
-        ({"schema": bytes(limits.SCHEMA_BYTES_MAX + 1)}, "octets; at most"),
+        ({"schema": bytes(limits.SCHEMA_BYTES_MAX + 1)}, "bytes; at most"),
         (
             {"schema": shared_parts_message(8, 3, byte_count=200_000)},
             "schema",

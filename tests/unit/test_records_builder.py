@@ -135,7 +135,7 @@ def test_a_record_above_the_limit_is_refused_and_nothing_added():
     size = limits.RECORD_BYTES_MAX + 1
     values = [{"value": b"1"}] * 3 + [{"headers": [("h", bytes(size))]}, {"value": b"5"}]
     large = pa.RecordBatch.from_pylist(values, schema=ROWS_SCHEMA)
-    message = rf"record 3 of the batch has \d+ octets; at most {limits.RECORD_BYTES_MAX} are"
+    message = rf"record 3 of the batch has \d+ bytes; at most {limits.RECORD_BYTES_MAX} are"
     with pytest.raises(RecordBatchError, match=message + ".* write a reference"):
         builder.add(large, timestamp_ms=1)
     assert keys(builder.flush()) == [0, 1]

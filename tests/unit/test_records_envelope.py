@@ -98,7 +98,7 @@ def test_splitting_stops_at_what_is_no_batch():
     end = len(batch())
     envelopes = split_envelopes(batch() + b"\0")
     assert next(envelopes).body == b"body"
-    with pytest.raises(RecordBatchError, match=f"octet {end} of {end + 1}: cut off"):
+    with pytest.raises(RecordBatchError, match=f"byte {end} of {end + 1}: cut off"):
         next(envelopes)
 
 
@@ -156,7 +156,7 @@ def test_peeking_needs_exactly_one_batch_of_any_base_offset():
     assert peek_batch(memoryview(unassigned)).length_bytes == len(unassigned)
     with pytest.raises(RecordBatchError, match="nothing after it"):
         peek_batch(unassigned + b"\0")
-    with pytest.raises(RecordBatchError, match="body of '4' octets"):
+    with pytest.raises(RecordBatchError, match="body of '4' bytes"):
         peek_batch(unassigned[:-1])
 
 
@@ -177,7 +177,7 @@ def test_wrong_magic():
 def test_metadata_outside_the_data(meta_bytes):
     encoded = bytearray(batch())
     encoded[9:13] = struct.pack(">i", meta_bytes)
-    with pytest.raises(RecordBatchError, match=f"announces {meta_bytes} octets of metadata"):
+    with pytest.raises(RecordBatchError, match=f"announces {meta_bytes} bytes of metadata"):
         decode_envelope(encoded)
 
 
@@ -189,7 +189,7 @@ def test_metadata_has_a_limit():
 
 
 def test_metadata_that_is_no_table():
-    with pytest.raises(RecordBatchError, match="metadata of the record batch at octet 0"):
+    with pytest.raises(RecordBatchError, match="metadata of the record batch at byte 0"):
         decode_envelope(struct.pack(">Bqi", 0x22, 0, 16) + b"\xff" * 16)
 
 

@@ -121,7 +121,7 @@ def test_types_that_do_not_widen(array, kind, words):
 
 def test_a_name_that_stands_there_twice_is_not_guessed():
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    with pytest.raises(SchemaError, match="column x stands there twice"):
+    with pytest.raises(SchemaError, match="column x occurs twice"):
         map_columns(batch, pa.schema([("x", pa.int64())]))
 
 

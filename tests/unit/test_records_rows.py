@@ -198,7 +198,7 @@ def test_envelope_and_message_that_lie_alike(length):
         (2**40, "bytes of decoded data"),
         (2**63 - 1, "bytes of decoded data"),
         (limits.DECODED_BATCH_BYTES_MAX, "bytes of decoded data"),
-        (-2, "declares -2 octets"),
+        (-2, "declares -2 bytes"),
         (-(2**63), "declares -"),
         (60 * limits.MIB, "is damaged"),
         (1, "is damaged"),
@@ -255,7 +255,7 @@ def test_buffers_outside_the_message(buffer, fault):
 def test_a_compressed_buffer_without_its_size():
     message, _ = message_parts(decode_envelope(encoded(compression="lz4")).body)
     buffers = ((0, 7), *message.header.buffers[1:])
-    with pytest.raises(RecordBatchError, match="of 7 octets is cut off"):
+    with pytest.raises(RecordBatchError, match="of 7 bytes is cut off"):
         decode_batch(forged("lz4", header={"buffers": buffers}))
 
 
@@ -365,10 +365,10 @@ def test_every_cut_of_a_body_is_noticed():
 @pytest.mark.parametrize(
     ("prefix", "fault"),
     [
-        (b"\0\0\0\0", "first octets are wrong"),
-        (b"\xff\xff\xff\xff\0\0\0\0", "announces 0 octets of metadata"),
-        (b"\xff\xff\xff\xff\xff\xff\xff\xff", "announces -1 octets of metadata"),
-        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "octets of metadata"),
+        (b"\0\0\0\0", "first bytes are wrong"),
+        (b"\xff\xff\xff\xff\0\0\0\0", "announces 0 bytes of metadata"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff", "announces -1 bytes of metadata"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "bytes of metadata"),
         (b"\xff\xff\xff\xff\x09\0\0\0", "unaligned metadata of 9"),
     ],
 )

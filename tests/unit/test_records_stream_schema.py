@@ -98,7 +98,9 @@ def test_types_that_a_stream_cannot_have(kind):
 
 def test_what_to_do_is_said_where_it_is_known():
     (fault,) = refused(x=pa.null())
-    assert "type null, which says nothing about values; cast it to the type that it is to" in fault
+    assert (
+        "type null, which has no values; cast it to the type that the column should have" in fault
+    )
     for kind in (pa.timestamp("ns"), pa.timestamp("us", tz="Europe/Berlin"), pa.timestamp("s")):
         (fault,) = refused(x=kind)
         assert "but streams keep microseconds, in UTC or without a zone; cast it" in fault
@@ -115,7 +117,7 @@ def test_all_faults_are_named():
     twice = [pa.field("a", pa.int8()), pa.field("A", pa.int8()), pa.field("a", pa.int8())]
     assert refused(*twice, pa.field("", pa.int8()), pa.field("s", pa.struct([]))) == [
         "column A differs from a by case only; rename one of them",
-        "column a stands there twice; rename one of them",
+        "column a occurs twice; rename one of them",
         "a column of the schema has no name",
         "column s is a struct without fields; leave it out",
     ]
@@ -134,13 +136,13 @@ def test_names_have_a_limit():
     longest = "ä" * (limits.SCHEMA_NAME_BYTES_MAX // 2)
     assert decode_stream_schema(of(pa.field(longest, pa.int8())).encode()).arrow.names == [longest]
     (fault,) = refused(pa.field(longest + "x", pa.int8()))
-    assert fault == "a column has a name of 1025 octets; at most 1024 are allowed"
+    assert fault == "a column has a name of 1025 bytes; at most 1024 are allowed"
 
 
 def test_schemas_have_a_limit_of_octets():
     fields = [pa.field(f"{index:04}".ljust(1000, "x"), pa.int8()) for index in range(1100)]
     (fault,) = refused(*fields)
-    assert "octets to describe it; at most 1048576 are allowed: shorten the names" in fault
+    assert "bytes to describe it; at most 1048576 are allowed: shorten the names" in fault
 
 
 def test_metadata_and_the_names_of_children_do_not_matter():
@@ -346,7 +348,7 @@ def test_only_one_message_of_a_schema_is_one():
     for other in (octets + b"\0" * 8, octets * 2, octets[:-1], octets[8:], octets[:8], b"", rows):
         with pytest.raises(SchemaError):
             decode_stream_schema(other)
-    with pytest.raises(SchemaError, match="a schema of 1048577 octets; at most 1048576"):
+    with pytest.raises(SchemaError, match="a schema of 1048577 bytes; at most 1048576"):
         decode_stream_schema(bytes(limits.SCHEMA_BYTES_MAX + 1))
 
 

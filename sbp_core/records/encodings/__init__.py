@@ -76,18 +76,17 @@ def register(encoding: Encoding) -> None:
 
 
 def encoding_of(envelope: Envelope) -> Encoding:
-    """Return the encoding of a record batch; for an unknown one, what can be done without it."""
+    """Return the encoding of a record batch; `Encoding()` itself if it is not known."""
     return ENCODINGS.get(envelope.encoding, _UNKNOWN)
 
 
 def accept_batch(data: Octets) -> Envelope:
     """Return `data`, if it is exactly one record batch that a server may store, body unread.
 
-    A batch that claims more records than it has would be acknowledged, take their offsets, and fail
-    every reader. So its count is compared with what its encoding says of it. Nothing is
-    decompressed: the sizes that compressed buffers declare count, and what the values are worth
-    only a reader finds out. The base offset may be anything, for the server is about to assign it.
-    SPEC "APPEND". Raises RecordBatchError, which says what is wrong and what to do.
+    A batch that declares more records than it has would be acknowledged, occupy their offsets, and
+    fail every reader. So its encoding checks the count. Nothing is decompressed: the declared sizes
+    of compressed buffers count, and only readers validate the values. The base offset may be
+    anything: the server is about to assign it. SPEC "APPEND". Raises RecordBatchError.
     """
     envelope = peek_batch(data)
     try:

@@ -46,8 +46,8 @@ _TIME_MS_MIN: Final = -(2**63 // 1000)
 """The earliest time in ms whose microseconds fit into 64 bits."""
 _TEXTS_FACTOR: Final = 8
 _FRAME_BYTES: Final = 128
-"""What a record takes beside its value is less than this and its key and headers, as `record_sizes`
-counts them, times the factor; so is what the envelope takes."""
+"""Bytes of a record beside its value are less than this, plus the factor times its key and headers
+as `record_sizes` counts them; the bytes of the envelope are less, too."""
 TEXTS_BYTES_SAFE: Final = limits.BATCH_METADATA_BYTES_MAX // _TEXTS_FACTOR - _FRAME_BYTES
 """Key and headers of this size, counted so, always fit into the metadata of a record."""
 
@@ -199,7 +199,7 @@ def _decode_meta(encoded: memoryview, end: int) -> RecordMeta:
 
 
 def _around_values(rows: pa.RecordBatch) -> _Indexes:
-    """Return what each record takes beside its value at most, in bytes."""
+    """Return the bytes of each record beside its value, at most."""
     texts = np.minimum(_TEXTS_FACTOR * texts_bytes(rows), limits.BATCH_METADATA_BYTES_MAX)
     return texts + _FRAME_BYTES
 

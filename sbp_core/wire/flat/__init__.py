@@ -51,8 +51,8 @@ class Schema:
     ) -> None:
         """Prepare the tables of `layouts`; `writers` are the generated ones of hot tables.
 
-        `is_whole`: honest peers write little else than these fields, so a buffer that is for the
-        most part in no use is refused. False where the layouts leave out what others write.
+        `is_whole`: honest peers write hardly anything but these fields, so a buffer that is mostly
+        unused is refused. False where the layouts leave out fields that others write.
         """
         self._written: dict[str, WrittenTable] = {}
         for table, layout in layouts.items():
@@ -75,7 +75,7 @@ class Schema:
         encoded = Writer(self._written).write_root(value)
         if len(encoded) > self._bytes_max:
             raise HeaderError(
-                f"{type(value).__name__} encodes to {len(encoded)} octets, more than the"
+                f"{type(value).__name__} encodes to {len(encoded)} bytes, more than the"
                 f" {self._bytes_max} that a header may have; split the request"
             )
         return encoded
@@ -91,25 +91,25 @@ class Schema:
         self, table: type[T], data: bytes | bytearray | memoryview
     ) -> tuple[T, int]:
         """Return what `decode` does, and what that counts for in memory, in bytes."""
-        octets = bytes(data)
+        encoded = bytes(data)
         name = table.__name__
-        small_bytes = limits.HEADER_IN_FLIGHT_FACTOR * len(octets)
+        small_bytes = limits.HEADER_IN_FLIGHT_FACTOR * len(encoded)
         with contextlib.suppress(UnicodeDecodeError):  # the reader says what is wrong
-            known: T | None = self._templates.maybe_read(table, octets)
+            known: T | None = self._templates.maybe_read(table, encoded)
             if known is not None:
                 return known, small_bytes
-        reader = Reader(self._read, octets, self._depth_max)
+        reader = Reader(self._read, encoded, self._depth_max)
         value: T = reader.read_root(name)
         if self._is_whole:
             reader.check_padding(name)
-        self._templates.consider(table, octets, partial(maybe_template, self._read, name, octets))
-        is_small = len(octets) <= limits.TEMPLATE_BYTES_MAX
+        self._templates.consider(table, encoded, partial(maybe_template, self._read, name, encoded))
+        is_small = len(encoded) <= limits.TEMPLATE_BYTES_MAX
         return value, small_bytes if is_small else reader.decoded_bytes
 
     def maybe_recognise(self, table: type, data: bytes) -> tuple[Any, ...] | None:
-        """Return what is known of a buffer, and its contents that are not, as `remember` was told.
+        """Return `known`, and the contents at `paths`, of a buffer like a remembered one.
 
-        None for one that differs in more from what is remembered.
+        None if it differs from each remembered buffer in more than that.
         """
         try:
             found: tuple[Any, ...] | None = self._excerpts.maybe_read(table, data)
@@ -118,7 +118,7 @@ class Schema:
         return found
 
     def remember(self, table: type, data: bytes, known: object, paths: Sequence[str]) -> None:
-        """Keep what is known of all buffers that equal `data` but for the contents at `paths`.
+        """Remember what is `known` about all buffers that equal `data` except at `paths`.
 
         `data` was decoded, and not recognised. A path is made of the names of fields and indexes of
         vectors, with dots. Structs are contents as bytes.

@@ -1,4 +1,4 @@
-"""What a layout is made of: the kinds of content that the fields of a table have."""
+"""The parts of a layout: fields, and the kinds of content that they have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 REFERENCE_BYTES = 4
-"""What a table holds of a string, a vector or another table: the offset to it."""
+"""A table holds a string, a vector or another table as an offset of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Field:
 
     @property
     def inline_bytes(self) -> int:
-        """The bytes that the table itself holds of the field; they are aligned to as many."""
+        """The bytes of the field in the table itself, which is also their alignment."""
         return code_bytes(self.kind.code) if isinstance(self.kind, Scalar) else REFERENCE_BYTES
 
 
@@ -77,7 +77,7 @@ def code_bytes(code: str) -> int:
 
 
 def picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return what takes the values at these indexes out of a sequence, as a sequence."""
+    """Return a function that gives the values at these indexes of a sequence, as a sequence."""
     if len(indexes) > 1:
         return itemgetter(*indexes)
     return itemgetter(slice(indexes[0], indexes[0] + 1) if indexes else slice(0))

@@ -5,8 +5,8 @@ the ways in which they are laid out and the decoded size are bounded, and all is
 immutable values. FlatBuffers' own Python accessors check nothing, so a hostile header read through
 them yields garbage silently.
 
-What a vtable says is checked once and makes a plan: a single struct for all that the table itself
-holds, and the order in which its struct takes that.
+A vtable is checked once and becomes a plan: one struct format for everything that the table itself
+holds, and the order in which the arguments of its Python struct come.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Reference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a vtable says.
+    """How to read the tables of one vtable.
 
     `fields` are those that the table has, each behind its place in it, from front to back.
     `unpack` gives what the table holds; `arrange` puts that, with the defaults of all fields after
@@ -75,14 +75,14 @@ class _Plan:
 
     @property
     def used_bytes(self) -> int:
-        """What a table takes at most for its known fields, each aligned, and for its vtable."""
+        """The bytes of a table at most: its known fields, each aligned, and its vtable."""
         inline_bytes = sum(_ALIGNMENT_BYTES + field.inline_bytes for _, field in self.fields)
         vtable_bytes = _VTABLE_BYTES_MIN + _U16.size * len(self.fields)
         return _TABLE_BYTES_MIN + inline_bytes + vtable_bytes + REFERENCE_BYTES
 
 
 class ReadTable:
-    """What the reader knows of a table: its fields, and the defaults of its struct."""
+    """The fields of a table, the defaults of its struct, and the plans of its vtables."""
 
     def __init__(self, table: type[Struct], layout: Sequence[Field]) -> None:
         self.table = table
@@ -158,7 +158,7 @@ class Reader:
         # A table is referred to at least once, so an honest buffer has no more than these fit.
         self._tables_max = min(limits.HEADER_TABLES_MAX, len(data) // REFERENCE_BYTES)
         self._tables_left = self._tables_max
-        self._octets_left = limits.HEADER_DECODED_BYTES_MAX
+        self._bytes_left = limits.HEADER_DECODED_BYTES_MAX
 
     def read_root(self, name: str) -> Any:
         """Return the buffer's root, a table of this name. Raises HeaderError."""
@@ -171,7 +171,7 @@ class Reader:
 
     @property
     def decoded_bytes(self) -> int:
-        """What was read counts for in memory."""
+        """The bytes of memory that the values read so far count for."""
         return limits.HEADER_TABLE_DECODED_BYTES * self._table_count + self._vector_bytes
 
     @property
@@ -181,10 +181,10 @@ class Reader:
     @property
     def _vector_bytes(self) -> int:
         """Bytes of strings and vectors, HEADER_VECTOR_BYTES more for each."""
-        return limits.HEADER_DECODED_BYTES_MAX - self._octets_left
+        return limits.HEADER_DECODED_BYTES_MAX - self._bytes_left
 
     def check_padding(self, name: str) -> None:
-        """Raise HeaderError for a buffer that is for the most part in no use, once it is read.
+        """Raise HeaderError if most of the buffer is unused, once it is read.
 
         Each table counts as the largest layout that was met, with a vtable of its own: encoders of
         other languages do not share these, and align everything. Half of a buffer, and then
@@ -198,14 +198,14 @@ class Reader:
         if self._size - used_bytes > unused_bytes_max:
             raise HeaderError(
                 f"{name}: a header of {self._size} bytes of which {used_bytes} are in use at most;"
-                f" no more than {unused_bytes_max} may be unused: send it without the padding"
+                f" at most {unused_bytes_max} may be unused: send it without the padding"
             )
 
     def _follow(self, position: int, offset: int) -> int:
         """Follow the forward offset stored at `position`."""
         target = position + offset
         if offset == 0 or target + 4 > self._size:
-            raise HeaderError(f"offset at octet {position} points outside the header")
+            raise HeaderError(f"offset at byte {position} points outside the header")
         return target
 
     def _read_table(self, table: ReadTable, position: int, depth: int) -> Any:
@@ -213,7 +213,7 @@ class Reader:
         if depth > self._depth_max or self._tables_left < 0:
             raise HeaderError(
                 f"{table.name}: tables nested deeper than {self._depth_max} or more than"
-                f" {self._tables_max} of them in {self._size} octets"
+                f" {self._tables_max} of them in {self._size} bytes"
             )
         plan = self._read_vtable(table, position - _I32.unpack_from(self._data, position)[0])
         if position + plan.table_bytes > self._size:
@@ -257,14 +257,14 @@ class Reader:
     def _read_text(self, _: Text, position: int, __: int) -> str:
         start, count = self._read_count(position, 1)
         if count > limits.STRING_BYTES_MAX:
-            raise HeaderError(f"string of {count} octets, more than {limits.STRING_BYTES_MAX}")
+            raise HeaderError(f"string of {count} bytes, more than {limits.STRING_BYTES_MAX}")
         return self._data[start : start + count].decode("utf-8")
 
     def _read_texts(self, _: Vector, position: int, depth: int) -> tuple[str, ...]:
         targets = self._read_targets(position)
         return tuple([self._read_text(_TEXT, target, depth) for target in targets])
 
-    def _read_octets(self, _: Octets, position: int, __: int) -> bytes:
+    def _read_bytes(self, _: Octets, position: int, __: int) -> bytes:
         start, count = self._read_count(position, 1)
         return self._data[start : start + count]
 
@@ -291,12 +291,12 @@ class Reader:
         (count,) = _U32.unpack_from(self._data, position)
         start = position + 4
         if start + count * element_bytes > self._size:
-            raise HeaderError(f"vector of {count} elements at octet {position} passes the end")
-        self._octets_left -= limits.HEADER_VECTOR_BYTES + count * element_bytes
-        if self._octets_left < 0:
+            raise HeaderError(f"vector of {count} elements at byte {position} passes the end")
+        self._bytes_left -= limits.HEADER_VECTOR_BYTES + count * element_bytes
+        if self._bytes_left < 0:
             raise HeaderError(
-                "the header refers to so many strings and vectors, or to the same so often, that it"
-                f" would decode to more than {limits.HEADER_DECODED_BYTES_MAX} octets"
+                "the header refers to too many strings and vectors, or too often to the same:"
+                f" it would decode to more than {limits.HEADER_DECODED_BYTES_MAX} bytes"
             )
         return start, int(count)
 
@@ -305,7 +305,7 @@ _TEXT: Final = Text()
 _METHODS: Final[Mapping[type, Callable[[Reader, Any, int, int], Any]]] = {
     Table: Reader._read_child,
     Text: Reader._read_text,
-    Octets: Reader._read_octets,
+    Octets: Reader._read_bytes,
     Structs: Reader._read_structs,
 }
 _ELEMENT_METHODS: Final[Mapping[type, Callable[[Reader, Any, int, int], Any]]] = {

@@ -1,9 +1,10 @@
 """Buffers that are laid out like one that was verified already: only their contents differ.
 
-A peer sends the same few headers again and again. Which bytes of such a buffer are its layout
-(offsets, vtables, counts, padding) and which are contents is found out once. Another one of the
-same length whose layout bytes are equal is valid as well, and a single struct takes its contents.
-Where all but a few contents are known as well, they count as layout, and only those few are taken.
+A peer sends headers of the same few shapes. The first one of a shape is traced: which of its bytes
+are layout (offsets, vtables, counts, padding), and which are contents. Any other buffer of the same
+length whose layout bytes are equal is valid too, and one struct format reads its contents. This is
+faster than any code that follows the vtables of a small header. An excerpt is a template in which
+all contents but a few must be equal, too, so that only those few are read.
 """
 
 from __future__ import annotations
@@ -113,9 +114,9 @@ class Templates:
         return None if template is None else template.maybe_read(data)
 
     def consider(self, table: type, data: bytes, make: Callable[[], Template | None]) -> None:
-        """Make a template of a buffer for which none was of use, the less often the more of these.
+        """Make a template of a buffer that matched none, for its 1st, 2nd, 4th, 8th ... miss.
 
-        So who sends ever new layouts cannot have work done for each.
+        A peer that always sends new layouts does not cause work for each of them.
         """
         key = table, len(data)
         if len(data) > limits.TEMPLATE_BYTES_MAX:
@@ -158,7 +159,7 @@ _Value = _Leaf | _Constant | _Step
 
 
 class _Tracer:
-    """Walks through a verified buffer, and notes what it meets."""
+    """Walks through a verified buffer, and records its layout and its contents."""
 
     def __init__(self, tables: Mapping[str, ReadTable], data: bytes) -> None:
         self._tables = tables
@@ -171,7 +172,7 @@ class _Tracer:
         self.found: dict[str, _Leaf] = {}
 
     def trace_root(self, name: str) -> None:
-        """Note everything."""
+        """Record everything from the root table on."""
         self._table(self._tables[name], self._target(0), "")
 
     def excerpt(self, known: object, paths: Sequence[str]) -> Template:
@@ -247,7 +248,7 @@ class _Tracer:
             case Text():
                 return self._text(position, path)
             case Octets():
-                return self._octets(position, path)
+                return self._bytes(position, path)
             case Vector(Scalar(code)):
                 count, size = self._count(position), code_bytes(code)
                 start = position + REFERENCE_BYTES
@@ -265,18 +266,18 @@ class _Tracer:
                 )
             case Structs(codes):
                 layout = struct.Struct(f"<{codes}")
-                octets = self._octets(position, path, layout.size)
-                return self._step(lambda found: tuple(layout.iter_unpack(found)), [octets])
+                data = self._bytes(position, path, layout.size)
+                return self._step(lambda found: tuple(layout.iter_unpack(found)), [data])
         raise AssertionError(kind)
 
     def _text(self, position: int, path: str) -> _Leaf:
-        leaf = self._octets(position, path)
+        leaf = self._bytes(position, path)
         self._texts.append(leaf)
         return leaf
 
-    def _octets(self, position: int, path: str, element_bytes: int = 1) -> _Leaf:
-        octet_count = self._count(position) * element_bytes
-        return self._leaf(position + REFERENCE_BYTES, f"{octet_count}s", path)
+    def _bytes(self, position: int, path: str, element_bytes: int = 1) -> _Leaf:
+        byte_count = self._count(position) * element_bytes
+        return self._leaf(position + REFERENCE_BYTES, f"{byte_count}s", path)
 
     def _leaf(self, position: int, code: str, path: str) -> _Leaf:
         leaf = self.found[path] = _Leaf(position, code)
