@@ -120,13 +120,7 @@ class RowsEncoding(PlainEncoding):
     ) -> list[bytes]:
         """Return one record batch."""
         return [
-            _encode(
-                rows,
-                stream_id=stream_id,
-                timestamp_ms=timestamp_ms,
-                compression=compression,
-                base_offset=0,
-            )
+            _encode(rows, stream_id=stream_id, timestamp_ms=timestamp_ms, compression=compression)
         ]
 
 
@@ -136,7 +130,7 @@ def _encode(
     stream_id: int,
     timestamp_ms: int,
     compression: Compression,
-    base_offset: int,
+    base_offset: int = 0,
 ) -> bytes:
     return encode_envelope(
         [encode_body(rows, compression)],
