@@ -143,8 +143,8 @@ HOT: dict[str, tuple[str, tuple[str, ...]]] = {
         "stream_range fetch_offset batch_max_bytes stream_id",
         ("request_index", "end_offset"),
     ),
-    "FetchRequest": ("min_bytes fetch_requests timeout_ms", ("max_wait_ms", "takes_places")),
-    "BatchPlace": ("segment position length base_offset record_count", ("prefix_length",)),
+    "FetchRequest": ("max_wait_ms min_bytes fetch_requests timeout_ms", ("takes_places",)),
+    "BatchPlace": ("segment position length base_offset record_count", ()),
     "FetchResult": (
         "stream_id batch_count status batch_length next_offset",
         ("request_index", "places"),

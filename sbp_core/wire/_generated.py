@@ -1522,61 +1522,39 @@ _V_FETCH_REQUEST_1 = b"\x0e\x00\x15\x00\x04\x00\x08\x00\x10\x00\x0c\x00\x14\x00\
 _P_FETCH_REQUEST_1 = struct.Struct("<iiii4x?3x").pack
 _V_FETCH_REQUEST_2 = b"\x0c\x00\x14\x00\x04\x00\x08\x00\x10\x00\x0c\x00"
 _P_FETCH_REQUEST_2 = struct.Struct("<iiii4x").pack
-_V_FETCH_REQUEST_3 = b"\x0e\x00\x11\x00\x00\x00\x04\x00\x0c\x00\x08\x00\x10\x00\x00\x00"
-_P_FETCH_REQUEST_3 = struct.Struct("<iii4x?3x").pack
-_V_FETCH_REQUEST_4 = b"\x0c\x00\x10\x00\x00\x00\x04\x00\x0c\x00\x08\x00"
-_P_FETCH_REQUEST_4 = struct.Struct("<iii4x").pack
 
 
 def _write_fetch_request(writer: Writer, value: Any) -> int:
     try:
         if (
             value.__class__ is FetchRequest
+            and (max_wait_ms := value.max_wait_ms) != 0
             and (min_bytes := value.min_bytes) != 0
             and (fetch_requests := value.fetch_requests) != ()
             and (timeout_ms := value.timeout_ms) != 0
         ):
-            max_wait_ms = value.max_wait_ms
             takes_places = value.takes_places
             out = writer.out
-            if max_wait_ms != 0:
-                if takes_places != 0:
-                    at = writer.begin(_V_FETCH_REQUEST_1, False)
-                    out += _P_FETCH_REQUEST_1(
-                        writer.distance, max_wait_ms, min_bytes, timeout_ms, takes_places
-                    )
-                    put_u32(
-                        out,
-                        at + 16,
-                        writer.write_vector(fetch_requests, _write_fetch_info) - at - 16,
-                    )
-                    return at
-                at = writer.begin(_V_FETCH_REQUEST_2, False)
-                out += _P_FETCH_REQUEST_2(writer.distance, max_wait_ms, min_bytes, timeout_ms)
+            if takes_places != 0:
+                at = writer.begin(_V_FETCH_REQUEST_1, False)
+                out += _P_FETCH_REQUEST_1(
+                    writer.distance, max_wait_ms, min_bytes, timeout_ms, takes_places
+                )
                 put_u32(
                     out, at + 16, writer.write_vector(fetch_requests, _write_fetch_info) - at - 16
                 )
                 return at
-            if takes_places != 0:
-                at = writer.begin(_V_FETCH_REQUEST_3, False)
-                out += _P_FETCH_REQUEST_3(writer.distance, min_bytes, timeout_ms, takes_places)
-                put_u32(
-                    out, at + 12, writer.write_vector(fetch_requests, _write_fetch_info) - at - 12
-                )
-                return at
-            at = writer.begin(_V_FETCH_REQUEST_4, False)
-            out += _P_FETCH_REQUEST_4(writer.distance, min_bytes, timeout_ms)
-            put_u32(out, at + 12, writer.write_vector(fetch_requests, _write_fetch_info) - at - 12)
+            at = writer.begin(_V_FETCH_REQUEST_2, False)
+            out += _P_FETCH_REQUEST_2(writer.distance, max_wait_ms, min_bytes, timeout_ms)
+            put_u32(out, at + 16, writer.write_vector(fetch_requests, _write_fetch_info) - at - 16)
             return at
     except MISFIT:
         pass  # it is raised below, with the name of the field
     return writer.tables["FetchRequest"].write_any(writer, value)
 
 
-_V_BATCH_PLACE_1 = b"\x12\x00(\x00\x04\x00\x00\x00\x0c\x00\x1c\x00 \x00\x14\x00$\x00\x00\x00"
-_P_BATCH_PLACE_1 = struct.Struct("<iqqqiii").pack
-_V_BATCH_PLACE_2 = b"\x12\x00$\x00\x04\x00\x00\x00\x0c\x00\x1c\x00\x00\x00\x14\x00 \x00\x00\x00"
-_P_BATCH_PLACE_2 = struct.Struct("<iqqqii").pack
+_V_BATCH_PLACE_1 = b"\x12\x00$\x00\x04\x00\x00\x00\x0c\x00\x1c\x00\x00\x00\x14\x00 \x00\x00\x00"
+_P_BATCH_PLACE_1 = struct.Struct("<iqqqii").pack
 
 
 def _write_batch_place(writer: Writer, value: Any) -> int:
@@ -1587,25 +1565,13 @@ def _write_batch_place(writer: Writer, value: Any) -> int:
             and value.generation == 0
             and (position := value.position) != -1
             and (length := value.length) != 0
+            and value.prefix_length == 0
             and (base_offset := value.base_offset) != -1
             and (record_count := value.record_count) != 0
         ):
-            prefix_length = value.prefix_length
             out = writer.out
-            if prefix_length != 0:
-                at = writer.begin(_V_BATCH_PLACE_1, True)
-                out += _P_BATCH_PLACE_1(
-                    writer.distance,
-                    segment,
-                    position,
-                    base_offset,
-                    length,
-                    prefix_length,
-                    record_count,
-                )
-                return at
-            at = writer.begin(_V_BATCH_PLACE_2, True)
-            out += _P_BATCH_PLACE_2(
+            at = writer.begin(_V_BATCH_PLACE_1, True)
+            out += _P_BATCH_PLACE_1(
                 writer.distance, segment, position, base_offset, length, record_count
             )
             return at

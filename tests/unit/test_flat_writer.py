@@ -121,7 +121,7 @@ def sent_headers(count):
     results = (headers.AppendResult(1000 + at, at, at + 1, 5, SUCCESS) for at in range(count))
     yield headers.AppendResponse(0, tuple(results), headers.Status(handler_duration_us=8))
     yield headers.FetchRequest(
-        0,
+        500,
         1,
         tuple(
             headers.FetchInfo(each, at, 10 + at, 9, each.stream_id, at % 2 - 1)
