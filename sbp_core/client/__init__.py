@@ -5,7 +5,6 @@ from sbp_core.client.appends.appending import Appender, AsyncAppender
 from sbp_core.client.appends.numbering import Transaction, Writer
 from sbp_core.client.blocking import Client
 from sbp_core.client.connecting import CallTiming, Connecting, parse_endpoint
-from sbp_core.client.fetches.places import PlacedBatches, PlacedPiece
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.types import (
@@ -15,6 +14,7 @@ from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
     AwayRange,
+    Batches,
     CursorInfo,
     FetchItem,
     FetchOutcome,
@@ -22,6 +22,7 @@ from sbp_core.client.types import (
     PlacementDriverInfo,
     RangeInfo,
     Reach,
+    ReceivedBatches,
     SchemaVersion,
     StoreCommit,
     StreamBounds,
@@ -47,6 +48,7 @@ __all__ = [
     "AsyncAppender",
     "AsyncClient",
     "AwayRange",
+    "Batches",
     "BoundsView",
     "CallTiming",
     "Client",
@@ -56,11 +58,10 @@ __all__ = [
     "FetchItem",
     "FetchOutcome",
     "GroupInfo",
-    "PlacedBatches",
-    "PlacedPiece",
     "PlacementDriverInfo",
     "RangeInfo",
     "Reach",
+    "ReceivedBatches",
     "RetryPolicy",
     "SchemaVersion",
     "StoreCommit",

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from random import Random
-from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.fetches import fetching
-from sbp_core.client.fetches.places import LocalReads, PlacedBatches, PlacedPiece
 from sbp_core.client.io.blocking_runner import BlockingRunner
-from sbp_core.client.io.local_log import CAN_READ, READ_ERRORS, read_pieces
+from sbp_core.client.io.local_log import CAN_READ, LocalLogs
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.socket_client import SocketClient
-from sbp_core.client.types import FetchItem, FetchOutcome
-
-_LOG: Final = logging.getLogger(__name__)
+from sbp_core.client.types import FetchItem, FetchOutcome, ReceivedBatches
+from sbp_core.errors import DeadlineExceededError, SbpError
 
 
 class Client(SocketClient):
@@ -43,9 +39,13 @@ class Client(SocketClient):
         super().__init__(
             endpoint, timeout_ms=timeout_ms, connecting=connecting, retry=retry, random=random
         )
+        self._maybe_logs: LocalLogs | None = None
         if reads_locally and CAN_READ:
-            local = LocalReads(limits.LOCAL_READ_PAUSE_MS)
-            self._context = replace(self._context, maybe_local=local)
+            self._maybe_logs = LocalLogs(
+                lambda: self._pool.maybe_cluster_id(self._context.drivers.endpoint),
+                self._fetch_bytes,
+                pause_ms=limits.LOCAL_READ_PAUSE_MS,
+            )
 
     def fetch(
         self,
@@ -53,33 +53,40 @@ class Client(SocketClient):
         *,
         max_wait_ms: int = 0,
         min_bytes: int = 1,
-        leaves_placed: bool = False,
-    ) -> Iterator[FetchOutcome]:
+        leaves_batches: bool = False,
+    ) -> Generator[FetchOutcome, None, None]:
         """Yield one outcome per item, as they come. Failures are outcomes with an error.
 
-        Large batches in files of this machine are left there if the caller `leaves_placed` batches
-        to `read_places`: LOCAL_READ_PLACES_BYTES_MAX of an item then, whatever it asks for.
+        If the caller `leaves_batches`, large ones in files of this machine are not read before it
+        draws their pieces: LOCAL_READ_PLACES_BYTES_MAX of an item then, whatever it asks for.
         """
-        program = fetching.fetch(
-            self._context,
-            items,
-            max_wait_ms=max_wait_ms,
-            min_bytes=min_bytes,
-            leaves_placed=leaves_placed,
-        )
-        return BlockingRunner(self._pool).stream(program)
+        program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+        with closing(BlockingRunner(self._pool, self._maybe_logs).stream(program)) as outcomes:
+            for outcome in outcomes:
+                is_here = leaves_batches or isinstance(outcome.batches, ReceivedBatches)
+                yield outcome if is_here else _read(outcome, items[outcome.item_index])
 
-    def read_places(
-        self, placed: PlacedBatches, *, piece_bytes: int = limits.BATCH_TARGET_BYTES
-    ) -> Iterator[PlacedPiece]:
-        """Yield batches that an outcome told the places of, about `piece_bytes` at a time.
+    def _fetch_bytes(self, item: FetchItem) -> ReceivedBatches:
+        """Fetch batches that a server has, as bytes."""
+        wait_ms = min(self._context.timeout_ms, limits.FETCH_WAIT_MS_MAX)
+        program = fetching.fetch(self._context, [item], max_wait_ms=wait_ms, min_bytes=1)
+        (outcome,) = BlockingRunner(self._pool).stream(program)
+        if outcome.error is not None:
+            raise outcome.error
+        if not outcome.payload:
+            raise DeadlineExceededError(
+                f"the server of stream {item.stream_id} has sent nothing from offset"
+                f" {item.fetch_offset} for {wait_ms} ms, although it named batches up to"
+                f" {item.end_offset}; has it lost what it had acknowledged?"
+            )
+        return ReceivedBatches(outcome.payload, outcome.next_offset)
 
-        Ends early where they cannot be read: then they have to be fetched, and their server is not
-        asked for places for a while.
-        """
-        try:
-            yield from read_pieces(placed, piece_bytes)
-        except READ_ERRORS as error:
-            _LOG.debug("stream %d is read through its server: %s", placed.stream_id, error)
-            if self._context.maybe_local is not None:
-                self._context.maybe_local.on_failure(placed.endpoint, time.monotonic() * 1000)
+
+def _read(outcome: FetchOutcome, item: FetchItem) -> FetchOutcome:
+    """Return an outcome with its first batches in memory, as many as were asked for."""
+    try:
+        with closing(outcome.batches.pieces(min(item.max_bytes, limits.BATCH_BYTES_MAX))) as pieces:
+            return replace(outcome, batches=next(pieces))
+    except SbpError as error:
+        nothing = ReceivedBatches(memoryview(b""), item.fetch_offset)
+        return replace(outcome, batches=nothing, error=error)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.client.fetches.places import PlacedBatches
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
 
@@ -263,19 +264,60 @@ class FetchItem:
     max_bytes: int
 
 
+class Batches(ABC):
+    """Whole record batches of one stream, one behind the other, wherever they are.
+
+    `size_bytes` is their length. The next fetch goes on at `next_offset`.
+    """
+
+    size_bytes: int
+    next_offset: int
+
+    @abstractmethod
+    def pieces(
+        self, piece_bytes: int = limits.BATCH_TARGET_BYTES
+    ) -> Generator[ReceivedBatches, None, None]:
+        """Yield them in memory, about `piece_bytes` at a time if they are not there yet.
+
+        Raises SbpError where they are no longer available, after those that are.
+        """
+
+
+class ReceivedBatches(Batches):
+    """Batches in memory."""
+
+    def __init__(self, payload: memoryview, next_offset: int) -> None:
+        self.payload: Final = payload
+        self.next_offset = next_offset
+        self.size_bytes = len(payload)
+
+    def pieces(
+        self, piece_bytes: int = limits.BATCH_TARGET_BYTES
+    ) -> Generator[ReceivedBatches, None, None]:
+        """Yield all at once, also if there are none."""
+        yield self
+
+
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
     """The one answer to the item at `item_index` of a fetch: whole batches, or `error`.
 
     The first batch may begin before the fetch offset, and the last one may pass the end offset:
-    the caller trims. An empty payload without an error means that nothing was there in time.
-    `next_offset` is where the next fetch goes on. `maybe_placed` is where the batches are, if that
-    was asked for: then there is no payload.
+    the caller trims. No batches without an error means that nothing was there in time.
     """
 
     item_index: int
     stream_id: int
-    payload: memoryview
-    next_offset: int
+    batches: Batches
     error: SbpError | None
-    maybe_placed: PlacedBatches | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next fetch goes on."""
+        return self.batches.next_offset
+
+    @property
+    def payload(self) -> memoryview:
+        """The bytes of the batches, of a fetch that did not leave them where they are."""
+        assert isinstance(self.batches, ReceivedBatches), "left by the fetch: iterate the pieces"
+        return self.batches.payload

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from sbp_core.client import Client, StreamInfo
+from sbp_core.client import Batches, Client, StreamInfo
 from sbp_core.errors import DamagedBatchError, ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
@@ -40,7 +41,7 @@ from sbp_spark.reading.prefetch import (
     describe_span,
     fetch_chunks,
     fetch_round_bytes,
-    read_placed_chunks,
+    read_chunks,
 )
 from sbp_spark.spark_internals.task_log import LOG
 
@@ -142,11 +143,11 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     round_bytes = fetch_round_bytes(partition.buffer_bytes)
     spans, is_loss_fatal = partition.spans, partition.is_loss_fatal
     fetched = fetch_chunks(
-        client, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal, leaves_placed=True
+        client, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal, leaves_batches=True
     )
     queue_bytes = partition.buffer_bytes - round_bytes
     with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as ahead:
-        chunks = read_placed_chunks(
+        chunks = read_chunks(
             client, ahead, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal
         )
         yield from decode_chunks(chunks, spans, layout, is_loss_fatal=is_loss_fatal)
@@ -186,7 +187,7 @@ def decode_chunks(
             positions[chunk.span_index] = begins[chunk.span_index] = chunk.maybe_skip_to
         position = positions[chunk.span_index]
         is_first = position == begins[chunk.span_index]
-        for envelopes, end in _runs(chunk.payload, span, position, is_first=is_first):
+        for envelopes, end in _runs(chunk.batches, span, position, is_first=is_first):
             run = StoredRun(envelopes, span, position, end)
             for piece in decode_run(layout, run, is_loss_fatal=is_loss_fatal):
                 yield from joiner.add(piece)
@@ -201,14 +202,15 @@ def decode_chunks(
 
 
 def _runs(
-    payload: memoryview, span: StreamSpan, position: int, *, is_first: bool
+    batches: Batches, span: StreamSpan, position: int, *, is_first: bool
 ) -> Iterator[tuple[Sequence[Envelope], int]]:
     """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
 
     What is behind the end of the span is left out. Raises BrokenSequenceError.
     """
     envelopes: list[Envelope] = []
-    for envelope in split_envelopes(payload):
+    payloads = (piece.payload for piece in batches.pieces())
+    for envelope in chain.from_iterable(map(split_envelopes, payloads)):
         if position >= span.end_offset:
             break
         _check_sequence(span, envelope, position, is_inside_allowed=is_first)

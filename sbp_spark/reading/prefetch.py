@@ -1,8 +1,8 @@
 """Fetching ahead: a thread asks for the spans of a partition while the task decodes.
 
-Batches that were left in a range server's files on this machine are read when they are decoded. The
-task itself reads them, a few at a time, which are still in the processor's caches when it decodes
-them; a thread that reads ahead would have to take turns with it.
+Large batches may be left where they are until they are decoded. The task then reads them itself, a
+few at a time, which are still in the processor's caches when it decodes them; a thread that reads
+ahead would have to take turns with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import Client, FetchItem, FetchOutcome, PlacedBatches
+from sbp_core.client import Batches, Client, FetchItem, FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_spark.client_pool import Patience
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
@@ -32,24 +32,16 @@ _PAUSE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole record batches of the span at `span_index`, as they came.
+    """Record batches of the span at `span_index`, as they came.
 
     `maybe_skip_to` is the offset at which reading goes on where those before it are lost. If
-    `is_more`, not all that follows was asked for yet. With `maybe_placed` the batches are still to
-    be read there.
+    `is_more`, not all that follows was asked for yet.
     """
 
     span_index: int
-    payload: memoryview
+    batches: Batches
     maybe_skip_to: int | None = None
     is_more: bool = False
-    maybe_placed: PlacedBatches | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the batches."""
-        placed = self.maybe_placed
-        return len(self.payload) if placed is None else placed.length_bytes
 
 
 @dataclass(slots=True)
@@ -77,17 +69,16 @@ def fetch_chunks(
     *,
     round_bytes: int = FETCH_ROUND_BYTES_MAX,
     is_loss_fatal: bool = True,
-    leaves_placed: bool = False,
+    leaves_batches: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
     """Yield the bytes of all spans; those of one stream in the order of their offsets.
 
-    One FETCH asks for several streams at once, `round_bytes` in all. Large batches on this machine
-    may be left where they are (`leaves_placed`), and are more then. Offsets that are gone raise
-    DataLossError, or are logged and skipped. Raises DeadlineExceededError when a server holds back
-    offsets that it had announced, and what the client raises; each error has a note that names the
-    span.
+    One FETCH asks for several streams at once, `round_bytes` in all, or more where large batches
+    may be left where they are (`leaves_batches`). Offsets that were trimmed raise DataLossError, or
+    are logged and skipped. Raises DeadlineExceededError when a server holds back offsets that it
+    had announced, and what the client raises; each error has a note that names the span.
     """
     lanes: dict[int, deque[_Cursor]] = {}
     for index, span in enumerate(spans):
@@ -99,23 +90,20 @@ def fetch_chunks(
             reading.append(waiting.popleft())
         cursors = [lane[0] for lane in reading]
         has_progress = False
-        fetched = _fetch(client, cursors, round_bytes, leaves_placed=leaves_placed)
+        fetched = _fetch(client, cursors, round_bytes, leaves_batches=leaves_batches)
         with closing(fetched) as outcomes:
             for outcome in outcomes:
                 cursor = cursors[outcome.item_index]
                 if not is_loss_fatal and _skip_loss(cursor, outcome.error):
                     has_progress = True
-                    yield Chunk(cursor.span_index, memoryview(b""), cursor.offset, is_more=True)
+                    nothing = ReceivedBatches(memoryview(b""), cursor.offset)
+                    yield Chunk(cursor.span_index, nothing, cursor.offset, is_more=True)
                     continue
                 _check_outcome(cursor, outcome, clock())
-                if outcome.payload or outcome.maybe_placed:
+                if outcome.batches.size_bytes:
                     has_progress = True
-                    yield Chunk(
-                        cursor.span_index,
-                        outcome.payload,
-                        is_more=bool(waiting) or not _is_read(reading[outcome.item_index]),
-                        maybe_placed=outcome.maybe_placed,
-                    )
+                    is_more = bool(waiting) or not _is_read(reading[outcome.item_index])
+                    yield Chunk(cursor.span_index, outcome.batches, is_more=is_more)
         for lane in reading:
             while lane and lane[0].is_done:
                 lane.popleft()
@@ -130,14 +118,14 @@ def _is_read(lane: deque[_Cursor]) -> bool:
 
 
 def _fetch(
-    client: Client, cursors: Sequence[_Cursor], round_bytes: int, *, leaves_placed: bool
+    client: Client, cursors: Sequence[_Cursor], round_bytes: int, *, leaves_batches: bool
 ) -> Generator[FetchOutcome, None, None]:
     bytes_max = max(1, round_bytes // len(cursors))
     items = [
         FetchItem(cursor.span.stream_id, cursor.offset, cursor.span.end_offset, bytes_max)
         for cursor in cursors
     ]
-    yield from client.fetch(items, max_wait_ms=FETCH_WAIT_MS, leaves_placed=leaves_placed)
+    yield from client.fetch(items, max_wait_ms=FETCH_WAIT_MS, leaves_batches=leaves_batches)
 
 
 def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None:
@@ -149,7 +137,7 @@ def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None
             error = _loss(cursor, error)
         error.add_note(f"while reading {describe_span(span)}, at offset {cursor.offset}")
         raise error from outcome.error if error is not outcome.error else None
-    if outcome.payload or outcome.maybe_placed:
+    if outcome.batches.size_bytes:
         cursor.offset = outcome.next_offset
         cursor.silent_since_s = None
     elif cursor.silent_since_s is None:
@@ -230,7 +218,7 @@ class Prefetcher:
 
     def _prefetched(self, first: Chunk) -> Iterator[Chunk]:
         """Yield a chunk, and all that follow, which a thread draws meanwhile."""
-        self._held_bytes = first.size_bytes
+        self._held_bytes = first.batches.size_bytes
         self._maybe_thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
         self._maybe_thread.start()
         chunk: Chunk | None = first
@@ -243,7 +231,7 @@ class Prefetcher:
     def _next(self, done: Chunk) -> Chunk | None:
         """Return the chunk behind one that is worked off, None if there is none."""
         with self._changed:
-            self._held_bytes -= done.size_bytes
+            self._held_bytes -= done.batches.size_bytes
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._is_over)
             return self._queue.popleft() if self._queue else None
@@ -268,18 +256,18 @@ class Prefetcher:
                 lambda: (
                     self._is_closed
                     or not self._held_bytes
-                    or self._held_bytes + chunk.size_bytes <= self._bytes_max
+                    or self._held_bytes + chunk.batches.size_bytes <= self._bytes_max
                 )
             )
             if self._is_closed:
                 return False
             self._queue.append(chunk)
-            self._held_bytes += chunk.size_bytes
+            self._held_bytes += chunk.batches.size_bytes
             self._changed.notify_all()
             return True
 
 
-def read_placed_chunks(
+def read_chunks(
     client: Client,
     chunks: Iterable[Chunk],
     spans: Sequence[StreamSpan],
@@ -287,25 +275,26 @@ def read_placed_chunks(
     round_bytes: int,
     is_loss_fatal: bool,
 ) -> Iterator[Chunk]:
-    """Yield chunks of `fetch_chunks` with their bytes, in the same order.
+    """Yield chunks of `fetch_chunks` with their batches in memory, in the same order.
 
-    What cannot be read, as files are removed and rewritten at any time, is fetched. Raises as
-    `fetch_chunks` does.
+    Offsets that were trimmed after they were fetched are lost as in `fetch_chunks`. Raises as that
+    does.
     """
+    positions = [span.start_offset for span in spans]
     for chunk in chunks:
-        placed = chunk.maybe_placed
-        if placed is None:
-            yield chunk
-            continue
-        span = spans[chunk.span_index]
-        position = max(span.start_offset, placed.start_offset)
-        end_offset = min(span.end_offset, placed.end_offset)
-        for piece in client.read_places(placed):
-            yield Chunk(chunk.span_index, piece.payload)
-            position = piece.end_offset
-        if position < end_offset:
-            rest = replace(span, start_offset=position, end_offset=end_offset)
+        index, span = chunk.span_index, spans[chunk.span_index]
+        try:
+            for piece in chunk.batches.pieces():
+                yield replace(chunk, batches=piece)
+                positions[index] = piece.next_offset
+        except OffsetOutOfRangeError:
+            end_offset = min(span.end_offset, chunk.batches.next_offset)
+            rest = replace(span, start_offset=positions[index], end_offset=end_offset)
             for fetched in fetch_chunks(
                 client, [rest], round_bytes=round_bytes, is_loss_fatal=is_loss_fatal
             ):
-                yield replace(fetched, span_index=chunk.span_index)
+                yield replace(fetched, span_index=index)
+            positions[index] = end_offset
+        except SbpError as error:
+            error.add_note(f"while reading {describe_span(span)}, at offset {positions[index]}")
+            raise

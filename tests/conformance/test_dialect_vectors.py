@@ -110,14 +110,18 @@ def answered(name, *questions):
 
 def test_batches_that_are_counted_are_cut_and_the_next_offset_is_behind_the_last():
     first, second = answered("FETCH answer: every", Question(7, 0), Question(7, 4)).values()
-    assert [each.base_offset for each in split_envelopes(first.payload)] == [0, 3]
-    assert [each.base_offset for each in split_envelopes(second.payload)] == [3]
-    assert (first.next_offset, second.next_offset) == (5, 5)
+    assert [each.base_offset for each in split_envelopes(first.batches.payload)] == [0, 3]
+    assert [each.base_offset for each in split_envelopes(second.batches.payload)] == [3]
+    assert (first.batches.next_offset, second.batches.next_offset) == (5, 5)
 
 
 def test_nothing_new_is_an_answer_and_another_code_an_error():
     nothing, unknown = answered("FETCH answer without", Question(7, 4), Question(8, 0)).values()
-    assert (bytes(nothing.payload), nothing.next_offset, nothing.is_hasty) == (b"", 4, True)
+    assert (bytes(nothing.batches.payload), nothing.batches.next_offset, nothing.is_hasty) == (
+        b"",
+        4,
+        True,
+    )
     assert unknown.code == 1462
 
 

@@ -18,7 +18,8 @@ from local_reads import (
 )
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, Client, FetchItem, FetchOutcome
+from sbp_core.client import AppendItem, Client, FetchItem, FetchOutcome, ReceivedBatches
+from sbp_core.errors import OffsetOutOfRangeError
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def looks(monkeypatch):
 
 
 def test_batches_that_are_left_in_the_files(tmp_path, looks, monkeypatch):
-    """One question tells of many, which are read piece by piece; who wants octets gets no more."""
+    """One answer has many, which are read piece by piece. Others get what they ask for."""
     monkeypatch.setattr(limits, "LOCAL_READ_PLACES_BYTES_MAX", 3 * LARGE_BYTES + 50_000)
 
     async def body(cluster):
@@ -40,8 +41,10 @@ def test_batches_that_are_left_in_the_files(tmp_path, looks, monkeypatch):
                 assert counts == [3, 3, 3, 1]
                 assert octets == octets_of(client, stream_id, 0, 1)
                 assert len(octets) > 10 * LARGE_BYTES
-                pieces = {len(placed.places) for placed in looks.found[-10:]}
-                assert pieces == {1}
+                assert len(looks.found) == 4 + 10
+                item = FetchItem(stream_id, 0, None, 1)
+                (outcome,) = client.fetch([item])
+                assert LARGE_BYTES < len(outcome.payload) < 2 * LARGE_BYTES
 
         await asyncio.to_thread(read)
 
@@ -53,16 +56,16 @@ def left_octets(client: Client, stream_id: int) -> tuple[bytes, list[int]]:
     octets, counts, start = b"", [], 0
     while True:
         item = FetchItem(stream_id, start, None, 1)
-        (outcome,) = client.fetch([item], leaves_placed=True)
-        if outcome.maybe_placed is None:
+        (outcome,) = client.fetch([item], leaves_batches=True)
+        if not outcome.batches.size_bytes:
             assert outcome.next_offset == start
             return octets, counts
-        assert not outcome.payload
-        counts.append(len(outcome.maybe_placed.places))
-        for piece in client.read_places(outcome.maybe_placed):
-            octets += piece.payload
-            start = piece.end_offset
-        assert start == outcome.next_offset
+        counts.append((outcome.next_offset - start) // 2)
+        pieces = list(outcome.batches.pieces())
+        octets += b"".join(piece.payload for piece in pieces)
+        start = outcome.next_offset
+        assert pieces[-1].next_offset == start
+        assert sum(len(piece.payload) for piece in pieces) == outcome.batches.size_bytes
 
 
 def test_no_small_batch_is_among_those_that_come_besides(tmp_path):
@@ -74,18 +77,17 @@ def test_no_small_batch_is_among_those_that_come_besides(tmp_path):
 
         def read() -> FetchOutcome:
             with Client(cluster.pd.endpoint) as client:
-                (outcome,) = client.fetch([FetchItem(stream_id, 0, None, 1)], leaves_placed=True)
+                (outcome,) = client.fetch([FetchItem(stream_id, 0, None, 1)], leaves_batches=True)
                 return outcome
 
         outcome = await asyncio.to_thread(read)
-        assert len(outcome.maybe_placed.places) == 3
         assert outcome.next_offset == 6
 
     run(tmp_path, body)
 
 
 def test_files_that_go_while_they_are_read_piece_by_piece(tmp_path):
-    """The reader is told where it ended; the next answer has octets."""
+    """What is no longer there is fetched from the server, which has its files open."""
 
     async def body(cluster):
         stream_id = await new_stream(cluster)
@@ -93,18 +95,46 @@ def test_files_that_go_while_they_are_read_piece_by_piece(tmp_path):
 
         def read() -> None:
             with Client(cluster.pd.endpoint) as client:
-                (outcome,) = client.fetch([FetchItem(stream_id, 0, None, 1)], leaves_placed=True)
-                pieces = client.read_places(outcome.maybe_placed, piece_bytes=1)
-                assert next(pieces).end_offset == 2
+                item = FetchItem(stream_id, 0, None, 1)
+                (outcome,) = client.fetch([item], leaves_batches=True)
+                pieces = outcome.batches.pieces(piece_bytes=1)
+                found = [next(pieces)]
                 remove_segments(tmp_path)
-                ends = [piece.end_offset for piece in pieces]
-                assert ends == [*range(4, ends[-1] + 1, 2)]
-                assert ends[-1] < outcome.next_offset
-                item = FetchItem(stream_id, ends[-1], None, 1 << 22)
-                (outcome,) = client.fetch([item], leaves_placed=True)
-                assert (outcome.maybe_placed, outcome.next_offset) == (None, 20)
-                assert len(outcome.payload) > LARGE_BYTES
+                found += pieces
+                assert [piece.next_offset for piece in found] == [*range(2, 21, 2)]
+                octets = b"".join(piece.payload for piece in found)
+                assert octets == octets_of(client, stream_id, 0)
+                (outcome,) = client.fetch([item], leaves_batches=True)
+                assert isinstance(outcome.batches, ReceivedBatches)
 
         await asyncio.to_thread(read)
 
     run(tmp_path, body, **SMALL_SEGMENTS)
+
+
+def test_records_that_are_trimmed_before_they_are_read(tmp_path):
+    """Neither the file nor the server has them: an error with the bounds, after what was read."""
+
+    async def body(cluster):
+        stream_id = await new_stream(cluster)
+        await append(cluster, stream_id, range(4))
+        loop = asyncio.get_running_loop()
+
+        def trim() -> None:
+            trimming = cluster.client.trim_streams({stream_id: 6})
+            asyncio.run_coroutine_threadsafe(trimming, loop).result(60)
+            remove_segments(tmp_path)
+
+        def read() -> None:
+            with Client(cluster.pd.endpoint) as client:
+                item = FetchItem(stream_id, 0, None, 1)
+                (outcome,) = client.fetch([item], leaves_batches=True)
+                assert outcome.next_offset == 8
+                trim()
+                with pytest.raises(OffsetOutOfRangeError) as raised:
+                    list(outcome.batches.pieces())
+                assert raised.value.maybe_bounds == (6, 8)
+
+        await asyncio.to_thread(read)
+
+    run(tmp_path, body)

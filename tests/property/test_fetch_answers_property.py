@@ -50,7 +50,7 @@ def test_every_item_gets_its_own_batches(items, is_rust, tells_octets):
     questions = {index: Question(index, start) for index, (_, start) in enumerate(items)}
     answers = read_answer(frame, questions)
     assert {
-        index: (bytes(each.payload), each.next_offset, each.is_hasty)
+        index: (bytes(each.batches.payload), each.batches.next_offset, each.is_hasty)
         if isinstance(each, Found)
         else each.code
         for index, each in answers.items()
@@ -86,4 +86,4 @@ def test_whatever_a_server_says_is_an_answer_or_an_error(results, whole, damage,
     except SbpError:
         return
     for answer in answers.values():
-        assert isinstance(answer, SbpError) or len(answer.payload) <= len(payload)
+        assert isinstance(answer, SbpError) or len(answer.batches.payload) <= len(payload)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from core_cluster import CoreCluster, core_cluster, rows_batch
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, Client, FetchItem, FetchOutcome, StreamSpec
-from sbp_core.client.fetches.places import PlacedBatches
-from sbp_core.client.io import blocking_runner
-from sbp_core.client.io.local_log import read_placed
+from sbp_core.client import (
+    AppendItem,
+    Client,
+    FetchItem,
+    FetchOutcome,
+    ReceivedBatches,
+    StreamSpec,
+)
+from sbp_core.client.io import local_log
+from sbp_core.client.io.local_log import PlacedBatches, read_pieces
 
 LARGE_BYTES = 2 * limits.LOCAL_READ_BATCH_BYTES_MIN
 SMALL_SEGMENTS = {"segment_bytes": 1_000_000, "retention_check_interval_ms": 10}
@@ -28,20 +34,22 @@ class Looks:
         self.failed_count = 0
         self.before: Callable[[PlacedBatches], None] = lambda _: None
 
-    def read(self, placed: PlacedBatches) -> memoryview:
+    def read(self, placed: PlacedBatches, piece_bytes: int) -> Iterator[ReceivedBatches]:
         self.before(placed)
         self.failed_count += 1
-        payload = read_placed(placed)
+        pieces = read_pieces(placed, piece_bytes)
+        first = next(pieces)
         self.failed_count -= 1
         self.found.append(placed)
-        return payload
+        yield first
+        yield from pieces
 
 
 def watch_looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """What is read in files from now on, which may be of any size."""
     monkeypatch.setattr(limits, "SEGMENT_BYTES_MIN", 1)
     looks = Looks()
-    monkeypatch.setattr(blocking_runner, "read_placed", looks.read)
+    monkeypatch.setattr(local_log, "read_pieces", looks.read)
     return looks
 
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from sbp_core.client import AppendItem, Client, Writer
+from sbp_core.client import AppendItem, Client, ReceivedBatches, Writer
 from sbp_core.records import ROWS_SCHEMA, encode_rows
+from sbp_spark.reading.prefetch import Chunk
 
 TIMESTAMP_US = 1_700_000_000_000_000
 QUERY_SECONDS = 240
@@ -28,6 +29,11 @@ def rows_of(values: Sequence[bytes | None]) -> pa.RecordBatch:
         "timestamp": pa.array([TIMESTAMP_US] * count, ROWS_SCHEMA.field("timestamp").type),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=ROWS_SCHEMA)
+
+
+def chunk_of(span_index: int, payload: memoryview, *, is_more: bool = False) -> Chunk:
+    """A chunk as a task fetches it."""
+    return Chunk(span_index, ReceivedBatches(payload, 0), is_more=is_more)
 
 
 def numbered(first: int, stop: int) -> list[bytes]:

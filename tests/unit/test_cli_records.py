@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.cli.consume import describe_rows, read_records
 from sbp_core.cli.produce import read_lines, rows_of_lines
-from sbp_core.client import FetchOutcome
+from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, SbpError
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 
@@ -134,8 +134,8 @@ class ScriptedClient:
         self.asked.append((item.fetch_offset, item.end_offset))
         answer = self.answers.pop(0)
         error = answer if isinstance(answer, SbpError) else None
-        payload = memoryview(b"" if error else answer)
-        yield FetchOutcome(0, item.stream_id, payload, 0, error)
+        batches = ReceivedBatches(memoryview(b"" if error else answer), 0)
+        yield FetchOutcome(0, item.stream_id, batches, error)
 
 
 def batch(base_offset: int, count: int) -> bytes:

@@ -105,7 +105,7 @@ def run_asyncio(program, server, time):
 
 
 def run_blocking(program, server, time):
-    runner = BlockingRunner(server, time)
+    runner = BlockingRunner(server, clock=time)
     runner._arrivals = JumpingQueue(time)
     return runner.run(program)
 

@@ -8,26 +8,32 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from client_answers import item
 from core_cluster import rows_batch
 from log_files import batch, created, open_log
 from msgspec import structs
 
 from sbp_core import limits
-from sbp_core.client.fetches.fetch_answer import Question, read_answer
-from sbp_core.client.fetches.places import LocalReads, PlacedBatches, Whereabouts
-from sbp_core.client.io.local_log import read_pieces, read_placed
+from sbp_core.client import Batches, FetchItem, ReceivedBatches
+from sbp_core.client.fetches.fetch_answer import Found, Question, read_answer
+from sbp_core.client.io.local_log import LocalLogs, PlacedBatches, read_pieces
+from sbp_core.client.programs.program import BatchesElsewhere, Call
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
 from sbp_core.records import write_base_offset
 from sbp_core.segment_format import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import BatchPlace, FetchResponse, FetchResult, encode_header
+from sbp_core.wire.headers import (
+    BatchPlace,
+    FetchRequest,
+    FetchResponse,
+    FetchResult,
+    encode_header,
+)
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
 
 STREAM_ID = 7
-IMPOSSIBLE = "the server told of (more )?places"
+IMPOSSIBLE = "the server named places"
 ANY_PLACE = BatchPlace(0, 0, 100, 200, 0, 0, 1)
 
 
@@ -57,12 +63,16 @@ def placed(tmp_path: Path) -> PlacedBatches:
     return PlacedBatches("a:1", str(tmp_path), "thisone", STREAM_ID, 0, places, "ours")
 
 
+def read_placed(placed: PlacedBatches) -> bytes:
+    return b"".join(piece.payload for piece in read_pieces(placed, 1 << 20))
+
+
 def open_files() -> set[str]:
     return {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
 
 
 def test_batches_are_read_one_behind_the_other(placed):
-    assert bytes(read_placed(placed)) == body(0, 3) + body(3, 2)
+    assert read_placed(placed) == body(0, 3) + body(3, 2)
     assert not any(placed.directory in path for path in open_files())
 
 
@@ -75,7 +85,7 @@ def test_batches_are_read_one_behind_the_other(placed):
         ({"prefix_length": 20}, "another entry"),
         ({"base_offset": 4}, "other offsets"),
         ({"record_count": 3}, "another entry"),
-        ({"generation": 1}, "rewritten meanwhile"),
+        ({"generation": 1}, "rewritten since"),
         ({"segment": 1}, "No such file"),
         ({"position": 0}, IMPOSSIBLE),
         ({"position": -1}, IMPOSSIBLE),
@@ -99,12 +109,11 @@ def test_no_other_batch_is_taken(placed, change, reason):
 
 
 def test_batches_are_read_piece_by_piece(placed):
-    pieces = [(bytes(piece.payload), piece.end_offset) for piece in read_pieces(placed, 1)]
+    pieces = [(bytes(piece.payload), piece.next_offset) for piece in read_pieces(placed, 1)]
     assert pieces == [(body(0, 3), 3), (body(3, 2), 5)]
-    (piece,) = read_pieces(placed, placed.length_bytes)
-    assert (bytes(piece.payload), piece.end_offset) == (body(0, 3) + body(3, 2), 5)
-    assert placed.up_to(1).places == placed.places[:1]
-    assert placed.up_to(placed.length_bytes) == placed
+    whole = body(0, 3) + body(3, 2)
+    (piece,) = read_pieces(placed, len(whole))
+    assert (bytes(piece.payload), piece.next_offset) == (whole, 5)
 
 
 def test_a_reader_that_stops_keeps_no_file_open(placed):
@@ -162,24 +171,71 @@ def test_a_log_of_another_cluster_or_of_an_earlier_version_is_not_read(placed, c
         read_placed(placed)
 
 
-HERE = Whereabouts(is_on_this_machine=True, maybe_cluster_id="ours")
+class Fetching:
+    """The logs on this machine, as a client of the cluster `cluster_id` knows them."""
+
+    def __init__(self, cluster_id: str | None = "ours") -> None:
+        self.cluster_id = cluster_id
+        self.now = 0.0
+        self.fetched: list[FetchItem] = []
+        self.logs = LocalLogs(
+            lambda: self.cluster_id, self._fetch, pause_ms=1_000, clock=lambda: self.now
+        )
+
+    def _fetch(self, item: FetchItem) -> ReceivedBatches:
+        self.fetched.append(item)
+        assert item.end_offset is not None
+        return ReceivedBatches(memoryview(b"fetched"), item.end_offset)
+
+    def maybe_elsewhere(self, endpoint: str, *, is_here: bool = True) -> BatchesElsewhere | None:
+        call, elsewhere = self.logs.asking(
+            Call(endpoint, Opcode.FETCH, FetchRequest(), 1_000), lambda: is_here
+        )
+        assert isinstance(call.header, FetchRequest)
+        assert call.header.takes_places is (elsewhere is not None)
+        return elsewhere
+
+    def batches(self, placed: PlacedBatches, *, is_here: bool = True) -> Batches:
+        self.now += 10
+        (found,) = read_answer(
+            answer(placed),
+            {0: Question(STREAM_ID, 0, 0)},
+            self.maybe_elsewhere(placed.endpoint, is_here=is_here),
+        ).values()
+        assert isinstance(found, Found)
+        return found.batches
+
+    def read(self, placed: PlacedBatches, *, is_here: bool = True) -> bytes:
+        pieces = self.batches(placed, is_here=is_here).pieces()
+        return b"".join(piece.payload for piece in pieces)
 
 
-def test_places_are_admitted_of_servers_here_in_the_folder_that_they_named_first(placed, caplog):
+def test_logs_are_read_of_servers_here_in_the_folder_that_they_named_first(placed, caplog):
     caplog.set_level(logging.DEBUG)
-    local = LocalReads(1_000)
-    told = replace(placed, cluster_id="")
-    assert local.maybe_admitted(told, replace(HERE, is_on_this_machine=False)) is None
-    assert local.maybe_admitted(told, replace(HERE, maybe_cluster_id=None)) is None
-    assert local.maybe_admitted(told, replace(HERE, maybe_cluster_id="")) is None
-    assert local.maybe_admitted(told, HERE) == placed
-    assert local.maybe_admitted(replace(told, directory="/elsewhere"), HERE) is None
-    assert local.maybe_admitted(told, HERE) == placed
-    other = replace(told, endpoint="b:1", directory="/elsewhere")
-    admitted = local.maybe_admitted(other, HERE)
-    assert admitted is not None
+    local = Fetching()
+    whole = body(0, 3) + body(3, 2)
+    assert local.read(placed, is_here=False) == b"fetched"
+    for cluster_id in (None, "", "theirs"):
+        local.cluster_id = cluster_id
+        assert local.read(placed) == b"fetched"
+    local.cluster_id = "ours"
+    assert local.read(placed) == whole
+    assert local.read(replace(placed, directory="/elsewhere")) == b"fetched"
+    assert local.read(placed) == whole
+    assert local.read(replace(placed, endpoint="b:1")) == whole
+    assert [(item.fetch_offset, item.end_offset) for item in local.fetched] == 5 * [(0, 5)]
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}
-    assert len(caplog.records) == 4
+    assert len(caplog.records) == 5
+
+
+def test_batches_behind_one_that_cannot_be_read_are_fetched(placed):
+    local = Fetching()
+    first, second = placed.places
+    wrong = replace(placed, places=(first, structs.replace(second, length=second.length + 1)))
+    found = local.batches(wrong).pieces(1)
+    pieces = [(bytes(piece.payload), piece.next_offset) for piece in found]
+    assert pieces == [(body(0, 3), 3), (b"fetched", 5)]
+    assert local.fetched == [FetchItem(STREAM_ID, 3, 5, 1)]
 
 
 def test_no_batch_of_another_stream_is_taken(placed):
@@ -192,7 +248,7 @@ def test_no_batch_of_another_stream_is_taken(placed):
 @pytest.mark.parametrize("directory", [".", "", "/\0"])
 def test_a_folder_that_cannot_be_is_not_opened(placed, directory, monkeypatch):
     monkeypatch.chdir(placed.directory)
-    with pytest.raises(LogError, match="told of a log in"):
+    with pytest.raises(LogError, match="named a log in"):
         read_placed(replace(placed, directory=directory))
     with pytest.raises(OSError, match="too long"):
         read_placed(replace(placed, directory="/" + 5_000 * "x"))
@@ -202,7 +258,7 @@ def test_no_batch_of_another_log_is_taken(placed):
     with pytest.raises(LogError, match="log of another server"):
         read_placed(replace(placed, instance="another"))
     (Path(placed.directory) / INSTANCE_NAME).write_text("")
-    with pytest.raises(LogError, match="as what its log is"):
+    with pytest.raises(LogError, match="as the instance of its log"):
         read_placed(replace(placed, instance=""))
     with pytest.raises(FileNotFoundError):
         read_placed(replace(placed, directory=placed.directory + "/elsewhere"))
@@ -219,12 +275,15 @@ def test_a_damaged_batch_is_not_taken(placed, at):
         read_placed(placed)
 
 
-def test_a_server_whose_files_failed_is_left_alone_for_a_while():
-    local = LocalReads(pause_ms=1_000)
-    assert local.takes_places("a:1", 0)
-    local.on_failure("a:1", 500)
-    assert [local.takes_places("a:1", now) for now in (500, 1_499, 1_500)] == [False, False, True]
-    assert local.takes_places("b:1", 500)
+def test_a_server_whose_files_failed_is_not_asked_for_places_for_a_while(placed):
+    local = Fetching()
+    assert local.read(replace(placed, instance="another")) == b"fetched"
+    for after, is_accepted in ((0, False), (0.999, False), (1, True)):
+        local.now = 10 + after
+        assert (local.maybe_elsewhere("a:1") is not None) is is_accepted
+        assert local.maybe_elsewhere("b:1") is not None
+    ping = Call("a:1", Opcode.PING, None, 1_000)
+    assert local.logs.asking(ping, lambda: True) == (ping, None)
 
 
 def answer(placed: PlacedBatches, **changes: object) -> Frame:
@@ -234,23 +293,27 @@ def answer(placed: PlacedBatches, **changes: object) -> Frame:
     return Frame(Opcode.FETCH, Flag.RESPONSE | Flag.END, 1, header, b"x")
 
 
-def test_places_are_an_answer_for_who_takes_them(placed):
-    question = Question(STREAM_ID, item(STREAM_ID).fetch_offset, 0)
-    (found,) = read_answer(answer(placed), {0: question}, maybe_places_of="a:1").values()
-    assert (found.placed, bytes(found.payload)) == (replace(placed, cluster_id=""), b"")
-    assert found.next_offset == 5
+def test_places_that_were_not_asked_for_are_no_answer(placed):
     with pytest.raises(ProtocolError, match="unasked"):
-        read_answer(answer(placed), {0: question})
+        read_answer(answer(placed), {0: Question(STREAM_ID, 0, 0)})
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "reason"),
     [
-        {"log_directory": None},
-        {"log_instance": None},
-        {"fetch_responses": (FetchResult(STREAM_ID, 0, 2, SUCCESS, 1, 5, (ANY_PLACE,)),)},
+        ({"log_directory": None}, "without the log"),
+        ({"log_instance": None}, "without the log"),
+        (
+            {"fetch_responses": (FetchResult(STREAM_ID, 0, 2, SUCCESS, 1, 5, (ANY_PLACE,)),)},
+            "without the log",
+        ),
+        (
+            {"fetch_responses": (FetchResult(STREAM_ID, 0, 2, SUCCESS, 0, 0, (ANY_PLACE,)),)},
+            "goes on at 0",
+        ),
     ],
 )
-def test_places_without_their_log_are_no_answer(placed, changes):
-    with pytest.raises(ProtocolError, match="without the log"):
-        read_answer(answer(placed, **changes), {0: Question(STREAM_ID, 0)}, maybe_places_of="a:1")
+def test_places_without_their_log_or_without_records_are_no_answer(placed, changes, reason):
+    accepted = Fetching().maybe_elsewhere("a:1")
+    with pytest.raises(ProtocolError, match=reason):
+        read_answer(answer(placed, **changes), {0: Question(STREAM_ID, 0)}, accepted)

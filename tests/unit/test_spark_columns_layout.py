@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
-from spark_streams import numbered, rows_of
+from spark_streams import chunk_of, numbered, rows_of
 from typed_streams import rows_in, schema_of, versions_of
 
 from sbp_core import limits
@@ -28,7 +28,6 @@ from sbp_spark.reading.input_partitions import decode_chunks
 from sbp_spark.reading.layout import RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.reading.prefetch import Chunk
 from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 SERVERS = Servers(Endpoint("nowhere", 1))
@@ -74,7 +73,7 @@ def numbers(start, end):
 
 def read(batches, spans, schema, driver, *, has_metadata=False):
     layout = ColumnsLayout(schema, SchemaVersions(driver, SERVERS), has_metadata=has_metadata)
-    chunks = [Chunk(index, memoryview(each)) for index, each in enumerate(batches)]
+    chunks = [chunk_of(index, memoryview(each)) for index, each in enumerate(batches)]
     return list(decode_chunks(chunks, spans, layout))
 
 
@@ -306,7 +305,7 @@ def test_rows_in_a_typed_read_are_an_error_that_says_where():
 
 def test_columns_in_a_read_of_rows_are_an_error_that_says_where():
     layout = RowsLayout(source_arrow_schema(source_schema(include_headers=False)))
-    chunks = [Chunk(0, memoryview(batch(numbers(0, 2), FIRST, 4)))]
+    chunks = [chunk_of(0, memoryview(batch(numbers(0, 2), FIRST, 4)))]
     with pytest.raises(RecordBatchError, match=r"offset 4 of stream 7 is typed.*encoding=columns"):
         list(decode_chunks(chunks, [span(4, 6)], layout))
 
@@ -377,7 +376,7 @@ def test_an_old_batch_in_a_schema_that_has_grown_takes_bounded_memory(old_batch,
         has_metadata=True,
     )
     next_offset = 0
-    for found in decode_chunks([Chunk(0, memoryview(old_batch))], [span(0, OLD_COUNT)], layout):
+    for found in decode_chunks([chunk_of(0, memoryview(old_batch))], [span(0, OLD_COUNT)], layout):
         assert found.nbytes < 8 * limits.BATCH_TARGET_BYTES
         offsets = found.column("_metadata").field("offset")
         assert offsets[0].as_py() == next_offset

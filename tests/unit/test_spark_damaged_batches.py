@@ -11,7 +11,7 @@ from foreign_batches import sequence_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from lying_batches import lying_batch
-from spark_streams import numbered, rows_of
+from spark_streams import chunk_of, numbered, rows_of
 from typed_streams import rows_in, schema_of, versions_of
 
 from sbp_core.errors import DamagedBatchError
@@ -30,7 +30,6 @@ from sbp_spark.reading.input_partitions import StoredRun, decode_chunks
 from sbp_spark.reading.layout import RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.reading.prefetch import Chunk
 from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 ROWS = RowsLayout(source_arrow_schema(source_schema(include_headers=True)))
@@ -123,7 +122,7 @@ def span(start, end):
 
 
 def read(payload, wanted, layout=ROWS, *, is_loss_fatal=False):
-    chunks = [Chunk(0, memoryview(payload))]
+    chunks = [chunk_of(0, memoryview(payload))]
     return [
         row
         for batch in decode_chunks(chunks, [wanted], layout, is_loss_fatal=is_loss_fatal)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
-from spark_streams import numbered, rows_of
+from spark_streams import chunk_of, numbered, rows_of
 
-from sbp_core.client import FetchOutcome
+from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,
@@ -30,7 +30,7 @@ from sbp_spark.reading.input_partitions import (
 from sbp_spark.reading.layout import RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
+from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
 from sbp_spark.row_schema import source_arrow_schema, source_schema
 
 ARROW = source_arrow_schema(source_schema(include_headers=False))
@@ -57,7 +57,7 @@ class FakeServer:
         self.stored_to = stored_to
         self.asked = []
 
-    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_placed=False):
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_batches=False):
         self.asked.append(list(items))
         # Answers come in any order: here the last item's first.
         for index, item in reversed(list(enumerate(items))):
@@ -68,18 +68,18 @@ class FakeServer:
                 if offset < min(item.end_offset, self.stored_to):
                     payload += batch(start, end, item.stream_id)
                     offset = end
-            yield FetchOutcome(index, item.stream_id, memoryview(payload), offset, None)
+            batches = ReceivedBatches(memoryview(payload), offset)
+            yield FetchOutcome(index, item.stream_id, batches, None)
 
 
 class FailingServer:
     def __init__(self, error):
         self.error = error
 
-    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_placed=False):
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_batches=False):
         for index, item in enumerate(items):
-            yield FetchOutcome(
-                index, item.stream_id, memoryview(b""), item.fetch_offset, self.error
-            )
+            nothing = ReceivedBatches(memoryview(b""), item.fetch_offset)
+            yield FetchOutcome(index, item.stream_id, nothing, self.error)
 
 
 def read(server, spans, **options):
@@ -122,7 +122,7 @@ COLUMNS = source_schema(include_headers=True).fields
 def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined):
     schema = StructType(columns[:count])
     spans = [span(5, 9), span(0, 3, stream_id=8)] if is_joined else [span(5, 9)]
-    chunks = [Chunk(i, memoryview(batch(0, 9, each.stream_id))) for i, each in enumerate(spans)]
+    chunks = [chunk_of(i, memoryview(batch(0, 9, each.stream_id))) for i, each in enumerate(spans)]
     arrow = source_arrow_schema(schema)
     (found,) = decode_chunks(chunks, spans, RowsLayout(arrow))
     found.validate(full=True)
@@ -141,7 +141,9 @@ def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
         lambda value, *_: built.append(value) or pa.nulls(16, pa.int64()),
     )
     schema = source_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
-    (found,) = decode_chunks([Chunk(0, memoryview(batch(0, 9)))], [span(0, 9)], RowsLayout(schema))
+    (found,) = decode_chunks(
+        [chunk_of(0, memoryview(batch(0, 9)))], [span(0, 9)], RowsLayout(schema)
+    )
     assert (found.schema.names, built) == (["stream_id", "value"], [7])
 
 
@@ -162,7 +164,7 @@ def test_more_batches_than_are_looked_at_at_once():
 
 def test_a_large_batch_is_passed_without_a_copy():
     payload = memoryview(batch(0, 20_000))
-    (found,) = decode_chunks([Chunk(0, payload)], [span(5, 15_005)], ROWS)
+    (found,) = decode_chunks([chunk_of(0, payload)], [span(5, 15_005)], ROWS)
     assert found.num_rows == 15_000
     start = pa.py_buffer(payload).address
     address = found.column("value").buffers()[2].address
@@ -182,14 +184,14 @@ def test_a_large_batch_is_passed_without_a_copy():
 def test_gaps_and_overlaps_fail_the_task(stored, told):
     payload = memoryview(b"".join(batch(*bounds) for bounds in stored))
     with pytest.raises(BrokenSequenceError, match=rf"stream s7 \(id 7\), range 0, .*{told}"):
-        list(decode_chunks([Chunk(0, payload)], [span(0, 30)], ROWS))
+        list(decode_chunks([chunk_of(0, payload)], [span(0, 30)], ROWS))
 
 
 def test_damaged_octets_fail_the_task():
     damaged = bytearray(batch(0, 10))
     damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
     with pytest.raises(DamagedRecordsError, match=r"stream 7 \(s7\): \[0, 10\): "):
-        list(decode_chunks([Chunk(0, memoryview(damaged))], [span(0, 10)], ROWS))
+        list(decode_chunks([chunk_of(0, memoryview(damaged))], [span(0, 10)], ROWS))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,8 @@ class TrimmedServer(FakeServer):
         for outcome in super().fetch(items, **options):
             if items[outcome.item_index].fetch_offset < first:
                 index, offset = outcome.item_index, items[outcome.item_index].fetch_offset
-                yield FetchOutcome(index, outcome.stream_id, memoryview(b""), offset, gone)
+                nothing = ReceivedBatches(memoryview(b""), offset)
+                yield FetchOutcome(index, outcome.stream_id, nothing, gone)
             else:
                 yield outcome
 
@@ -283,7 +286,7 @@ def test_late_records_are_waited_for():
         server.stored_to = 40
 
     chunks = fetch_chunks(server, [span(0, 40)], sleep=store_more)
-    assert sum(len(chunk.payload) > 0 for chunk in chunks) == 2
+    assert sum(chunk.batches.size_bytes > 0 for chunk in chunks) == 2
 
 
 def test_a_partition_holds_what_a_task_needs_and_nothing_else():
@@ -298,7 +301,7 @@ def test_an_empty_partition_asks_nobody():
 
 def chunks_of(sizes):
     for index, size in enumerate(sizes):
-        yield Chunk(index, memoryview(bytes(size)), is_more=True)
+        yield chunk_of(index, memoryview(bytes(size)), is_more=True)
 
 
 def test_prefetched_chunks_keep_their_order():
@@ -335,7 +338,7 @@ def drawn_by(chunks, is_more):
     def noted():
         for each in is_more:
             threads.append(threading.current_thread())
-            yield Chunk(len(threads), memoryview(b"x"), is_more=each)
+            yield chunk_of(len(threads), memoryview(b"x"), is_more=each)
 
     assert [each.span_index for each in chunks(noted())] == list(range(1, len(is_more) + 1))
     return [each is threading.current_thread() for each in threads]
@@ -366,8 +369,8 @@ def test_what_is_not_read_to_its_end_is_closed_without_a_thread_too():
 
     def two():
         try:
-            yield Chunk(0, memoryview(b"x"))
-            yield Chunk(1, memoryview(b"x"))
+            yield chunk_of(0, memoryview(b"x"))
+            yield chunk_of(1, memoryview(b"x"))
         finally:
             ended.append(True)
 

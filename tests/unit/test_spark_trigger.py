@@ -8,7 +8,7 @@ import pytest
 from manual_clock import ManualClock
 from spark_streams import rows_of
 
-from sbp_core.client import FetchOutcome
+from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import StatusCode, StorageError
 from sbp_core.records import encode_rows
 from sbp_spark.options import TriggerLimits
@@ -26,7 +26,7 @@ class FakeServer:
         self.sizes = {int(name[1:]): size for name, size in sizes.items()}
         self.asked = []
 
-    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_placed=False):
+    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_batches=False):
         for index, item in enumerate(items):
             self.asked.append((item.stream_id, item.fetch_offset))
             error, payload = None, b""
@@ -35,7 +35,8 @@ class FakeServer:
             else:
                 rows = rows_of([b"x" * self.sizes[item.stream_id]] * 10)
                 payload = encode_rows(rows, stream_id=item.stream_id, timestamp_ms=0)
-            yield FetchOutcome(index, item.stream_id, memoryview(payload), 0, error)
+            batches = ReceivedBatches(memoryview(payload), 0)
+            yield FetchOutcome(index, item.stream_id, batches, error)
 
 
 def way(bases=(), starts=None, **tails):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sbp_core import limits
-from sbp_core.client.fetches.places import PlacedBatches
 from sbp_core.client.programs.calls import Attempts, answered_items, decode_answer
-from sbp_core.client.types import FetchItem, FetchOutcome, RangeInfo
+from sbp_core.client.programs.program import BatchesElsewhere
+from sbp_core.client.types import Batches, FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import ProtocolError, SbpError, StatusCode
 from sbp_core.records import decode_envelope
 from sbp_core.wire.frame import Frame
@@ -18,7 +18,7 @@ from sbp_core.wire.status import maybe_error
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an item asked for; the range matters where places of batches may be the answer."""
+    """What an item asked for; the range matters where batches may be outside the answer."""
 
     stream_id: int
     offset: int
@@ -28,37 +28,26 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Whole batches, perhaps none, and where the next fetch goes on.
+    """Whole batches, perhaps none.
 
     `is_hasty`: none were there, or had room, when the server answered; it need not have waited.
-    `is_silent`: nor did it say where to go on. With `placed` they are not in the payload, but to be
-    read there.
+    `is_silent`: nor did it say where to go on.
     """
 
-    payload: memoryview
-    next_offset: int
+    batches: Batches
     is_hasty: bool = False
     is_silent: bool = False
-    placed: PlacedBatches | None = None
-
-    def since(self, offset: int) -> Found:
-        """Return this without the batches that end before an offset."""
-        position, payload = 0, self.payload
-        while position < len(payload):
-            envelope = decode_envelope(payload, position)
-            if envelope.base_offset + envelope.record_count > offset:
-                break
-            position += envelope.length_bytes
-        return replace(self, payload=payload[position:])
 
 
 def read_answer(
-    frame: Frame, questions: Mapping[int, Question], *, maybe_places_of: str | None = None
+    frame: Frame,
+    questions: Mapping[int, Question],
+    maybe_elsewhere: BatchesElsewhere | None = None,
 ) -> dict[int, Found | SbpError]:
     """Return what one response frame says, by request index. Raises SbpError if it is unusable.
 
     The payload holds the batches of the results in the order of the header. `questions` are those
-    that are not answered yet. Places of batches are taken from the server at `maybe_places_of`.
+    that are not answered yet. `maybe_elsewhere` returns batches that are not in the payload.
     """
     response = decode_answer(frame, FetchResponse)
     payload = memoryview(frame.payload)
@@ -76,17 +65,24 @@ def read_answer(
             _check_stream(result, index, question)
             end, next_offset = _measure(result, payload, position, question)
             _check_extent(question, end - position, next_offset)
-            placed = None
+            batches: Batches = ReceivedBatches(payload[position:end], next_offset)
             if result.places:
-                placed = _placed(response, result, question, maybe_places_of)
-            answers[index] = Found(payload[position:end], next_offset, placed=placed)
+                if maybe_elsewhere is None:
+                    raise ProtocolError(
+                        f"the FETCH answer for stream {question.stream_id} has places of batches,"
+                        " unasked"
+                    )
+                range_key = question.stream_id, question.range_index
+                batches = maybe_elsewhere(response, result, range_key)
+            answers[index] = Found(batches)
             position = end
             continue
         position += max(result.batch_length, 0)
         if error.code == StatusCode.NO_NEW_RECORD:
             is_silent = result.next_offset < 0
             known = question.offset if is_silent else result.next_offset
-            answers[index] = Found(payload[:0], known, is_hasty=True, is_silent=is_silent)
+            nothing = ReceivedBatches(payload[:0], known)
+            answers[index] = Found(nothing, is_hasty=True, is_silent=is_silent)
         else:
             error.throttle_time_ms = max(response.throttle_time_ms, 0)
             answers[index] = error
@@ -120,24 +116,15 @@ def _check_extent(question: Question, length_bytes: int, next_offset: int) -> No
         )
 
 
-def _placed(
-    response: FetchResponse, result: FetchResult, question: Question, maybe_endpoint: str | None
-) -> PlacedBatches:
-    if maybe_endpoint is None:
-        raise ProtocolError(f"places of batches of stream {question.stream_id}, unasked")
-    if response.log_directory is None or response.log_instance is None or result.batch_length:
-        raise ProtocolError(
-            f"the FETCH answer for stream {question.stream_id} has places of batches without the"
-            " log that they are in, or beside batches"
-        )
-    return PlacedBatches(
-        maybe_endpoint,
-        response.log_directory,
-        response.log_instance,
-        question.stream_id,
-        question.range_index,
-        result.places,
-    )
+def batches_since(batches: ReceivedBatches, offset: int) -> ReceivedBatches:
+    """Return batches without those that end before an offset."""
+    position, payload = 0, batches.payload
+    while position < len(payload):
+        envelope = decode_envelope(payload, position)
+        if envelope.base_offset + envelope.record_count > offset:
+            break
+        position += envelope.length_bytes
+    return ReceivedBatches(payload[position:], batches.next_offset)
 
 
 def _measure(
@@ -152,7 +139,7 @@ def _measure(
         if end > len(payload):
             raise ProtocolError(
                 f"the FETCH answer for stream {question.stream_id} announces {result.batch_length}"
-                f" octets, its frame has {len(payload) - position} left"
+                f" bytes, its frame has {len(payload) - position} left"
             )
         return end, result.next_offset
     next_offset = question.offset
@@ -251,10 +238,11 @@ class FetchTask:
         has_waited = 0 < self.asked_wait_ms <= now_ms - self.asked_ms
         return is_wanted and not has_waited
 
-    def outcome(self, found: Found) -> FetchOutcome:
+    def outcome(self, batches: Batches) -> FetchOutcome:
         """Return the answer of a task that found something."""
-        return FetchOutcome(self.index, self.item.stream_id, found.payload, found.next_offset, None)
+        return FetchOutcome(self.index, self.item.stream_id, batches, None)
 
     def empty(self, next_offset: int, error: SbpError | None = None) -> FetchOutcome:
         """Return the answer of a task that found nothing, or failed."""
-        return FetchOutcome(self.index, self.item.stream_id, memoryview(b""), next_offset, error)
+        nothing = ReceivedBatches(memoryview(b""), next_offset)
+        return FetchOutcome(self.index, self.item.stream_id, nothing, error)

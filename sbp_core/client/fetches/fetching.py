@@ -11,18 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.fetches.fetch_answer import FetchTask, Found, read_answer
-from sbp_core.client.fetches.places import PlacedBatches, Whereabouts
+from sbp_core.client.fetches.fetch_answer import FetchTask, Found, batches_since, read_answer
 from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy, unanswered
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,
     Call,
     Emit,
-    Locate,
     Now,
     Program,
-    ReadPlaces,
     Receive,
     Start,
 )
@@ -34,7 +31,7 @@ from sbp_core.client.programs.range_placement import (
     revalidate,
     stream_bounds,
 )
-from sbp_core.client.types import EARLIEST, LATEST, FetchItem, RangeInfo
+from sbp_core.client.types import EARLIEST, FetchItem, RangeInfo, ReceivedBatches
 from sbp_core.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
@@ -52,27 +49,20 @@ class _OpenFetch:
     """One FETCH frame that waits for answers: the tasks by request index."""
 
     endpoint: str
-    takes_places: bool
     tasks: dict[int, FetchTask]
 
 
 def fetch(
-    context: Context,
-    items: Sequence[FetchItem],
-    *,
-    max_wait_ms: int,
-    min_bytes: int,
-    leaves_placed: bool = False,
+    context: Context, items: Sequence[FetchItem], *, max_wait_ms: int, min_bytes: int
 ) -> Program[None]:
     """Fetch all items, emitting a FetchOutcome for each as it is answered.
 
     A server waits up to `max_wait_ms` for `min_bytes` of an item. Failures are emitted as outcomes
-    with an error. What is on this machine's disk is not read if the caller `leaves_placed` batches
-    there. Raises ConfigurationError for unusable arguments.
+    with an error. Raises ConfigurationError for unusable arguments.
     """
     _check_arguments(items, max_wait_ms, min_bytes)
     begin_ms: float = yield Now()
-    work = _Fetch(context, begin_ms + max_wait_ms, min_bytes, leaves_placed=leaves_placed)
+    work = _Fetch(context, begin_ms + max_wait_ms, min_bytes)
     for index, item in enumerate(items):
         attempts = Attempts(context, begin_ms + max_wait_ms)
         task = FetchTask(index, item, item.fetch_offset, attempts, begin_ms)
@@ -86,12 +76,9 @@ def fetch(
 class _Fetch:
     """The tasks of one fetch, and the calls that are open for them."""
 
-    def __init__(
-        self, context: Context, wait_until_ms: float, min_bytes: int, *, leaves_placed: bool
-    ) -> None:
+    def __init__(self, context: Context, wait_until_ms: float, min_bytes: int) -> None:
         self.waiting: list[FetchTask] = []
         self._context = context
-        self._leaves_placed = leaves_placed
         self._impatient = replace(
             context,
             policy=RetryPolicy(budget_ms=0),
@@ -141,11 +128,9 @@ class _Fetch:
             task.piece, task.asked_ms, task.asked_wait_ms = piece, now_ms, wait_ms
             server = piece.servers[task.replica_turn % len(piece.servers)]
             groups.setdefault(server, []).append(task)
-        local = self._context.maybe_local
         for server, whole in groups.items():
-            takes_places = local is not None and local.takes_places(server, now_ms)
             for part in chunks(whole):
-                opened = _OpenFetch(server, takes_places, dict(enumerate(part)))
+                opened = _OpenFetch(server, dict(enumerate(part)))
                 number: int = yield Start(self._call(opened, wait_ms))
                 self._open[number] = opened
 
@@ -169,7 +154,6 @@ class _Fetch:
                 task.info(request_index) for request_index, task in opened.tasks.items()
             ),
             timeout_ms=timeout_ms,
-            takes_places=opened.takes_places,
         )
         return Call(
             opened.endpoint,
@@ -189,7 +173,7 @@ class _Fetch:
             answers = read_answer(
                 arrival.content,
                 {request_index: task.question() for request_index, task in asked.tasks.items()},
-                maybe_places_of=asked.endpoint if asked.takes_places else None,
+                arrival.maybe_elsewhere,
             )
         except SbpError as error:
             del self._open[arrival.number]
@@ -198,23 +182,24 @@ class _Fetch:
                 yield from self._on_error(task, error, asked.endpoint, now_ms)
             return
         is_serving = any(
-            isinstance(each, Found) and (each.payload or each.placed) for each in answers.values()
+            isinstance(each, Found) and each.batches.size_bytes for each in answers.values()
         )
         empty: list[tuple[FetchTask, Found]] = []
         for request_index, answer in answers.items():
             task = asked.tasks.pop(request_index)
             if isinstance(answer, SbpError):
                 yield from self._on_error(task, answer, asked.endpoint, now_ms)
-            elif answer.is_hasty and is_serving:
+                continue
+            if answer.is_hasty and is_serving:
                 self._wait(task, now_ms)  # the frame may have had no room for this one
-            elif answer.placed is not None:
-                yield from self._read_placed(task, answer, answer.placed, arrival.number)
-            elif task.stepped and answer.payload:
-                yield from self._catch_up(task, answer, now_ms)
-            elif not answer.payload and task.may_go_on(answer.next_offset, now_ms):
+                continue
+            batches = answer.batches
+            if task.stepped and isinstance(batches, ReceivedBatches) and batches.payload:
+                yield from self._catch_up(task, batches, now_ms)
+            elif not batches.size_bytes and task.may_go_on(batches.next_offset, now_ms):
                 empty.append((task, answer))
             else:
-                yield Emit(task.outcome(answer))
+                yield Emit(task.outcome(batches))
         if arrival.is_last:
             del self._open[arrival.number]
             for task in asked.tasks.values():
@@ -222,42 +207,6 @@ class _Fetch:
                 yield from self._on_error(task, silence, asked.endpoint, now_ms)
         if empty:
             yield from self._follow(empty, now_ms)
-
-    def _read_placed(
-        self, task: FetchTask, answer: Found, told: PlacedBatches, number: int
-    ) -> Program[None]:
-        """Answer a task with what is on this machine's disk, or let the server do it.
-
-        There may be more than the task asks for.
-        """
-        local = self._context.maybe_local
-        assert local is not None, "places are asked for by those that read them"
-        driver = self._context.drivers.endpoint
-        whereabouts: Whereabouts = yield Locate(number, driver)
-        placed = local.maybe_admitted(told, whereabouts)
-        if placed is None:
-            yield from self._read_through(task, told)
-            return
-        if self._leaves_placed:
-            yield Emit(replace(task.outcome(answer), maybe_placed=placed))
-            return
-        first = placed.up_to(min(task.item.max_bytes, limits.BATCH_BYTES_MAX))
-        payload: memoryview | None = yield ReadPlaces(first)
-        if payload is not None:
-            is_all = len(first.places) == len(placed.places)
-            next_offset = answer.next_offset if is_all else first.end_offset
-            yield Emit(task.outcome(replace(answer, payload=payload, next_offset=next_offset)))
-            return
-        yield from self._read_through(task, placed)
-
-    def _read_through(self, task: FetchTask, placed: PlacedBatches) -> Program[None]:
-        """Let the server of placed batches send them itself, and what follows for a while."""
-        now_ms: float = yield Now()
-        if task.offset == LATEST:
-            task.offset = placed.start_offset  # not the tail of later
-        if self._context.maybe_local is not None:
-            self._context.maybe_local.on_failure(placed.endpoint, now_ms)
-        self._wait(task, now_ms)
 
     def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> Program[None]:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.
@@ -271,7 +220,7 @@ class _Fetch:
         yield from revalidate(self._impatient, stream_ids)
         yield from self._learn_tails([task for task, answer in followed if answer.is_silent])
         for task, answer in followed:
-            next_offset = self._skip_trimmed(task, max(task.offset, answer.next_offset))
+            next_offset = self._skip_trimmed(task, max(task.offset, answer.batches.next_offset))
             piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
             if piece and task.piece and piece.range_index > task.piece.range_index:
                 task.follow_count += 1
@@ -313,14 +262,14 @@ class _Fetch:
         for task, held in zip(asking, bounds, strict=True):
             task.maybe_tail = held.next_offset
 
-    def _catch_up(self, task: FetchTask, answer: Found, now_ms: float) -> Program[None]:
+    def _catch_up(self, task: FetchTask, found: ReceivedBatches, now_ms: float) -> Program[None]:
         """Answer a task that was asked for too early, or go on to the batches that it is about."""
-        wanted = answer.since(task.offset)
+        wanted = batches_since(found, task.offset)
         if wanted.payload:
             yield Emit(task.outcome(wanted))
             return
         task.is_beside = True
-        task.stepped = max(0, task.offset - answer.next_offset)
+        task.stepped = max(0, task.offset - found.next_offset)
         self._wait(task, now_ms)
 
     def _wait(self, task: FetchTask, due_ms: float) -> None:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Generator
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting, timed
-from sbp_core.client.fetches.places import PlacedBatches, Whereabouts
 from sbp_core.client.io.blocking_connection import BlockingConnection
 from sbp_core.client.io.conversation import Ticket
-from sbp_core.client.io.local_log import READ_ERRORS, read_placed
+from sbp_core.client.io.local_log import LocalLogs
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,
+    BatchesElsewhere,
     Call,
     Effect,
     Emit,
     Inbox,
-    Locate,
     Now,
     Program,
-    ReadPlaces,
     Receive,
     Start,
 )
@@ -36,8 +34,6 @@ from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class ConnectionPool:
@@ -121,10 +117,20 @@ class ConnectionPool:
 
 
 class BlockingRunner:
-    """Executes one program: performs its effects with threads and sockets."""
+    """Executes one program: performs its effects with threads and sockets.
 
-    def __init__(self, pool: ConnectionPool, clock: Callable[[], float] = time.monotonic) -> None:
+    With `maybe_logs` the batches of a FETCH may stay in files of this machine.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        maybe_logs: LocalLogs | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
+        self._maybe_logs = maybe_logs
         self._clock = clock
         self._inbox = Inbox()
         self._tickets: dict[int, tuple[BlockingConnection, Ticket, Opcode]] = {}
@@ -171,17 +177,17 @@ class BlockingRunner:
             return self._now_ms()
         if isinstance(effect, Abandon):
             self._abandon(effect.number)
-        if isinstance(effect, ReadPlaces):
-            return _maybe_read(effect.placed)
-        if isinstance(effect, Locate):
-            return self._locate(effect)
         return None
 
     def _start(self, call: Call) -> int:
         number = self._inbox.open(self._now_ms() + call.timeout_ms)
+        elsewhere: BatchesElsewhere | None = None
+        if self._maybe_logs is not None:
+            is_on_this_machine = partial(self._is_on_this_machine, number)
+            call, elsewhere = self._maybe_logs.asking(call, is_on_this_machine)
         try:
             connection, ticket = self._pool.start(
-                call, lambda content: self._arrivals.put(Arrival(number, content))
+                call, lambda content: self._arrivals.put(Arrival(number, content, elsewhere))
             )
         except SbpError as error:
             self._inbox.deliver(Arrival(number, error))
@@ -212,10 +218,9 @@ class BlockingRunner:
             except queue.Empty:
                 continue
 
-    def _locate(self, wanted: Locate) -> Whereabouts:
-        connection, _, _ = self._tickets[wanted.number]
-        cluster_id = self._pool.maybe_cluster_id(wanted.driver)
-        return Whereabouts(connection.is_on_this_machine, cluster_id)
+    def _is_on_this_machine(self, number: int) -> bool:
+        connection, _, _ = self._tickets[number]
+        return connection.is_on_this_machine
 
     def _abandon(self, number: int) -> None:
         self._inbox.abandon(number)
@@ -229,11 +234,3 @@ class BlockingRunner:
 
     def _now_ms(self) -> float:
         return self._clock() * 1000
-
-
-def _maybe_read(placed: PlacedBatches) -> memoryview | None:
-    try:
-        return read_placed(placed)
-    except READ_ERRORS as error:
-        _LOG.debug("stream %d is read through its server: %s", placed.stream_id, error)
-        return None

@@ -1,33 +1,38 @@
-"""Record batches out of the log of a range server on this machine, past the server.
+"""Large batches in the files of a range server on this machine, read past the server.
 
-What is read is what the server would have read: each batch has a checksum, which covers its stream
-and its place as well, and the log is that server's, as its folder holds the instance that the
-answer names. No link is followed on the way, and nothing but regular files is opened. Whose places
-are read at all: see fetches/places.py.
+A range server may answer a FETCH of a client on its own machine with the places of large batches in
+its log. The client opens a log only if the connection goes to this machine, if the file `instance`
+in its folder names the cluster of the client's placement driver, and if the server has named no
+other folder before: otherwise a server could have the client read somebody else's log. No link is
+followed, and only regular files are opened. Each batch has a checksum, which covers its position
+and its stream as well.
+
+Files are removed and rewritten at any time. Batches that cannot be read are fetched as bytes, and
+their server is not asked for places for a while. Read first: `LocalLogs`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from sbp_core import limits
-from sbp_core.client.fetches.places import (
-    PlacedBatches,
-    PlacedPiece,
-    batch_bytes,
-    end_offset_of,
-    in_pieces,
-)
-from sbp_core.errors import LogCorruptionError, LogError, RecordBatchError
+from sbp_core.client.programs.program import BatchesElsewhere, Call
+from sbp_core.client.types import Batches, FetchItem, ReceivedBatches
+from sbp_core.errors import LogCorruptionError, LogError, ProtocolError, RecordBatchError
 from sbp_core.records import write_base_offset
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
@@ -40,51 +45,178 @@ from sbp_core.segment_format import (
     encode_instance,
     segment_name,
 )
-from sbp_core.wire.headers import BatchPlace
+from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, FetchResult
+
+_LOG: Final = logging.getLogger(__name__)
 
 CAN_READ: Final = hasattr(os, "preadv")
-"""Whether this system has what it takes."""
+"""Whether this system has the calls that reading needs."""
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if CAN_READ else 0
-"""A FIFO does not keep the client waiting that opens it, and finds out what it is."""
+"""Opening a FIFO returns at once, so that it can be recognised and refused."""
 _SEARCH: Final = getattr(os, "O_PATH", os.O_RDONLY)
-"""Folders need not be readable for their files to be, where the system can tell."""
+"""A folder need not be readable for its files to be, where the system has O_PATH."""
 _FOLDER_FLAGS: Final = _SEARCH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY if CAN_READ else 0
 _PREFIX_BYTES_MAX: Final = 255
-"""Of what was staged, the id in front of the batch."""
+"""A staged batch has its transaction id in front."""
 _FILE_OF: Final = attrgetter("segment", "generation")
 READ_ERRORS: Final = (OSError, LogError, RecordBatchError, ValueError, OverflowError, MemoryError)
-"""What reading raises: of the system, of what is found, and for places that there cannot be."""
+"""Errors of the system, of files with other contents, and of places that cannot exist."""
 
 
-def read_placed(placed: PlacedBatches) -> memoryview:
-    """Return the batches, one behind the other, checked, with the offsets that they have.
+@dataclass(frozen=True, slots=True)
+class PlacedBatches:
+    """Batches of one range, in the order of their offsets, in the log in `directory`.
 
-    Raises OSError where the files cannot be opened, and LogError where they are another server's,
-    or the batches are not there: both may have changed since the answer.
+    The server at `endpoint` named them. The log must be of the cluster `cluster_id`; "" is none.
     """
-    if placed.length_bytes > limits.FRAME_BYTES_MAX:
-        raise LogError("the server told of more places than were asked for")
-    payloads = [piece.payload for piece in read_pieces(placed, placed.length_bytes)]
-    return payloads[0] if len(payloads) == 1 else np.concatenate(payloads).data
+
+    endpoint: str
+    directory: str
+    instance: str
+    stream_id: int
+    range_index: int
+    places: tuple[BatchPlace, ...]
+    cluster_id: str = ""
 
 
-def read_pieces(placed: PlacedBatches, piece_bytes: int) -> Iterator[PlacedPiece]:
-    """Yield the batches as `read_placed` returns them, about `piece_bytes` at a time.
+class LocalLogs:
+    """Which servers are asked for places, and which logs are read. Threads may share it.
 
-    A segment is open while those in it are drawn. Raises as `read_placed` does, behind what is
-    well.
+    `maybe_cluster_id` returns the cluster that the client's placement driver named. `fetch` fetches
+    batches of a stream as bytes, at least one; it raises SbpError.
+    """
+
+    def __init__(
+        self,
+        maybe_cluster_id: Callable[[], str | None],
+        fetch: Callable[[FetchItem], ReceivedBatches],
+        *,
+        pause_ms: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fetch: Final = fetch
+        self._maybe_cluster_id = maybe_cluster_id
+        self._pause_ms = pause_ms
+        self._clock = clock
+        self._off_until_ms: dict[str, float] = {}
+        self._directories: dict[tuple[str, str], str] = {}
+        """By server and cluster: the folder that it named first."""
+
+    def asking(
+        self, call: Call, is_on_this_machine: Callable[[], bool]
+    ) -> tuple[Call, BatchesElsewhere | None]:
+        """Return a call as a FETCH that accepts places, and what makes batches of them.
+
+        Others are returned as they are, as is a FETCH to a server whose files could not be read a
+        while ago. `is_on_this_machine` is asked when the server has answered.
+        """
+        now_ms = self._clock() * 1000
+        is_off = now_ms < self._off_until_ms.get(call.endpoint, now_ms)
+        if is_off or not isinstance(call.header, FetchRequest):
+            return call, None
+        call = structs.replace(call, header=structs.replace(call.header, takes_places=True))
+        return call, partial(self._batches, call.endpoint, is_on_this_machine)
+
+    def on_failure(self, endpoint: str) -> None:
+        """Accept no places of a server for a while."""
+        self._off_until_ms[endpoint] = self._clock() * 1000 + self._pause_ms
+
+    def _batches(
+        self,
+        endpoint: str,
+        is_on_this_machine: Callable[[], bool],
+        response: FetchResponse,
+        result: FetchResult,
+        range_key: tuple[int, int],
+    ) -> Batches:
+        stream_id, range_index = range_key
+        directory, instance = response.log_directory, response.log_instance
+        if directory is None or instance is None or result.batch_length:
+            raise ProtocolError(
+                f"the FETCH answer for stream {stream_id} has places of batches without the log"
+                " that they are in, or beside batches"
+            )
+        if result.places[0].base_offset >= result.next_offset:
+            raise ProtocolError(
+                f"the FETCH answer for stream {stream_id} has places of batches from offset"
+                f" {result.places[0].base_offset}, and goes on at {result.next_offset}"
+            )
+        cluster_id = self._maybe_cluster_id() or ""
+        placed = PlacedBatches(
+            endpoint, directory, instance, stream_id, range_index, result.places, cluster_id
+        )
+        reason = self._maybe_refusal(placed, is_on_this_machine=is_on_this_machine())
+        if reason is not None:
+            _LOG.debug(
+                "local log not opened: server=%s folder=%.200r reason=%s",
+                endpoint,
+                directory,
+                reason,
+            )
+            self.on_failure(endpoint)
+        return _LocalBatches(self, placed, result.next_offset, is_admitted=reason is None)
+
+    def _maybe_refusal(self, placed: PlacedBatches, *, is_on_this_machine: bool) -> str | None:
+        if not is_on_this_machine:
+            return "the address of the connection is not of this machine"
+        if not placed.cluster_id:
+            return "the placement driver names no cluster"
+        key = placed.endpoint, placed.cluster_id
+        known = self._directories.setdefault(key, placed.directory)
+        return None if known == placed.directory else f"the server named {known!r:.200} before"
+
+
+class _LocalBatches(Batches):
+    """Batches in a log on this machine; those that cannot be read there are fetched as bytes."""
+
+    def __init__(
+        self, logs: LocalLogs, placed: PlacedBatches, next_offset: int, *, is_admitted: bool
+    ) -> None:
+        self.size_bytes = max(1, sum(map(_batch_bytes, placed.places)))
+        self.next_offset = next_offset
+        self._logs = logs
+        self._placed = placed
+        self._is_admitted = is_admitted
+
+    def pieces(
+        self, piece_bytes: int = limits.BATCH_TARGET_BYTES
+    ) -> Generator[ReceivedBatches, None, None]:
+        """Yield batches of about `piece_bytes`. Raises SbpError where they are not available."""
+        placed, position = self._placed, self._placed.places[0].base_offset
+        if self._is_admitted:
+            try:
+                for piece in read_pieces(placed, piece_bytes):
+                    yield piece
+                    position = piece.next_offset
+            except READ_ERRORS as error:
+                _LOG.debug("local read failed: stream=%d cause=%s", placed.stream_id, error)
+                self._logs.on_failure(placed.endpoint)
+        while position < self.next_offset:
+            item = FetchItem(placed.stream_id, position, self.next_offset, piece_bytes)
+            fetched = self._logs.fetch(item)
+            yield fetched
+            position = fetched.next_offset
+
+
+def read_pieces(placed: PlacedBatches, piece_bytes: int) -> Iterator[ReceivedBatches]:
+    """Yield the batches, checked, with the offsets that they have, about `piece_bytes` at a time.
+
+    A segment is open while those in it are drawn. Raises OSError if the files cannot be opened, and
+    LogError if they are another server's, or the batches are not there.
     """
     if not placed.instance.isalnum() or not placed.instance.isascii():
-        raise LogError(f"the server told of {placed.instance!r:.100} as what its log is")
+        raise LogError(f"the server named {placed.instance!r:.100} as the instance of its log")
     if not Path(placed.directory).is_absolute() or "\0" in placed.directory:
-        raise LogError(f"the server told of a log in {placed.directory!r:.100}")
+        raise LogError(f"the server named a log in {placed.directory!r:.100}")
     if not all(map(_is_possible, placed.places)):
-        raise LogError("the server told of places that no batches can be at")
+        raise LogError("the server named places that no batches can be at")
     with _opened_folder(Path(placed.directory)) as folder:
         yield from _read_in_folder(folder, placed, piece_bytes)
 
 
-def _read_in_folder(folder: int, placed: PlacedBatches, piece_bytes: int) -> Iterator[PlacedPiece]:
+def _read_in_folder(
+    folder: int, placed: PlacedBatches, piece_bytes: int
+) -> Iterator[ReceivedBatches]:
     with _opened(INSTANCE_NAME, folder) as descriptor:
         found = os.read(descriptor, INSTANCE_BYTES_MAX)
     if found != encode_instance(placed.instance, placed.cluster_id):
@@ -96,14 +228,14 @@ def _read_in_folder(folder: int, placed: PlacedBatches, piece_bytes: int) -> Ite
     for (segment, generation), places in groupby(placed.places, _FILE_OF):
         with _opened(segment_name(segment), folder) as descriptor:
             _check_segment(descriptor, segment, generation)
-            for piece in in_pieces(places, piece_bytes):
+            for piece in _in_pieces(places, piece_bytes):
                 payload = _read_piece(descriptor, range_key, piece)
-                yield PlacedPiece(payload, end_offset_of(piece[-1]))
+                yield ReceivedBatches(payload, piece[-1].base_offset + piece[-1].record_count)
 
 
 def _is_possible(place: BatchPlace) -> bool:
     is_inside = 0 <= place.segment <= place.position - SEGMENT_HEADER_BYTES
-    has_length = place.length <= limits.ENTRY_BYTES_MAX and batch_bytes(place) > 0
+    has_length = place.length <= limits.ENTRY_BYTES_MAX and _batch_bytes(place) > 0
     return is_inside and has_length and 0 <= place.prefix_length <= _PREFIX_BYTES_MAX
 
 
@@ -127,7 +259,7 @@ def _opened(name: str, folder: int) -> Iterator[int]:
     descriptor = os.open(name, _FLAGS, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise LogError(f"{name} in the folder that the server told of is no regular file")
+            raise LogError(f"{name} in the folder that the server named is no regular file")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -137,17 +269,17 @@ def _check_segment(descriptor: int, segment: int, generation: int) -> None:
     """Raise LogError unless a file is this generation of the segment that starts there."""
     header = decode_segment_header(os.pread(descriptor, SEGMENT_HEADER_BYTES, 0), segment)
     if header.generation != generation:
-        raise LogError(f"the segment at position {segment} was rewritten meanwhile")
+        raise LogError(f"the segment at position {segment} was rewritten since the answer")
 
 
 def _read_piece(
     descriptor: int, range_key: tuple[int, int], places: Sequence[BatchPlace]
 ) -> memoryview:
     """Read batches of a range one behind the other. Raises OSError, LogError."""
-    payload = np.empty(sum(map(batch_bytes, places)), np.uint8).data
+    payload = np.empty(sum(map(_batch_bytes, places)), np.uint8).data
     end = 0
     for place in places:
-        start, end = end, end + batch_bytes(place)
+        start, end = end, end + _batch_bytes(place)
         _read_batch(descriptor, range_key, place, payload[start:end])
     return payload
 
@@ -170,3 +302,22 @@ def _read_batch(
         write_base_offset(batch, place.base_offset)
     elif header.base_offset != place.base_offset:
         raise LogCorruptionError(f"a batch of other offsets is at position {place.position}")
+
+
+def _in_pieces(places: Iterable[BatchPlace], bytes_max: int) -> Iterator[tuple[BatchPlace, ...]]:
+    """Yield the places of as many batches at a time as have `bytes_max` bytes, at least one."""
+    piece: list[BatchPlace] = []
+    piece_bytes = 0
+    for place in places:
+        piece_bytes += _batch_bytes(place)
+        if piece and piece_bytes > bytes_max:
+            yield tuple(piece)
+            piece, piece_bytes = [], _batch_bytes(place)
+        piece.append(place)
+    if piece:
+        yield tuple(piece)
+
+
+def _batch_bytes(place: BatchPlace) -> int:
+    """Return the bytes of a batch, without what the log writes in front."""
+    return place.length - ENTRY_HEADER_BYTES - place.prefix_length

@@ -9,7 +9,6 @@ from random import Random
 from typing import Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.fetches.places import LocalReads
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
 from sbp_core.client.types import PlacementDriverInfo
@@ -124,17 +123,13 @@ R = TypeVar("R", AppendResult, FetchResult)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the operations of one client share. `timeout_ms` bounds each call.
-
-    With `maybe_local` they may read the files of servers on this machine.
-    """
+    """What the operations of one client share. `timeout_ms` bounds each call."""
 
     drivers: PlacementDrivers
     router: Router
     policy: RetryPolicy
     random: Random
     timeout_ms: int
-    maybe_local: LocalReads | None = None
     patience_log: PatienceLog = field(default_factory=PatienceLog)
 
 

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.client.fetches.places import PlacedBatches
+from sbp_core.client.types import Batches
 from sbp_core.errors import SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import FetchResponse, FetchResult
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
@@ -71,21 +72,7 @@ class Emit(Struct, frozen=True):
     value: Any
 
 
-class ReadPlaces(Struct, frozen=True):
-    """Read batches from the disk. Result: their bytes, None if that cannot be done."""
-
-    placed: PlacedBatches
-
-
-class Locate(Struct, frozen=True):
-    """Result: the Whereabouts of the server of call `number`, in the cluster of `driver`."""
-
-    number: int
-    driver: str
-
-
-Effect = Start | Receive | Abandon | Now | Emit | ReadPlaces | Locate
-"""`Locate` and `ReadPlaces` are for programs whose context has LocalReads (blocking client)."""
+Effect = Start | Receive | Abandon | Now | Emit
 Program = Generator[Effect, Any, T]
 Sink = Callable[[Frame | SbpError], None]
 """Where the frames of a call's answer go, and the error that ends it."""
@@ -98,11 +85,22 @@ class Reply(Struct, frozen=True):
     error: SbpError | None = None
 
 
+BatchesElsewhere = Callable[[FetchResponse, FetchResult, tuple[int, int]], Batches]
+"""Returns the batches of a result that its frame does not contain; with (stream id, range index).
+
+Raises ProtocolError for a result that is incomplete.
+"""
+
+
 class Arrival(Struct, frozen=True):
-    """A response frame of call `number`, or the error that ends it."""
+    """A response frame of call `number`, or the error that ends it.
+
+    With `maybe_elsewhere` the runner accepted batches of a FETCH outside the frame.
+    """
 
     number: int
     content: Frame | SbpError
+    maybe_elsewhere: BatchesElsewhere | None = None
 
     @property
     def is_last(self) -> bool:

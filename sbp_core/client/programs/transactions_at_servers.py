@@ -19,10 +19,10 @@ from typing import Protocol
 from sbp_core import limits
 from sbp_core.client.appends.append_state import AppendFrame
 from sbp_core.client.appends.numbering import Marks
-from sbp_core.client.fetches.fetch_answer import Found, Question, read_answer
+from sbp_core.client.fetches.fetch_answer import Question, read_answer
 from sbp_core.client.programs.calls import decode_answer, unanswered
 from sbp_core.client.programs.program import Call
-from sbp_core.client.types import RangeInfo, TxnPart
+from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
 from sbp_core.errors import NotFoundError, ProtocolError, SbpError
 from sbp_core.records import split_envelopes
 from sbp_core.session.negotiation import FeatureName
@@ -211,7 +211,7 @@ async def _end_frame(
 
 async def _read_staged(
     client: Caller, endpoint: str, part: TxnPart, sequence: int, timeout_ms: int | None
-) -> Found:
+) -> ReceivedBatches:
     info = FetchInfo(
         stream_range=StreamRange(stream_id=part.stream_id, range_index=part.range_index),
         fetch_offset=sequence,
@@ -226,8 +226,8 @@ async def _read_staged(
         answer = read_answer(frame, {0: Question(part.stream_id, sequence)}).get(0)
         if isinstance(answer, SbpError):
             raise answer
-        if answer is not None:
-            return answer
+        if answer is not None and isinstance(answer.batches, ReceivedBatches):
+            return answer.batches
     raise unanswered(f"what is staged for {part.txn_id}")
 
 
