@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from sbp_core import limits
@@ -117,6 +116,23 @@ class GradualAppend:
         self._context = context
         self._kind = kind
         self._state: AppendState | None = None
+        self.is_over = False
+        """Whether the appender that drives this accepts nothing more."""
+
+    @contextmanager
+    def step(self, *, is_last: bool = False) -> Iterator[None]:
+        """Drive the program one step in the body; it is over after an error, or if `is_last`.
+
+        Raises ConfigurationError if it is over.
+        """
+        if self.is_over:
+            raise ConfigurationError(
+                "this appender is over: it was finished or closed, or raised an error; begin"
+                " another one"
+            )
+        self.is_over = True
+        yield
+        self.is_over = is_last
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
@@ -231,13 +247,12 @@ class Appender:
     """Appends batches as they are given, those of one stream in order (see `Client.appender`).
 
     For one thread. After an error it is over, and raises ConfigurationError; so it does when it is
-    closed before `finish`: then nobody knows what became of the batches that are `unacknowledged`.
+    closed before `finish`: then the outcome of the batches that are `unacknowledged` is not known.
     """
 
     def __init__(self, work: GradualAppend, steps: Steps) -> None:
         self._work = work
         self._steps = steps
-        self._is_over = False
         next(steps)
 
     @property
@@ -247,34 +262,23 @@ class Appender:
 
     def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""
-        _check(self._is_over)
-        try:
+        with self._work.step():
             self._steps.send(items)
-        except BaseException:
-            self._is_over = True
-            raise
 
     def finish(self) -> None:
         """Return when everything is appended; it is over then. Raises SbpError."""
-        _check(self._is_over)
-        self._is_over = True
-        for _ in self._steps:
-            raise AssertionError("it is ready for more, but there is no more")
+        with self._work.step(is_last=True):
+            next(self._steps, None)
 
     def close(self) -> None:
         """Give up what is not appended. Idempotent."""
-        self._is_over = True
+        self._work.is_over = True
         self._steps.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -285,7 +289,6 @@ class AsyncAppender:
         self._work = work
         self._steps = steps
         self._is_begun = False
-        self._is_over = False
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
@@ -294,47 +297,29 @@ class AsyncAppender:
 
     async def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""
-        _check(self._is_over)
-        try:
+        with self._work.step():
             await self._begin()
             await self._steps.asend(items)
-        except BaseException:
-            self._is_over = True
-            raise
 
     async def finish(self) -> None:
         """Return when everything is appended; it is over then. Raises SbpError."""
-        _check(self._is_over)
-        self._is_over = True
-        await self._begin()
-        async for _ in self._steps:
-            raise AssertionError("it is ready for more, but there is no more")
+        with self._work.step(is_last=True):
+            await self._begin()
+            await anext(self._steps, None)
 
     async def close(self) -> None:
         """Give up what is not appended. Idempotent."""
-        self._is_over = True
+        self._work.is_over = True
         await self._steps.aclose()
 
     async def __aenter__(self) -> Self:
         await self._begin()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _begin(self) -> None:
         if not self._is_begun:
             self._is_begun = True
             await anext(self._steps)
-
-
-def _check(is_over: bool) -> None:  # noqa: FBT001
-    if is_over:
-        raise ConfigurationError(
-            "this appender is over: it was finished or closed, or raised an error; begin another"
-        )
