@@ -23,13 +23,6 @@ from sbp_core.client.io.aio_runner import AsyncPool, AsyncRunner
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.range_placement import chunks, stream_id_of
-from sbp_core.client.programs.transactions_at_servers import (
-    Caller,
-    Ended,
-    TxnEnd,
-    copy_staged,
-    end_txns,
-)
 from sbp_core.client.types import TxnPart
 from sbp_core.errors import (
     ConnectError,
@@ -39,6 +32,13 @@ from sbp_core.errors import (
     ProtocolError,
     SbpError,
     ShuttingDownError,
+)
+from sbp_core.server.transactions_at_servers import (
+    Caller,
+    Ended,
+    TxnEnd,
+    copy_staged,
+    end_txns,
 )
 from sbp_core.server.trust import proof_of
 from sbp_core.wire.checksum import Octets

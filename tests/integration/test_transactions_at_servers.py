@@ -14,14 +14,6 @@ from range_server_process import RangeServerProcess
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
-from sbp_core.client.programs.transactions_at_servers import (
-    Ended,
-    TxnEnd,
-    copy_staged,
-    end_txns,
-    stage,
-    staged_batches,
-)
 from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.errors import (
     NotFoundError,
@@ -33,6 +25,14 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.driver import PlacementDriver
 from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.server.transactions_at_servers import (
+    Ended,
+    TxnEnd,
+    copy_staged,
+    end_txns,
+    stage,
+    staged_batches,
+)
 from sbp_core.wire.txn_id import copy_of
 
 

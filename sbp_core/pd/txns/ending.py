@@ -10,7 +10,6 @@ from typing import Final, Generic, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import TxnPart
-from sbp_core.client.programs.transactions_at_servers import Ended, TxnEnd
 from sbp_core.errors import NoRangeServerError, SbpError, StatusCode
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import range_table
@@ -18,6 +17,7 @@ from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.transactions import Part
 from sbp_core.server.peers import Peers, by_address, primary_address
 from sbp_core.server.runtime import cancel_all
+from sbp_core.server.transactions_at_servers import Ended, TxnEnd
 
 _LOG: Final = logging.getLogger(__name__)
 
