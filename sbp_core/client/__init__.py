@@ -1,11 +1,10 @@
 """The client: blocking and asyncio, over programs that are written once."""
 
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.appends.appending import Appender, AsyncAppender
-from sbp_core.client.appends.numbering import Transaction, Writer
 from sbp_core.client.blocking import Client
-from sbp_core.client.connecting import CallTiming, Connecting, parse_endpoint
+from sbp_core.client.programs.appending import Appender, AsyncAppender
 from sbp_core.client.programs.calls import RetryPolicy
+from sbp_core.client.programs.numbering import Transaction, Writer
 from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.types import (
     EARLIEST,
@@ -15,6 +14,8 @@ from sbp_core.client.types import (
     AppendOutcome,
     AwayRange,
     Batches,
+    CallTiming,
+    Connecting,
     CursorInfo,
     FetchItem,
     FetchOutcome,
@@ -33,6 +34,7 @@ from sbp_core.client.types import (
     TxnInfo,
     TxnLoss,
     TxnPart,
+    parse_endpoint,
 )
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.dialect import Dialect

@@ -9,24 +9,21 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.appends import appending
-from sbp_core.client.appends.appending import AsyncAppender
-from sbp_core.client.appends.numbering import Transaction, Writer
-from sbp_core.client.connecting import Connecting, parse_endpoint
-from sbp_core.client.fetches import fetching
 from sbp_core.client.io.aio_runner import AsyncPool, AsyncRunner
-from sbp_core.client.programs import calls, metadata, positions, watching
+from sbp_core.client.programs import appending, calls, fetching, metadata, positions, watching
 from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stream_changes as changes
-from sbp_core.client.programs import stream_schemas as schemas
 from sbp_core.client.programs import txn_decisions as txns
+from sbp_core.client.programs.appending import AsyncAppender
 from sbp_core.client.programs.calls import Context, RetryPolicy
+from sbp_core.client.programs.numbering import Transaction, Writer
 from sbp_core.client.programs.program import Call, Program
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
+    Connecting,
     CursorInfo,
     FetchItem,
     FetchOutcome,
@@ -44,6 +41,7 @@ from sbp_core.client.types import (
     TxnInfo,
     TxnLoss,
     TxnPart,
+    parse_endpoint,
 )
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
@@ -296,7 +294,7 @@ class AsyncClient:
         Raises NotFoundError naming all missing streams.
         """
         return await self._run(
-            schemas.describe_schemas(self._context, stream_ids, newest_only=newest_only)
+            changes.describe_schemas(self._context, stream_ids, newest_only=newest_only)
         )
 
     async def register_schema(
@@ -306,7 +304,7 @@ class AsyncClient:
 
         That is another one if somebody else was faster. Raises SchemaError with what is wrong.
         """
-        return await self._run(schemas.register_schema(self._context, stream_id, schema, version))
+        return await self._run(changes.register_schema(self._context, stream_id, schema, version))
 
     async def evolve_schema(
         self, stream_id: int, schema: StreamSchema, *, may_change: bool
@@ -317,7 +315,7 @@ class AsyncClient:
         is needed. Raises SchemaError with what does not fit.
         """
         return await self._run(
-            schemas.evolve_schema(self._context, stream_id, schema, may_change=may_change)
+            changes.evolve_schema(self._context, stream_id, schema, may_change=may_change)
         )
 
     async def commit_txn(

@@ -8,13 +8,12 @@ from dataclasses import replace
 from random import Random
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting
-from sbp_core.client.fetches import fetching
 from sbp_core.client.io.blocking_runner import BlockingRunner
 from sbp_core.client.io.local_log import CAN_READ, LocalLogs
+from sbp_core.client.programs import fetching
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.socket_client import SocketClient
-from sbp_core.client.types import FetchItem, FetchOutcome, ReceivedBatches
+from sbp_core.client.types import Connecting, FetchItem, FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, SbpError
 
 

@@ -18,12 +18,11 @@ from typing import Final, Generic, TypeVar
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.aio_runner import AsyncPool, AsyncRunner
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.range_placement import chunks, stream_id_of
-from sbp_core.client.types import TxnPart
+from sbp_core.client.types import Connecting, TxnPart
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,

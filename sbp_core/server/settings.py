@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbp_core import limits
-from sbp_core.client.connecting import parse_endpoint
+from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConfigurationError
 from sbp_core.wire.dialect import Dialect, parse_dialect
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sbp_core import limits
-from sbp_core.client.appends.append_state import AppendFrame
-from sbp_core.client.appends.numbering import Marks
-from sbp_core.client.fetches.fetch_answer import Question, read_answer
+from sbp_core.client.programs.append_state import AppendFrame
 from sbp_core.client.programs.calls import decode_answer, unanswered
+from sbp_core.client.programs.fetch_answer import Question, read_answer
+from sbp_core.client.programs.numbering import Marks
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
 from sbp_core.errors import NotFoundError, ProtocolError, SbpError

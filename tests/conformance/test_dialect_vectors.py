@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from vector_json import feedings, from_json, to_json
 
-from sbp_core.client.fetches.fetch_answer import Question, read_answer
+from sbp_core.client.programs.fetch_answer import Question, read_answer
 from sbp_core.errors import HeaderError, UnsupportedError
 from sbp_core.records import decode_batch, split_envelopes
 from sbp_core.wire.dialect import check_is_batched

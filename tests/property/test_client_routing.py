@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.appends.appending import append
+from sbp_core.client.programs.appending import append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import (

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction
-from sbp_core.client.appends.appending import AppendKind, GradualAppend, append
+from sbp_core.client.programs.appending import AppendKind, GradualAppend, append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import (

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Writer
-from sbp_core.client.appends import numbering
-from sbp_core.client.appends.appending import AppendKind, GradualAppend
+from sbp_core.client.programs import numbering
+from sbp_core.client.programs.appending import AppendKind, GradualAppend
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusCode

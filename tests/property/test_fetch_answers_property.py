@@ -4,7 +4,7 @@ from foreign_batches import sequence_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.client.fetches.fetch_answer import Found, Question, read_answer
+from sbp_core.client.programs.fetch_answer import Found, Question, read_answer
 from sbp_core.errors import SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import FetchResponse, FetchResult, Status, encode_header

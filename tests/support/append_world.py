@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem
-from sbp_core.client.appends import append_state
+from sbp_core.client.programs import append_state
 from sbp_core.client.programs.program import Arrival, Emit, Now, Start
 
 FRAME_ITEMS_MAX = 2

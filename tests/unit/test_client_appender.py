@@ -14,7 +14,7 @@ from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction, TxnPart, Writer
-from sbp_core.client.appends.appending import AppendKind, GradualAppend
+from sbp_core.client.programs.appending import AppendKind, GradualAppend
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import (

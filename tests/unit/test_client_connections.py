@@ -27,9 +27,9 @@ from sbp_core.client import (
     AppendOutcome,
     Writer,
 )
-from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.blocking_connection import BlockingConnection
 from sbp_core.client.programs.program import Call
+from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.appends.appending import append
 from sbp_core.client.io.aio_runner import AsyncRunner
 from sbp_core.client.io.blocking_runner import BlockingRunner
 from sbp_core.client.io.conversation import Ticket
+from sbp_core.client.programs.appending import append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import Outcome, StatusCode, ThrottledError

@@ -14,8 +14,8 @@ from msgspec import structs
 
 from sbp_core import limits
 from sbp_core.client import Batches, FetchItem, ReceivedBatches
-from sbp_core.client.fetches.fetch_answer import Found, Question, read_answer
 from sbp_core.client.io.local_log import LocalLogs, PlacedBatches, read_pieces
+from sbp_core.client.programs.fetch_answer import Found, Question, read_answer
 from sbp_core.client.programs.program import BatchesElsewhere, Call
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk

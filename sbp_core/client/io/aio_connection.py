@@ -7,7 +7,6 @@ import logging
 from typing import Final, cast
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting, parse_endpoint
 from sbp_core.client.io.conversation import (
     Conversation,
     Phase,
@@ -17,6 +16,7 @@ from sbp_core.client.io.conversation import (
     unread,
 )
 from sbp_core.client.programs.program import Call, Sink
+from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.checksum import Octets

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting, timed
 from sbp_core.client.io.aio_connection import AsyncConnection
 from sbp_core.client.io.conversation import Ticket
 from sbp_core.client.programs.program import (
@@ -24,7 +23,9 @@ from sbp_core.client.programs.program import (
     Program,
     Receive,
     Start,
+    timed,
 )
+from sbp_core.client.types import Connecting
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode

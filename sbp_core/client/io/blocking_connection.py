@@ -12,7 +12,6 @@ from collections import deque
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting, parse_endpoint
 from sbp_core.client.io.conversation import (
     Conversation,
     Phase,
@@ -22,6 +21,7 @@ from sbp_core.client.io.conversation import (
     unread,
 )
 from sbp_core.client.programs.program import Call, Sink
+from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_core.sockets import Receiving, is_own_address
 from sbp_core.wire.checksum import Octets

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.connecting import Connecting, timed
 from sbp_core.client.io.blocking_connection import BlockingConnection
 from sbp_core.client.io.conversation import Ticket
 from sbp_core.client.io.local_log import LocalLogs
@@ -28,7 +27,9 @@ from sbp_core.client.programs.program import (
     Program,
     Receive,
     Start,
+    timed,
 )
+from sbp_core.client.types import Connecting
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode

@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.io.unasked import AnswerBytes, Unasked
 from sbp_core.client.programs.program import Call, Sink
 from sbp_core.errors import (
     ConnectError,
@@ -84,11 +83,83 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A call that somebody waits for; it has no id while it is held."""
+    """A call that a caller waits for; it has no id while it is held.
+
+    `bytes_max` bounds its answer, so that one that never ends is an error.
+    """
 
     sink: Sink
-    left: AnswerBytes = field(default_factory=lambda: AnswerBytes(limits.ANSWER_BYTES_MAX))
+    bytes_max: int = limits.ANSWER_BYTES_MAX
     call_id: int | None = None
+    received_bytes: int = 0
+
+    def maybe_excess(self, frame: Frame) -> ProtocolError | None:
+        """Count a frame; return the error of a call whose answer is too long."""
+        self.received_bytes += len(frame.header) + len(frame.payload) + limits.ANSWER_FRAME_BYTES
+        if self.received_bytes <= self.bytes_max:
+            return None
+        return ProtocolError(
+            f"the answer is longer than {self.bytes_max} bytes, the most that this call may be"
+            " answered with; its end did not come"
+        )
+
+
+class Unasked:
+    """Counts what a server sends that no call waits for, and what it makes the client send.
+
+    A client answers PING and HEARTBEAT, drops late answers, and skips unknown frames. Each of these
+    is legal, so a server may send them without end: they may cost a bounded amount of memory, and
+    then the connection. The counts start again when a frame arrives that a call waits for, and
+    when nothing waits to be sent.
+    """
+
+    def __init__(self) -> None:
+        self._received_bytes = 0
+        self._frames_before = 0
+        self._answer_bytes = 0
+
+    def on_received(self, count: int) -> None:
+        """Count bytes from the server, whatever they are."""
+        self._received_bytes += count
+
+    def on_awaited(self, frame_count: int) -> None:
+        """Start again: of the `frame_count` frames so far the last one was waited for."""
+        self._received_bytes = 0
+        self._frames_before = frame_count
+
+    def on_sent(self) -> None:
+        """Start again: the server has read, or the system has taken, all answers so far."""
+        self._answer_bytes = 0
+
+    def check_received(self, frame_count: int) -> None:
+        """Raise ProtocolError if the server sends too much that no call waits for."""
+        frames = frame_count - self._frames_before
+        if frames > limits.UNASKED_FRAMES_MAX or self._received_bytes > limits.UNASKED_BYTES_MAX:
+            raise ProtocolError(
+                f"the server sent {frames} frames, {self._received_bytes} bytes, that no call waits"
+                f" for; at most {limits.UNASKED_FRAMES_MAX} frames and {limits.UNASKED_BYTES_MAX}"
+                " bytes are accepted"
+            )
+
+    def maybe_refusal(self, request: Frame, unsent_bytes: int) -> SbpError | None:
+        """Return why a request of the server is not answered as it asks, while it reads slowly."""
+        echo_bytes = len(request.header) + len(request.payload)
+        if echo_bytes <= limits.PING_ECHO_BYTES or unsent_bytes <= limits.PING_UNSENT_BYTES_MAX:
+            return None
+        return ThrottledError(
+            StatusCode.TOO_MANY_REQUESTS,
+            f"{unsent_bytes} bytes wait to be sent on this connection; a request of {echo_bytes}"
+            f" bytes is echoed while there are {limits.PING_UNSENT_BYTES_MAX} at most",
+        )
+
+    def on_answer(self, answer_bytes: int) -> None:
+        """Count an answer to the server. Raises ProtocolError if it does not read the others."""
+        self._answer_bytes += min(answer_bytes, limits.PING_ECHO_BYTES)
+        if self._answer_bytes > limits.ANSWERS_UNSENT_BYTES_MAX:
+            raise ProtocolError(
+                f"the server asks, and does not read the answers: {self._answer_bytes} bytes wait;"
+                f" at most {limits.ANSWERS_UNSENT_BYTES_MAX} are kept"
+            )
 
 
 class Conversation:
@@ -159,7 +230,7 @@ class Conversation:
                 f"{unsent_bytes} bytes wait to be sent to {self.endpoint}, which does not read"
                 f" them; at most {limits.UNSENT_BYTES_MAX} are kept",
             )
-        ticket = Ticket(sink, AnswerBytes(call.answer_bytes_max))
+        ticket = Ticket(sink, call.answer_bytes_max)
         if self._is_early(call):
             return ticket, self._hold(ticket, call)
         return ticket, self._send(ticket, call)
@@ -307,7 +378,7 @@ class Conversation:
         if ticket is None:
             return []
         self._unasked.on_awaited(self._session.seen_frame_count)
-        error = ticket.left.take(event.frame)
+        error = ticket.maybe_excess(event.frame)
         if error is not None:
             del self._tickets[event.call_id]
             error.outcome = Outcome.UNKNOWN

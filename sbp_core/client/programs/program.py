@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.client.types import Batches
-from sbp_core.errors import SbpError
+from sbp_core.client.types import Batches, CallTiming, OnTiming
+from sbp_core.errors import HeaderError, SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import FetchResponse, FetchResult
+from sbp_core.wire.headers import RESPONSE_TABLES, FetchResponse, FetchResult, decode_header
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
@@ -188,3 +188,31 @@ def pause(wait_ms: float) -> Program[None]:
     """Wait."""
     now_ms: float = yield Now()
     yield Receive(frozenset(), now_ms + wait_ms)
+
+
+def timed(call: Call, sink: Sink, on_timing: OnTiming, clock: Callable[[], float]) -> Sink:
+    """Return a sink that passes everything on, and tells `on_timing` of the end of the answer."""
+    began_at = clock()
+
+    def on_content(content: Frame | SbpError) -> None:
+        ended_at = clock()
+        sink(content)
+        if isinstance(content, Frame) and content.is_end:
+            elapsed_ms = 1000 * (ended_at - began_at)
+            server_ms = _maybe_server_ms(call, content)
+            on_timing(CallTiming(call.endpoint, call.opcode.name, elapsed_ms, server_ms))
+
+    return on_content
+
+
+def _maybe_server_ms(call: Call, last: Frame) -> float | None:
+    table = RESPONSE_TABLES.get(call.opcode)
+    if table is None or last.is_system_error:
+        return None
+    try:
+        status = getattr(decode_header(table, last.header), "status", None)
+    except HeaderError:
+        return None
+    if status is None or status.handler_duration_us < 0:
+        return None
+    return float(status.handler_duration_us / 1000)

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.connecting import parse_endpoint
-from sbp_core.client.types import EARLIEST, LATEST, RangeInfo, StoreCommit
+from sbp_core.client.types import EARLIEST, LATEST, RangeInfo, StoreCommit, parse_endpoint
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.appends.numbering import Marks, Numbering
 from sbp_core.client.programs.calls import (
     Attempts,
     Context,
@@ -17,6 +16,7 @@ from sbp_core.client.programs.calls import (
     unanswered,
     with_message,
 )
+from sbp_core.client.programs.numbering import Marks, Numbering
 from sbp_core.client.programs.program import Call, Reply
 from sbp_core.client.programs.range_placement import no_server
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.fetches.fetch_answer import FetchTask, Found, batches_since, read_answer
 from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy, unanswered
+from sbp_core.client.programs.fetch_answer import FetchTask, Found, batches_since, read_answer
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from sbp_core import limits
-from sbp_core.client.appends.append_state import AppendFrame, AppendState
-from sbp_core.client.appends.numbering import Numbering, Transaction, Writer
+from sbp_core.client.programs.append_state import AppendFrame, AppendState
 from sbp_core.client.programs.calls import Attempts, Context
+from sbp_core.client.programs.numbering import Numbering, Transaction, Writer
 from sbp_core.client.programs.program import (
     Arrival,
     Emit,

@@ -1,1 +1,0 @@
-"""Appending record batches: frames, numbering and repeats."""
