@@ -29,7 +29,7 @@ NAMES: Final[Mapping[str, str]] = {
     "AsyncRunner": "BlockingRunner",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
-    "aio_runner": "blocking_runner",
+    "aio_transport": "blocking_transport",
 }
 PHRASES: Final[Mapping[str, str]] = {
     '"""The asyncio client: its methods."""': (

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
-from types import TracebackType
 from typing import Self, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.io.aio_runner import AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
 from sbp_core.client.programs import appending, calls, fetching, metadata, positions, watching
 from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stream_changes as changes
@@ -94,7 +93,7 @@ class AsyncClient:
         `header` is the opcode's request table. Raises SbpError when there is no complete answer,
         or when it is a system error; a status inside the answer is for the caller to look at.
         """
-        deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = self._within(timeout_ms).timeout_ms
         return await self.exchange(Call(endpoint, opcode, header, deadline_ms, tuple(payload)))
 
     async def exchange(self, call: Call) -> list[Frame]:
@@ -112,10 +111,7 @@ class AsyncClient:
         `header` is the opcode's request table, `table` its response table. Tried again as `retry`
         says, so for what may be repeated. Raises SbpError, also for the status of the answer.
         """
-        context = self._context
-        if timeout_ms is not None:
-            context = replace(context, timeout_ms=timeout_ms)
-        return await self._run(calls.ask(context, opcode, header, table))
+        return await self._run(calls.ask(self._within(timeout_ms), opcode, header, table))
 
     async def placement_drivers(
         self, asker: RangeServer | None = None
@@ -333,9 +329,7 @@ class AsyncClient:
         The first decision counts for ever; a repeat is told what that was. The answer is waited
         for until all is visible, or most of `timeout_ms` is over: what is decided will be visible.
         """
-        context = self._context
-        if timeout_ms is not None:
-            context = replace(context, timeout_ms=timeout_ms)
+        context = self._within(timeout_ms)
         return await self._run(
             txns.commit_txn(
                 context, producer, batch_number, parts, record_count=record_count, digest=digest
@@ -380,15 +374,8 @@ class AsyncClient:
         Raises ConfigurationError for a batch that is no record sequence where the servers speak
         elasticstream-2023-04.
         """
-        return await self._run(
-            appending.append(
-                self._context,
-                items,
-                retry_unknown=retry_unknown,
-                writer=writer,
-                transaction=transaction,
-            )
-        )
+        kind = appending.AppendKind(retry_unknown, writer, transaction)
+        return await self._run(appending.append(self._context, items, kind))
 
     def appender(
         self,
@@ -420,13 +407,13 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _within(self, timeout_ms: int | None) -> Context:
+        return (
+            self._context if timeout_ms is None else replace(self._context, timeout_ms=timeout_ms)
+        )
 
     async def _run(self, program: Program[T]) -> T:
         return await AsyncRunner(self._pool).run(program)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from sbp_core import limits
-from sbp_core.client.io.blocking_runner import BlockingRunner
+from sbp_core.client.io.blocking_transport import BlockingRunner
 from sbp_core.client.io.local_log import CAN_READ, LocalLogs
 from sbp_core.client.programs import fetching
 from sbp_core.client.programs.calls import RetryPolicy

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
-from types import TracebackType
 from typing import Self, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.io.blocking_runner import BlockingRunner, ConnectionPool
+from sbp_core.client.io.blocking_transport import BlockingRunner, ConnectionPool
 from sbp_core.client.programs import appending, calls, fetching, metadata, positions, watching
 from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stream_changes as changes
@@ -97,7 +96,7 @@ class SocketClient:
         `header` is the opcode's request table. Raises SbpError when there is no complete answer,
         or when it is a system error; a status inside the answer is for the caller to look at.
         """
-        deadline_ms = self._context.timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = self._within(timeout_ms).timeout_ms
         return self.exchange(Call(endpoint, opcode, header, deadline_ms, tuple(payload)))
 
     def exchange(self, call: Call) -> list[Frame]:
@@ -115,10 +114,7 @@ class SocketClient:
         `header` is the opcode's request table, `table` its response table. Tried again as `retry`
         says, so for what may be repeated. Raises SbpError, also for the status of the answer.
         """
-        context = self._context
-        if timeout_ms is not None:
-            context = replace(context, timeout_ms=timeout_ms)
-        return self._run(calls.ask(context, opcode, header, table))
+        return self._run(calls.ask(self._within(timeout_ms), opcode, header, table))
 
     def placement_drivers(self, asker: RangeServer | None = None) -> list[PlacementDriverInfo]:
         """Return the placement drivers of the cluster; `asker` is the range server that asks."""
@@ -332,9 +328,7 @@ class SocketClient:
         The first decision counts for ever; a repeat is told what that was. The answer is waited
         for until all is visible, or most of `timeout_ms` is over: what is decided will be visible.
         """
-        context = self._context
-        if timeout_ms is not None:
-            context = replace(context, timeout_ms=timeout_ms)
+        context = self._within(timeout_ms)
         return self._run(
             txns.commit_txn(
                 context, producer, batch_number, parts, record_count=record_count, digest=digest
@@ -379,15 +373,8 @@ class SocketClient:
         Raises ConfigurationError for a batch that is no record sequence where the servers speak
         elasticstream-2023-04.
         """
-        return self._run(
-            appending.append(
-                self._context,
-                items,
-                retry_unknown=retry_unknown,
-                writer=writer,
-                transaction=transaction,
-            )
-        )
+        kind = appending.AppendKind(retry_unknown, writer, transaction)
+        return self._run(appending.append(self._context, items, kind))
 
     def appender(
         self,
@@ -419,13 +406,13 @@ class SocketClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _within(self, timeout_ms: int | None) -> Context:
+        return (
+            self._context if timeout_ms is None else replace(self._context, timeout_ms=timeout_ms)
+        )
 
     def _run(self, program: Program[T]) -> T:
         return BlockingRunner(self._pool).run(program)

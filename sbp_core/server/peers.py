@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.io.aio_runner import AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.range_placement import chunks, stream_id_of

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.client.programs.positions import Found, first_found
+from sbp_core.client.programs.positions import TimedOffset, first_found
 from sbp_core.client.types import RangeInfo
 
 TIMES = st.lists(st.integers(0, 9), max_size=4)
@@ -26,14 +26,14 @@ def test_the_first_of_all_servers_is_found(placed, time_ms, is_open, trimmed, is
     ranges[0] = RangeInfo(5, 0, trimmed, ranges[0].end_offset, 0, ranges[0].servers)
     answers = {
         server: next(
-            (Found(at, records[at]) for own in mine for at in own if records[at] >= time_ms),
-            Found(mine[-1].stop, None),
+            (TimedOffset(at, records[at]) for own in mine for at in own if records[at] >= time_ms),
+            TimedOffset(mine[-1].stop, None),
         )
         for server, mine in held.items()
     }
     found = first_found(ranges, answers)
     expected = [at for at, written_ms in enumerate(records) if written_ms >= time_ms]
     if not expected:
-        assert found == Found(len(records), None)
+        assert found == TimedOffset(len(records), None)
     else:
-        assert found == Found(max(expected[0], trimmed), records[expected[0]])
+        assert found == TimedOffset(max(expected[0], trimmed), records[expected[0]])

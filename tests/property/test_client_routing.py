@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.programs.appending import append
+from sbp_core.client.programs.appending import AppendKind, append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import (
@@ -125,7 +125,7 @@ def test_appends_are_never_reordered_and_duplicated_only_on_request(
     failure: SbpError | None = None
     try:
         with small_frames():
-            outcomes = server.run(append(context, items, retry_unknown=retry_unknown))
+            outcomes = server.run(append(context, items, AppendKind(retry_unknown)))
     except SbpError as error:
         failure = error
     if failure is None:

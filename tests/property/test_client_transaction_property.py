@@ -167,7 +167,7 @@ def test_each_batch_is_staged_once_and_in_order(data, appends, is_gradual) -> No
             world.run(GradualAppend(context, kind).program(), groups)
         else:
             for group in groups:
-                program = append(context, group, retry_unknown=False, transaction=transaction)
+                program = append(context, group, AppendKind(transaction=transaction))
                 outcomes = world.run(program)
                 assert [outcome.base_offset for outcome in outcomes] == [-1] * len(group)
     except SbpError as error:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from sbp_core.client import AsyncClient
-from sbp_core.client.io.aio_connection import AsyncConnection
+from sbp_core.client.io.aio_transport import AsyncConnection
 
 Operation = Callable[[AsyncClient], Awaitable[None]]
 

@@ -27,7 +27,7 @@ from sbp_core.client import (
     AppendOutcome,
     Writer,
 )
-from sbp_core.client.io.blocking_connection import BlockingConnection
+from sbp_core.client.io.blocking_transport import BlockingConnection
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import (

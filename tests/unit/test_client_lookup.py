@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_peer import Exchange, Handler, placed, ranges, reset, silent, status
 
-from sbp_core.client.programs.positions import Found, first_found
+from sbp_core.client.programs.positions import TimedOffset, first_found
 from sbp_core.client.types import RangeInfo
 from sbp_core.errors import NotFoundError, ProtocolError, StatusCode, UnsupportedError
 from sbp_core.wire.headers import LookupOffsetResult, LookupOffsetsResponse
@@ -96,9 +96,9 @@ def test_what_is_not_is_raised_with_its_server(make, servers):
 
 def test_a_trim_that_a_server_did_not_hear_of_counts():
     pieces = [RangeInfo(5, 0, 7, 10, 10, ("a",)), RangeInfo(5, 1, 10, None, 10, ("b",))]
-    found = first_found(pieces, {"a": Found(2, 50), "b": Found(15, None)})
-    assert found == Found(7, 50)
-    assert first_found([], {}) == Found(0, None)
+    found = first_found(pieces, {"a": TimedOffset(2, 50), "b": TimedOffset(15, None)})
+    assert found == TimedOffset(7, 50)
+    assert first_found([], {}) == TimedOffset(0, None)
 
 
 def test_servers_of_ranges_before_the_start_are_not_asked(make, servers):

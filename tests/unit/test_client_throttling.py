@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.io.aio_runner import AsyncRunner
-from sbp_core.client.io.blocking_runner import BlockingRunner
+from sbp_core.client.io.aio_transport import AsyncRunner
+from sbp_core.client.io.blocking_transport import BlockingRunner
 from sbp_core.client.io.conversation import Ticket
-from sbp_core.client.programs.appending import append
+from sbp_core.client.programs.appending import AppendKind, append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import Outcome, StatusCode, ThrottledError
@@ -122,7 +122,7 @@ def attempt(request):
         context = Context(
             PlacementDrivers("pd:1"), router, policy or RetryPolicy(), Random(seed), 30_000
         )
-        program = append(context, [AppendItem(1, b"x")], retry_unknown=False)
+        program = append(context, [AppendItem(1, b"x")], AppendKind())
         try:
             (outcome,) = request.param(program, server, time)
         except ThrottledError as error:

@@ -38,35 +38,13 @@ from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.wire.frame import Frame
 
 
-def append(
-    context: Context,
-    items: Sequence[AppendItem],
-    *,
-    retry_unknown: bool,
-    writer: Writer | None = None,
-    transaction: Transaction | None = None,
-) -> Program[list[AppendOutcome]]:
-    """Append all batches; return where each landed, in the order of `items`.
-
-    `retry_unknown`: also try again what may have been appended already (at least once instead of
-    at most once). With a `writer` that is done too, and appends each batch once; UnsupportedError
-    where a server cannot do that. So it is with a `transaction`, which stages the batches: they
-    have the base offset -1. Raises ConfigurationError before anything is sent when a batch is
-    unusable; otherwise the error of the first item that failed, once all items are settled. Its
-    `outcome` speaks of the whole call, and of earlier ones that left batches of it in doubt:
-    NOT_APPLIED only if nothing was appended.
-    """
-    how = AppendKind(retry_unknown, writer, transaction)
-    with how.begin(context) as state:
-        state.add(items)
-        yield from _Delivery(context, state, is_repeatable=how.is_repeatable).run()
-    return [state.outcomes[index] for index in range(len(items))]
-
-
 @dataclass(frozen=True, slots=True)
 class AppendKind:
-    """What numbers the batches of an append, if anything does, and what is tried again.
+    """How the batches of an append are numbered, if at all, and which are tried again.
 
+    `retry_unknown`: also those that may have been appended already (at least once instead of at
+    most once). With a `writer` they are too, and each batch is appended once; UnsupportedError
+    where a server cannot do that. The same holds with a `transaction`, which stages the batches.
     Raises ConfigurationError for both a writer and a transaction.
     """
 
@@ -104,12 +82,29 @@ class AppendKind:
         return Numbering() if self.transaction is None else self.transaction.begin()
 
 
+def append(
+    context: Context, items: Sequence[AppendItem], kind: AppendKind
+) -> Program[list[AppendOutcome]]:
+    """Append all batches; return where each landed, in the order of `items`.
+
+    Batches that are staged have the base offset -1. Raises ConfigurationError before anything is
+    sent when a batch is unusable; otherwise the error of the first item that failed, once all items
+    are settled. Its `outcome` is that of the whole call, and of earlier ones that left batches of
+    it in doubt: NOT_APPLIED only if nothing was appended.
+    """
+    with kind.begin(context) as state:
+        state.add(items)
+        yield from _Delivery(context, state, is_repeatable=kind.is_repeatable).run()
+    return [state.outcomes[index] for index in range(len(items))]
+
+
 class GradualAppend:
     """An append of batches that are given one group after the other, while others are on their way.
 
     The program emits None whenever it is ready for a group, and is sent that, or None when there
     are no more. When it is ready it has sent what it was given, and when it is over all of that is
-    appended. Raises what `append` raises.
+    appended. Raises what
+    `append` raises.
     """
 
     def __init__(self, context: Context, kind: AppendKind) -> None:

@@ -211,9 +211,10 @@ class _Fetch:
     def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> Program[None]:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.
 
-        A server answers empty-handed at once at the end of a sealed range, and the range may have
-        been sealed after its placement was looked up. While the placement driver is away, what was
-        answered holds. A server that does not wait by itself is asked again, ever less often.
+        A server answers empty-handed at once at the end of a sealed range, and the range may
+        have been sealed after its placement was looked up. While the placement driver is
+        unavailable, the answer stands. A server that does not wait by itself is asked again, with
+        growing pauses.
         """
         followed = list(empty)
         stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))

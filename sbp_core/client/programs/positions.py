@@ -42,7 +42,7 @@ from sbp_core.wire.status import maybe_error
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TimedOffset:
     """A record's offset, and when it was appended; None at the tail, where no record is yet."""
 
     offset: int
@@ -97,12 +97,12 @@ def _check(number: int, what: str) -> int:
 
 def _look_up(
     context: Context, wanted: Mapping[int, LookupOffsetInfo], timeout_ms: int | None
-) -> Program[dict[int, Found]]:
+) -> Program[dict[int, TimedOffset]]:
     """Ask the servers of all ranges that end behind the start offsets; they look up what they have.
 
-    Where a stream went on in a new range meanwhile, it is asked for again: a server that also hosts
-    a later range would have told of that one. With a `timeout_ms` no server is waited for longer,
-    nor asked again: the streams that it has ranges of are left out.
+    Where a stream went on in a new range meanwhile, it is asked for again: a server that also
+    hosts a later range would have named that one. With a `timeout_ms` no server is waited for
+    longer, nor asked again: the streams that it has ranges of are left out.
     """
     attempts = Attempts(context, (yield Now()))
     lookups = _Lookups(context.router, wanted)
@@ -154,12 +154,12 @@ class _Lookups:
     """
 
     def __init__(self, router: Router, wanted: Mapping[int, LookupOffsetInfo]) -> None:
-        self.found: dict[int, Found] = {}
+        self.found: dict[int, TimedOffset] = {}
         self.failures: dict[int, tuple[str | None, SbpError]] = {}
         self._router = router
         self._wanted = wanted
         self._asked: dict[int, tuple[RangeInfo, ...]] = {}
-        self._answers: dict[int, dict[str, Found]] = {}
+        self._answers: dict[int, dict[str, TimedOffset]] = {}
 
     def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
         """Return which server to ask for which streams."""
@@ -196,7 +196,7 @@ class _Lookups:
                 self._on_error(stream_id, server, _implausible(stream_id, server, result.offset))
             else:
                 time_ms = result.append_time_ms if result.append_time_ms >= 0 else None
-                self._answers[stream_id][server] = Found(result.offset, time_ms)
+                self._answers[stream_id][server] = TimedOffset(result.offset, time_ms)
 
     def answered(self) -> list[int]:
         """Return the streams all of whose servers have answered."""
@@ -237,7 +237,7 @@ def _implausible(stream_id: int, server: str, offset: int) -> ProtocolError:
     )
 
 
-def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, Found]) -> Found:
+def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset]) -> TimedOffset:
     """Return the first record that any of the servers found that were asked, or the stream's tail.
 
     Where a server found nothing it answers the end of what it has. Of these only that of the last
@@ -245,14 +245,14 @@ def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, Found]) -> Fo
     another server found in a still later range.
     """
     if not ranges:
-        return Found(0, None)
+        return TimedOffset(0, None)
     first, last = ranges[0], ranges[-1]
     tail_offset = last.end_offset
     if tail_offset is None:
         tail_offset = max(answers[last.servers[0]].offset, last.start_offset)
     records = [answer for answer in answers.values() if answer.maybe_time_ms is not None]
-    found = min([*records, Found(tail_offset, None)], key=lambda each: each.offset)
-    return Found(max(found.offset, first.start_offset), found.maybe_time_ms)
+    found = min([*records, TimedOffset(tail_offset, None)], key=lambda each: each.offset)
+    return TimedOffset(max(found.offset, first.start_offset), found.maybe_time_ms)
 
 
 def commit_cursors(context: Context, group: str, offsets: Mapping[int, int]) -> Program[None]:

@@ -1,8 +1,8 @@
 """What a client operation may ask of the world.
 
 An operation is written once, as a generator (a `Program`): it yields effects and is sent their
-results. It does no I/O and reads no clock. Two runners execute programs: blocking_runner.py
-and aio_runner.py. Times are milliseconds of a monotonic clock.
+results. It does no I/O and reads no clock. Two runners execute programs, in io/aio_transport.py and
+io/blocking_transport.py. Times are milliseconds of a monotonic clock.
 """
 
 from __future__ import annotations

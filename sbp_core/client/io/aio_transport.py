@@ -1,17 +1,28 @@
-"""The connection pool and the program runner of the asyncio client."""
+"""The asyncio transport of the client: connections, their pool, and the runner of programs.
+
+All of it belongs to the event loop in which it was made. The protocol is in conversation.py, what
+runners execute in programs/program.py: read these first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from sbp_core import limits
-from sbp_core.client.io.aio_connection import AsyncConnection
-from sbp_core.client.io.conversation import Ticket
+from sbp_core.client.io.conversation import (
+    Conversation,
+    Phase,
+    Ticket,
+    connect_failed,
+    lost,
+    unread,
+)
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,
@@ -22,15 +33,217 @@ from sbp_core.client.programs.program import (
     Now,
     Program,
     Receive,
+    Sink,
     Start,
     timed,
 )
-from sbp_core.client.types import Connecting
+from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import ConnectError, SbpError
+from sbp_core.sockets import AsyncSocket
+from sbp_core.wire.checksum import Octets
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """A connection to `endpoint` that is being made while the first calls are queued already.
+
+    `_ended` is done as soon as there is no socket any longer, and never will be. A connection that
+    was just made is not cancelled but aborted: uvloop forgets `connection_lost` for one whose
+    `create_connection` is cancelled after `connection_made`.
+    """
+
+    def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
+        self._address = parse_endpoint(endpoint)
+        self._connect_seconds = connecting.timeout_ms / 1000
+        self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
+        self._queued: list[Octets] = self._conversation.greeting()
+        self._transport: asyncio.Transport | None = None
+        self._socket: AsyncSocket | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._connecting = self._loop.create_task(self._connect())
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new calls may be started."""
+        return self._conversation.is_usable
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its calls have ended and its socket is closed or closing."""
+        return self._conversation.phase is Phase.CLOSED
+
+    def start(self, call: Call, sink: Sink) -> Ticket:
+        """Send a call, return its ticket. Raises SbpError when nothing was sent."""
+        ticket, buffers = self._conversation.start(call, sink, self._unsent_bytes)
+        self._send(buffers)
+        return ticket
+
+    @property
+    def may_write(self) -> bool:
+        """Whether `drain` would return at once."""
+        return self._may_write.is_set()
+
+    async def drain(self) -> None:
+        """Wait until the transport wants more bytes, or the connection is over."""
+        await self._may_write.wait()
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Stop listening to a call."""
+        self._conversation.abandon(ticket)
+        self._close_if_finished()
+
+    def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
+        """Give up a call whose deadline passed, and the connection after its open calls."""
+        error = self._conversation.expire(ticket, opcode)
+        self._close_if_finished()
+        return error
+
+    def retire(self) -> None:
+        """Take no new calls, and close after the open ones."""
+        self._conversation.retire()
+        self._close_if_finished()
+
+    def abort(self, reason: object = "closed by this client") -> None:
+        """End the connection; open calls fail. Bytes not sent yet are dropped."""
+        self._end(lost(self._conversation.endpoint, reason))
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self._connecting.cancel()
+
+    async def close(self) -> None:
+        """Abort the connection, and return when its socket is closed, or soon."""
+        self.abort()
+        waiting = {self._connecting, self._ended}
+        _, pending = await asyncio.wait(waiting, timeout=limits.CLOSE_TIMEOUT_MS / 1000)
+        if pending:
+            _LOG.warning(
+                "the connection to %s did not end within %d ms of its close; it is left alone",
+                self._conversation.endpoint,
+                limits.CLOSE_TIMEOUT_MS,
+            )
+
+    # asyncio.BufferedProtocol.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what is queued."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
+        self._socket = AsyncSocket(self._transport)
+        if self._conversation.phase is Phase.CLOSED:
+            self._transport.abort()
+            return
+        if self._conversation.phase is Phase.CONNECTING:
+            self._conversation.phase = Phase.OPEN
+        queued, self._queued = self._queued, []
+        self._send(queued)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what is open."""
+        self._end(lost(self._conversation.endpoint, exc or "the server closed it"))
+        self._note_ended()
+
+    def pause_writing(self) -> None:
+        """Let `drain` wait."""
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        """Let `drain` return."""
+        self._may_write.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where received bytes go."""
+        del sizehint
+        return self._conversation.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in received bytes."""
+        if self._conversation.buffer_updated(nbytes):
+            self._send(self._conversation.receive(self._unsent_bytes))
+            self._close_if_finished()
+        if self._socket is not None:
+            self._socket.expect(self._conversation.missing_bytes)
+
+    def eof_received(self) -> bool:
+        """Close when the server does."""
+        return False
+
+    async def _connect(self) -> None:
+        host, port = self._address
+        deadline = self._loop.call_later(self._connect_seconds, self._on_connect_timeout)
+        try:
+            await self._loop.create_connection(lambda: self, host, port)
+        except (OSError, UnicodeError) as failure:
+            self._fail_to_connect(failure)
+        except asyncio.CancelledError:  # from outside perhaps, with a connection just made
+            self._end(lost(self._conversation.endpoint, "the making of it was cancelled"))
+            self._transport = self._socket = None
+            raise
+        finally:
+            deadline.cancel()
+            if self._transport is None:
+                self._note_ended()
+
+    def _on_connect_timeout(self) -> None:
+        if self._transport is None:
+            self._fail_to_connect(TimeoutError())
+            self._connecting.cancel()
+
+    def _fail_to_connect(self, failure: Exception) -> None:
+        self._end(connect_failed(self._conversation.endpoint, failure, self._connect_seconds))
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return sum(map(len, self._queued)) if self._socket is None else self._socket.unsent_bytes
+
+    def _send(self, buffers: list[Octets]) -> None:
+        if self._conversation.phase is Phase.CLOSED:
+            return
+        if self._socket is None:
+            self._queued += buffers
+        elif buffers:
+            self._socket.send(buffers)
+            if self._stall_timer is None and self._socket.unsent_bytes:
+                self._watch_for_stall(self._socket)
+
+    def _watch_for_stall(self, sending: AsyncSocket) -> None:
+        """Look later whether the server has read any of what waits to be sent."""
+        sent_bytes = sending.sent_bytes
+
+        def look() -> None:
+            self._stall_timer = None
+            if not sending.unsent_bytes or self._conversation.phase is Phase.CLOSED:
+                return
+            if sending.sent_bytes == sent_bytes:
+                self.abort(unread(sending.unsent_bytes))
+            else:
+                self._watch_for_stall(sending)
+
+        self._stall_timer = self._loop.call_later(limits.WRITE_STALL_MS / 1000, look)
+
+    def _close_if_finished(self) -> None:
+        if self._conversation.is_finished:
+            self.abort()  # what is not sent yet is of calls that nobody waits for
+
+    def _note_ended(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _end(self, error: SbpError) -> None:
+        self._queued = []
+        self._may_write.set()
+        self._conversation.end(error)
 
 
 class _Pause(enum.Enum):
