@@ -95,7 +95,7 @@ class StatusCode(enum.IntEnum):
 
 
 class Outcome(enum.Enum):
-    """What is known about the effect of a failed call."""
+    """The known effect of a failed call."""
 
     NOT_APPLIED = "not applied"
     APPLIED = "applied"

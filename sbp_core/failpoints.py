@@ -39,7 +39,7 @@ _FAULT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What to do at a place: `action` with its `argument`, at the `nth` time or from it on."""
+    """An armed fault: `action` with its `argument`, at the `nth` time or from it on."""
 
     action: str
     argument: str | None

@@ -1,4 +1,4 @@
-"""Files whose names come from somebody else: opened only if they are regular files.
+"""Files whose names come from outside: opened only if they are regular files.
 
 Opening a FIFO waits until something writes to it, and a device may be read for ever.
 """

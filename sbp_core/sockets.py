@@ -1,4 +1,4 @@
-"""What both ends ask of a TCP socket: few system calls, few wake-ups, no copies.
+"""TCP sockets of clients and servers: few system calls, few wake-ups, no copies.
 
 A frame is sent with one call, whatever buffers it is made of. One of 1 MiB arrives in dozens of
 pieces, and to wake up for a piece costs more than to copy it: where it is known how much is still
@@ -27,7 +27,7 @@ _TCP_ESTABLISHED: Final = 1
 
 
 class Receiving:
-    """Tells the system how many bytes are worth a wake-up of who reads from `connected`.
+    """Tells the system how many bytes are worth a wake-up of the reader of `connected`.
 
     The socket must not block: a call that blocks and has a part of them already is not woken up
     for a rest that is smaller.
@@ -42,7 +42,7 @@ class Receiving:
         wake_bytes = min(missing_bytes, limits.RECEIVE_WAKE_BYTES)
         if wake_bytes != self._wake_bytes:
             self._wake_bytes = wake_bytes
-            # It is closed, which uvloop says by a ValueError, or its system knows no such thing.
+            # It is closed (a ValueError with uvloop), or the system does not support the option.
             with contextlib.suppress(OSError, ValueError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
 

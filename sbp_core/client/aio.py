@@ -173,12 +173,12 @@ class AsyncClient:
     async def maybe_revision(self) -> int | None:
         """Return the revision of the placement driver's metadata, None if it counts none.
 
-        It grows with every change of streams and ranges: as long as it is the same, so are they.
+        It grows with every change of streams and ranges: if it is the same, nothing has changed.
         """
         return await self._run(placement.maybe_revision(self._context))
 
     async def dialect(self) -> Dialect:
-        """Return what the servers speak, which decides what can be appended to them."""
+        """Return the dialect of the servers, which decides what can be appended to them."""
         return await self._run(placement.dialect(self._context))
 
     @property
@@ -212,7 +212,7 @@ class AsyncClient:
     async def watch_bounds(
         self, stream_ids: Sequence[int], earlier: BoundsView | None = None
     ) -> BoundsView:
-        """Return where streams begin and end now, for those who look again and again.
+        """Return where streams begin and end now, for callers that poll.
 
         `earlier` is what the last look returned: with it only what changed since is asked for.
         """
@@ -298,7 +298,7 @@ class AsyncClient:
     ) -> SchemaVersion:
         """Make a schema the next version of a stream's; return the version that is newest now.
 
-        That is another one if somebody else was faster. Raises SchemaError with what is wrong.
+        That is another one if another client was faster. Raises SchemaError with what is wrong.
         """
         return await self._run(changes.register_schema(self._context, stream_id, schema, version))
 
@@ -326,8 +326,8 @@ class AsyncClient:
     ) -> TxnDecision:
         """Decide what a producer's batch is: `parts`, which have `record_count` records together.
 
-        The first decision counts for ever; a repeat is told what that was. The answer is waited
-        for until all is visible, or most of `timeout_ms` is over: what is decided will be visible.
+        The first decision is final; a repeat returns it. Waits until all is visible, or for most of
+        `timeout_ms`: what is committed will be visible.
         """
         context = self._within(timeout_ms)
         return await self._run(
@@ -352,7 +352,7 @@ class AsyncClient:
     async def describe_txns(
         self, producer: str | None = None, *, spared: Collection[str] = ()
     ) -> list[TxnInfo]:
-        """Return what became of a producer's transactions, or of all: also what is only staged.
+        """Return the states of a producer's transactions, or of all, staged ones included.
 
         The range servers in `spared` are not asked.
         """

@@ -1,4 +1,4 @@
-"""Values that callers hand in and get back. Nothing of the wire shows through."""
+"""Public values: the arguments and results of a client. They do not depend on the wire."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENDPOINT: Final = re.compile(
     r":(?P<port>[0-9]{1,5})"
 )
 _UNSHOWN: Final = re.compile(r"[/?#%].*", re.DOTALL)
-"""What follows an address in a URL: it may hold a password."""
+"""The rest of a URL after the address: it may hold a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class StreamUpdate:
-    """What to change of the stream with this id or name; None leaves it as it is."""
+    """A change of the stream with this id or name; None leaves a field as it is."""
 
     stream: int | str
     name: str | None = None
@@ -135,9 +135,9 @@ class AwayRange:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What can be read of a stream: [start_offset, next_offset), without the ranges in `away`.
+    """The readable part of a stream: [start_offset, next_offset), without the ranges in `away`.
 
-    These are in the order of their offsets. `next_offset` is None where its server is away, and
+    These are in the order of their offsets. `next_offset` is None if its server is down, and
     `start_offset` may then lie behind what that server knows.
     """
 
@@ -196,10 +196,10 @@ class AppendOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TxnPart:
-    """What a transaction has staged in a range: so many records, in so many batches.
+    """The records that a transaction has staged in a range, and in how many batches.
 
-    A placement driver that knows `batch_count` decides nothing that is too much to be published;
-    -1 is any number.
+    With `batch_count` a placement driver refuses what is too much to be published; -1 is any
+    number.
     """
 
     txn_id: str
@@ -211,11 +211,11 @@ class TxnPart:
 
 @dataclass(frozen=True, slots=True)
 class TxnDecision:
-    """What was decided of a producer's batch, by this call or, in a replay, by an earlier one.
+    """The decision about a producer's batch, by this call or, in a replay, by an earlier one.
 
-    `record_count` and `digest` are those of the decision that counts; None and empty if it is
-    older than what is kept. All of it is visible if it `is_published`, and will be if not; except
-    for `lost`, which somebody gave up, as a range server has it no more.
+    `record_count` and `digest` are those of the decision that counts; None and empty if it is no
+    longer kept. All of it is visible if it `is_published`, and will be if not; except for `lost`,
+    which an operator gave up because a range server lost it.
     """
 
     is_replay: bool
@@ -227,10 +227,10 @@ class TxnDecision:
 
 @dataclass(frozen=True, slots=True)
 class TxnLoss:
-    """What of a decided batch is given up, and will never be visible.
+    """The parts of a committed batch that are given up, and will never be visible.
 
     The rest is visible if it `is_published`; else `waits_for` says why not. If `record_count`, that
-    of the decision, is None, it is older than what is kept, and what became of it is not known.
+    of the decision, is None, the decision is no longer kept, and its outcome is not known.
     """
 
     parts: tuple[TxnPart, ...]
@@ -241,7 +241,7 @@ class TxnLoss:
 
 @dataclass(frozen=True, slots=True)
 class TxnInfo:
-    """What became of a transaction, or of a producer's batch of them.
+    """The state of a transaction, or of a producer's batch of them.
 
     `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (it cannot be
     published as it was committed), "lost" (some of it, the rest is published), or "aborted".
@@ -262,7 +262,7 @@ class TxnInfo:
 
 @dataclass(frozen=True, slots=True)
 class FetchItem:
-    """What to read of one stream: from `fetch_offset` (or EARLIEST, LATEST) up to `end_offset`.
+    """The part of a stream to read: from `fetch_offset` (or EARLIEST, LATEST) up to `end_offset`.
 
     `end_offset` is exclusive, None for no bound. `max_bytes` bounds the answer, but one whole
     batch is always returned.
@@ -375,7 +375,7 @@ def _wrong(text: str) -> ConfigurationError:
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """How long a connection may take to be made, what to ask the server for, and who watches.
+    """How connections are made: the timeout, the features to ask for, and a callback for timings.
 
     `on_timing` is called with each call that was answered, in whichever thread noticed it; it must
     return at once.
@@ -395,8 +395,8 @@ class Connecting:
 class CallTiming:
     """One call that was answered. Times are in ms.
 
-    `round_trip_ms`: from the request to the last frame of the answer. `maybe_server_ms`: what the
-    server says that it took of that, long polls included; None if it does not say.
+    `round_trip_ms`: from the request to the last frame of the answer. `maybe_server_ms`: the
+    time of the server, long polls included; None if it reports none.
     """
 
     endpoint: str

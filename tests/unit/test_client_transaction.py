@@ -157,7 +157,7 @@ def test_what_may_be_staged_in_a_range_that_is_gone_is_an_error(make, peers) -> 
     old.script(Opcode.APPEND, reset)
     transaction = Transaction("t")
     driver = make(pd.endpoint)
-    with pytest.raises(NotFoundError, match="where a batch may be staged, is no more"):
+    with pytest.raises(NotFoundError, match="where a batch may be staged, was trimmed"):
         driver.do("append", items(b"a"), transaction=transaction)
     assert new.seen(Opcode.APPEND) == []
 

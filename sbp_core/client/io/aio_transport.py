@@ -127,7 +127,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         _, pending = await asyncio.wait(waiting, timeout=limits.CLOSE_TIMEOUT_MS / 1000)
         if pending:
             _LOG.warning(
-                "the connection to %s did not end within %d ms of its close; it is left alone",
+                "the connection to %s did not end within %d ms of its close; it is abandoned",
                 self._conversation.endpoint,
                 limits.CLOSE_TIMEOUT_MS,
             )
@@ -258,7 +258,7 @@ _LATER: Final = _Pause.LATER
 class AsyncPool:
     """One connection per endpoint, for the tasks of one loop.
 
-    A connection that is of no more use (lost, going away, unresponsive, or idle for so long that
+    A connection that is no longer usable (lost, going away, unresponsive, or idle for so long that
     the server may be closing it) is replaced at the next call.
     """
 
@@ -321,7 +321,7 @@ class AsyncRunner:
         self._inbox = Inbox()
         self._tickets: dict[int, tuple[AsyncConnection, Ticket, Opcode]] = {}
         self._news: asyncio.Future[None] | None = None
-        """What the program waits for: it ends when something arrives, or it is time to look."""
+        """Done when something arrives for the program that waits, or at its deadline."""
 
     async def stream(self, program: Program[Any]) -> AsyncGenerator[Any, Any]:
         """Run a program, yielding what it emits; it is given what is sent for it."""

@@ -262,9 +262,9 @@ class BlockingConnection:
 class ConnectionPool:
     """One connection per endpoint, shared by all threads of this process.
 
-    A connection that is of no more use (lost, going away, unresponsive, or idle for so long that
-    the server may be closing it) is replaced at the next call. After a fork the child starts anew
-    and leaves the parent's connections alone.
+    A connection that is no longer usable (lost, going away, unresponsive, or idle for so long that
+    the server may be closing it) is replaced at the next call. After a fork the child starts
+    without connections and leaves those of the parent alone.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class ConnectionPool:
         self._connections: dict[str, BlockingConnection]
         self._retired: set[BlockingConnection]
         self._used_at: dict[str, float]
-        self._start_anew()
+        self._reset()
 
     def start(
         self, call: Call, sink: Callable[[Frame | SbpError], None]
@@ -302,7 +302,7 @@ class ConnectionPool:
     def close(self) -> None:
         """End all connections; calls that are open fail, new ones are refused."""
         if os.getpid() != self._pid:
-            self._start_anew()
+            self._reset()
         with self._lock:
             self._is_closed = True
             connections = [*self._connections.values(), *self._retired]
@@ -311,7 +311,7 @@ class ConnectionPool:
         for connection in connections:
             connection.close()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._connections = {}
@@ -321,7 +321,7 @@ class ConnectionPool:
 
     def _acquire(self, endpoint: str) -> BlockingConnection:
         if os.getpid() != self._pid:
-            self._start_anew()
+            self._reset()
         now = self._clock()
         with self._lock:
             if self._is_closed:

@@ -1,4 +1,4 @@
-"""One connection of a client, without I/O: the session, and who waits for which answer.
+"""One connection of a client, without I/O: the session, and the calls that wait for answers.
 
 Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
 
@@ -69,7 +69,7 @@ _WITHOUT: Final = {
     FeatureName.TRANSACTIONS: "transactions: upgrade it, or append without one",
     FeatureName.SCHEMAS: "schemas of streams: upgrade it, or write and read without one",
 }
-"""Of the features that calls need: what a server lacks without, and what to do."""
+"""By feature that calls need: what a server without it lacks, and the remedy."""
 
 
 class Phase(enum.Enum):
@@ -204,7 +204,7 @@ class Conversation:
         return self._session.agreement
 
     def greeting(self) -> list[Octets]:
-        """Return the bytes of the first call: a HEARTBEAT that tells who this is.
+        """Return the bytes of the first call: a HEARTBEAT that names the client.
 
         It offers the features; calls need not wait for its answer.
         """
@@ -321,7 +321,7 @@ class Conversation:
         return buffers
 
     def _release(self) -> list[Octets]:
-        """Send what was held, as far as enough is known now; return its bytes."""
+        """Send the held calls for which enough is known now; return their bytes."""
         held, self._held = self._held, {}
         outgoing: list[Octets] = []
         for ticket, call in held.items():
@@ -403,7 +403,7 @@ class Conversation:
                 answer = decode_header(HeartbeatResponse, frame.header)
         failure = maybe_error(answer.status)
         if failure is not None and failure.retriable and not isinstance(failure, NotLeaderError):
-            self.end(lost(self.endpoint, f"it did not take up the conversation: {failure}"))
+            self.end(lost(self.endpoint, f"it refused the greeting: {failure}"))
             return []
         self._unasked.on_awaited(self._session.seen_frame_count)
         self._maybe_dialect = dialect_of(answer.status)

@@ -1,4 +1,7 @@
-"""What became of the batches of an append, and the frames that they go in next."""
+"""The state of an append: the outcome of each batch, and the frames in which the others go next.
+
+Pure; appending.py sends the frames and hands in the answers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
 _ITEM_HEADER_BYTES: Final = 320
-"""What an AppendInfo takes in a header, rounded up."""
+"""Bytes of an AppendInfo in a header, rounded up."""
 _ITEMS_MAX: Final = limits.HEADER_BYTES_MAX // _ITEM_HEADER_BYTES - 1
 
 
@@ -99,7 +102,7 @@ def _info(request_index: int, piece: RangeInfo, batch: bytes, marks: Marks) -> A
 
 
 _GAPS: Final = (WriterGapError, WriterUnknownError)
-"""What servers say of a batch that came before an earlier one, the second of a writer's first."""
+"""Errors for a batch that arrived before an earlier one; the second, before a writer's first."""
 
 
 @dataclass(slots=True)
@@ -296,7 +299,7 @@ class AppendState:
         if error is None:
             self._on_appended(index, result)
         elif isinstance(error, _GAPS) and self._batches[index].is_behind:
-            self._has_gap = True  # it comes again, after those before it
+            self._has_gap = True  # it is sent again, after those before it
         else:
             error.throttle_time_ms = max(throttle_time_ms, 0)
             self._errors[index] = (endpoint, error)
@@ -366,7 +369,7 @@ class AppendState:
 def _check_item(index: int, item: AppendItem) -> None:
     if not 0 < len(item.batch) <= limits.BATCH_BYTES_MAX:
         raise ConfigurationError(
-            f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} octets;"
+            f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} bytes;"
             f" expected 1 to {limits.BATCH_BYTES_MAX}: write smaller batches"
         )
 

@@ -7,7 +7,7 @@ numbers, while no later one of its stream was appended; after a final failure th
 batches are given up too.
 
 A writer's batches have numbers, so they may be tried again whatever became of them. A server knows
-the places of the last ones only: no more of a stream than that are on their way. A transaction
+the offsets of the last ones only: of a stream at most that many are on their way. A transaction
 numbers its batches in each range, so those of a stream go to one range at a time.
 """
 
@@ -101,9 +101,8 @@ def append(
 class GradualAppend:
     """An append of batches that are given one group after the other, while others are on their way.
 
-    The program emits None whenever it is ready for a group, and is sent that, or None when there
-    are no more. When it is ready it has sent what it was given, and when it is over all of that is
-    appended. Raises what
+    The program emits None when it is ready for a group, and is sent that, or None at the end. When
+    it is ready, it has sent the groups before; when it is over, all are appended. Raises what
     `append` raises.
     """
 
@@ -155,7 +154,7 @@ class _Sent:
 
 
 class _Delivery:
-    """Sends the batches of an append, and takes the answers."""
+    """Sends the batches of an append, and receives the answers."""
 
     def __init__(self, context: Context, state: AppendState, *, is_repeatable: bool) -> None:
         self._context = context
@@ -196,7 +195,7 @@ class _Delivery:
         return bool(frames)
 
     def _busy_servers(self) -> set[str]:
-        """Return the servers that have as much to do as is to be on its way to one."""
+        """Return the servers to which the allowed number of frames or bytes is on its way."""
         counts: dict[str, tuple[int, int]] = {}
         for sent in self._sent.values():
             count, size_bytes = counts.get(sent.frame.endpoint, (0, 0))

@@ -1,4 +1,4 @@
-"""Calls with retries: what every operation is made of. Pure: time and chance come in."""
+"""Calls with retries, which every operation consists of. Pure: time and random numbers come in."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class RetryPolicy:
     """How long (ms) and how fast an operation is tried again while it makes no progress.
 
     The wait before try n is uniform in [0, min(backoff_ms * 2**n, backoff_ms_max)]. Where a server
-    asks for a wait, it comes on top of that, spread over as long again at least: those whom it
-    refused together do not come back together. `budget_ms` 0 disables retries. Raises
+    asks for a wait, it is added, spread over the same time at least: calls that were refused
+    together are not repeated together. `budget_ms` 0 disables retries. Raises
     ConfigurationError for negative or contradictory values.
     """
 
@@ -92,7 +92,7 @@ class RetryPolicy:
 
 
 class PatienceLog:
-    """Tells of operations that get nowhere, one line in RETRY_TOLD_MS for all of a client's.
+    """Logs operations without progress, at most one line in RETRY_TOLD_MS for a client.
 
     Times are in ms, of any clock that runs evenly.
     """
@@ -123,7 +123,7 @@ R = TypeVar("R", AppendResult, FetchResult)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the operations of one client share. `timeout_ms` bounds each call."""
+    """State that the operations of one client share. `timeout_ms` bounds each call."""
 
     drivers: PlacementDrivers
     router: Router
@@ -142,7 +142,7 @@ class Attempts:
         self._count = 0
 
     def on_progress(self, now_ms: float) -> None:
-        """Start counting anew."""
+        """Count from zero again."""
         self._since_ms = now_ms
         self._count = 0
 
@@ -315,7 +315,7 @@ def placement_drivers(
 ) -> Program[list[PlacementDriverInfo]]:
     """Return the placement drivers of the cluster (SPEC "DESCRIBE_PD_CLUSTER").
 
-    They are remembered, and asked when the leader is gone.
+    They are remembered, and asked when the leader is unavailable.
     """
     header = DescribePlacementDriverClusterRequest(asker, context.timeout_ms)
     answers = yield from ask(

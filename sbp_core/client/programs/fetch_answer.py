@@ -1,4 +1,7 @@
-"""One item of a fetch: what it asks for, and what the answer says of it (SPEC "FETCH"). Pure."""
+"""One item of a fetch: its question, and its part of an answer (SPEC "FETCH"). Pure.
+
+Read fetching.py first.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from sbp_core.wire.status import maybe_error
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an item asked for; the range matters where batches may be outside the answer."""
+    """The question of an item; the range matters where batches may be outside the answer."""
 
     stream_id: int
     offset: int
@@ -184,7 +187,7 @@ class FetchTask:
 
     @property
     def known_tail(self) -> int:
-        """An offset up to which there are records, as far as the item and its range say."""
+        """An offset up to which there are records, by the item and its range."""
         end_offset = None if self.piece is None else self.piece.end_offset
         return max(self.item.end_offset or 0, end_offset or 0)
 
@@ -205,7 +208,7 @@ class FetchTask:
 
     @property
     def answer_bytes(self) -> int:
-        """What the item may be answered with: a batch more than it asks for."""
+        """Bytes of the largest answer to the item: a batch more than it asks for."""
         return self.item.max_bytes + limits.BATCH_BYTES_MAX
 
     def info(self, request_index: int) -> FetchInfo:

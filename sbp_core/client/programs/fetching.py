@@ -211,7 +211,7 @@ class _Fetch:
     def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> Program[None]:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.
 
-        A server answers empty-handed at once at the end of a sealed range, and the range may
+        A server answers without batches at once at the end of a sealed range, and the range may
         have been sealed after its placement was looked up. While the placement driver is
         unavailable, the answer stands. A server that does not wait by itself is asked again, with
         growing pauses.
@@ -279,7 +279,7 @@ class _Fetch:
         self.waiting.append(task)
 
     def _skip_trimmed(self, task: FetchTask, offset: int) -> int:
-        """Return where whoever asks for the earliest record goes on: not before the stream."""
+        """Return where a fetch of the earliest record goes on: not before the stream begins."""
         ranges = self._context.router.maybe_ranges(task.item.stream_id)
         if ranges and task.item.fetch_offset == EARLIEST:
             return max(offset, ranges[0].start_offset)
@@ -312,7 +312,7 @@ class _Fetch:
         self._wait(task, now_ms + wait_ms)
 
     def _with_bounds(self, task: FetchTask, error: SbpError) -> Program[SbpError]:
-        """Return the error with the bounds of the whole stream, as far as they can be learned."""
+        """Return the error with the bounds of the whole stream, if these can be learned."""
         stream_id = task.item.stream_id
         if task.piece is not None and len(self._context.router.maybe_ranges(stream_id) or ()) == 1:
             return error  # from the server of the stream's one range: it knows best

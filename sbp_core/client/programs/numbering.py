@@ -83,11 +83,11 @@ class Numbering:
 
 
 class Writer:
-    """Numbers the batches of one who appends, for each stream from 0 (SPEC "APPEND", extension).
+    """Numbers the batches of a writer, for each stream from 0 (SPEC "APPEND", extension).
 
-    Servers append each number once, however often it comes. So an append of unknown outcome is
-    tried again without harm. One that was given up stays in doubt: the next append to the stream
-    has to begin with the same batches.
+    Servers append each number once, however often it is sent. So an append of unknown outcome can
+    be retried. One that was given up stays in doubt: the next append to the stream has to begin
+    with the same batches.
 
     A writer is for one append at a time, with any client, and ends with the process: an id is not
     to be used again. Raises ConfigurationError for one that is not 1 to WRITER_ID_LENGTH_MAX
@@ -181,7 +181,7 @@ class _WriterNumbering(Numbering):
         self._streams: dict[int, _Stream] = {}
         """Those that this append is for."""
         self._numbers: dict[int, tuple[_Stream, int]] = {}
-        """Of batches that are not appended yet."""
+        """By index: batches that are not appended yet."""
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
         """Give batches their numbers; return those that an earlier append left in doubt.
@@ -242,17 +242,17 @@ _RangeKey = tuple[int, int]
 
 
 class Transaction:
-    """Stages batches under an id, which is nobody else's (SPEC "APPEND", extension).
+    """Stages batches under an id that no other transaction has (SPEC "APPEND", extension).
 
-    What is staged has no offset and nobody reads it, until `parts` are committed: then all of it is
-    appended, of each stream in the order in which it was staged. It may be tried again without
-    harm, so an append with a transaction does that whatever became of it. A range that is sealed
-    meanwhile keeps what is staged in it; what follows goes to the next one.
+    Staged batches have no offsets and are not visible until `parts` are committed: then all are
+    appended, those of a stream in the order in which they were staged. Staging is idempotent, so an
+    append with a transaction is retried whatever its outcome. A range that is sealed keeps its
+    staged batches; later ones go to the next range.
 
-    A transaction is for one append at a time, with any client. One of which an append failed must
-    not be committed: drop its `parts`, and begin another under another id. Raises
+    A transaction is for one append at a time, with any client. It must not be committed after a
+    failed append: abort its `parts`, and begin another one under another id. Raises
     ConfigurationError for an id that is not 1 to TXN_ID_LENGTH_MAX letters, digits, `.`, `_`, `~`
-    and `-`; `txn_id_of` makes one that tells whose it is.
+    and `-`; `txn_id_of` makes one that names its producer.
     """
 
     def __init__(self, txn_id: str) -> None:
@@ -267,11 +267,11 @@ class Transaction:
         self._streams: dict[int, int] = {}
         """Streams by their place in the order of first use."""
         self._numbered: dict[_RangeKey, int] = {}
-        """Of each range how many numbers were given to batches."""
+        """By range: how many numbers were given to batches."""
         self._unused: dict[_RangeKey, list[int]] = {}
-        """Of each range the numbers that came back, as a heap."""
+        """By range: the numbers that were taken back, as a heap."""
         self._staged: dict[_RangeKey, tuple[int, int]] = {}
-        """Of each range how many records are staged for sure, and batches."""
+        """By range: how many records and batches are known to be staged."""
         self._at_work = threading.Lock()
 
     def parts(self) -> tuple[TxnPart, ...]:
@@ -355,8 +355,8 @@ class _Staging(Numbering):
     def range_for(self, index: int, stream_id: int, router: Router) -> RangeInfo:
         """Return the range that a batch was sent to before, else the open one.
 
-        Raises NotFoundError if that one was trimmed away meanwhile, RangeSealedError while it is
-        not known where it is: another thread may look the stream up.
+        Raises NotFoundError if that one was trimmed away since, RangeSealedError while its server
+        is not known: another thread may look the stream up.
         """
         if index not in self._numbers:
             return super().range_for(index, stream_id, router)
@@ -372,7 +372,7 @@ class _Staging(Numbering):
                 return piece
         raise NotFoundError(
             StatusCode.NOT_FOUND,
-            f"range {range_index} of stream {stream_id}, where a batch may be staged, is no more",
+            f"range {range_index} of stream {stream_id}, where a batch may be staged, was trimmed",
         )
 
     def marks(self, index: int, piece: RangeInfo) -> Marks:

@@ -100,7 +100,7 @@ def _look_up(
 ) -> Program[dict[int, TimedOffset]]:
     """Ask the servers of all ranges that end behind the start offsets; they look up what they have.
 
-    Where a stream went on in a new range meanwhile, it is asked for again: a server that also
+    If a stream went on in a new range since the look-up, it is asked for again: a server that also
     hosts a later range would have named that one. With a `timeout_ms` no server is waited for
     longer, nor asked again: the streams that it has ranges of are left out.
     """
@@ -148,7 +148,7 @@ def _look_up(
 
 
 class _Lookups:
-    """What `_look_up` knows so far: of each stream the ranges, and what their servers found.
+    """State of `_look_up`: the ranges of each stream, and what their servers found.
 
     `failures` are those of the last questions, by stream: whom it was asked of, and the error.
     """

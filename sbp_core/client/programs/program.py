@@ -1,4 +1,4 @@
-"""What a client operation may ask of the world.
+"""The effects of a client operation: what it asks its runner to do.
 
 An operation is written once, as a generator (a `Program`): it yields effects and is sent their
 results. It does no I/O and reads no clock. Two runners execute programs, in io/aio_transport.py and
@@ -79,7 +79,7 @@ Sink = Callable[[Frame | SbpError], None]
 
 
 class Reply(Struct, frozen=True):
-    """All that came of a call: frames, then its end or the `error` that cut it short."""
+    """The answer of a call: frames, then its end or the `error` that cut it short."""
 
     frames: tuple[Frame, ...]
     error: SbpError | None = None
@@ -134,7 +134,7 @@ class Inbox:
         return number
 
     def deliver(self, arrival: Arrival) -> None:
-        """Keep an arrival; what comes for a closed call is dropped."""
+        """Keep an arrival; one for a closed call is dropped."""
         if arrival.number not in self._deadlines:
             return
         self._arrivals.append(arrival)

@@ -299,9 +299,9 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
 
 
 class Bounds:
-    """What is known so far of where streams begin and end.
+    """The known bounds of streams, while their servers are asked.
 
-    `failures` are those of the last questions, by stream: whom it was asked of, and the error.
+    `failures` are those of the last questions, by stream: the server that was asked, and the error.
     """
 
     def __init__(self, router: Router) -> None:

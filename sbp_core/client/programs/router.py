@@ -1,4 +1,7 @@
-"""Whom to ask: the placement driver that leads, and the server of the range of an offset. Pure."""
+"""The placement cache: which placement driver leads, and which server has the range of an offset.
+
+Pure: programs fill it with what servers answer. Read first: `Router`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Turn:
     def after(self, asked: str, error: SbpError) -> Turn:
         """Return the order once `asked` failed with `error`, or answered so.
 
-        Nothing changes when `asked` is not the first any more: somebody else was faster.
+        Nothing changes if `asked` is no longer the first: another thread was faster.
         """
         if asked != self.endpoints[0]:
             return self
@@ -51,7 +54,7 @@ class Turn:
         return replace(self, endpoints=tuple(in_turn))
 
     def _told(self, cluster: PlacementDriverCluster) -> Turn:
-        """The first does not lead; it may know who does."""
+        """Return the order if the first does not lead; it may name the leader."""
         known = self.knowing(cluster).endpoints
         nodes = reachable_nodes(cluster)
         leaders = [each for each, is_leader in nodes if is_leader and each != known[0]]
@@ -59,7 +62,7 @@ class Turn:
         return replace(self, endpoints=tuple(dict.fromkeys(in_turn)))
 
     def _behind(self) -> Turn:
-        """The first has to wait until the others had their turn."""
+        """Return the order with the first one last."""
         first, *others = self.endpoints
         return replace(self, endpoints=(*others, first))
 
@@ -81,11 +84,11 @@ class PlacementDrivers:
         return self._turn.endpoints
 
     def on_error(self, asked: str, error: SbpError) -> None:
-        """Take note that `asked` answered with `error`, or could not be reached."""
+        """Record that `asked` answered with `error`, or could not be reached."""
         self._turn = self._turn.after(asked, error)
 
     def learn(self, cluster: PlacementDriverCluster) -> None:
-        """Remember who else may be asked when the leader is gone."""
+        """Remember the placement drivers to ask when the leader is unavailable."""
         self._turn = self._turn.knowing(cluster)
 
 
@@ -113,10 +116,10 @@ class _Placement:
 
 
 class Router:
-    """What is known of the ranges of streams, and as of which revision of the metadata.
+    """The known ranges of streams, and the revision of the metadata that they are of.
 
-    Entries are immutable and replaced whole, so threads may share a router. `dialect` is what the
-    servers speak: the specification, until their placement driver has shown it. `maybe_commit` is
+    Entries are immutable and replaced whole, so threads may share a router. `dialect` is that of
+    the servers: the specification, until their placement driver has answered. `maybe_commit` is
     the last commit of its metadata that it told.
     """
 
@@ -127,7 +130,7 @@ class Router:
 
     @property
     def dialect(self) -> Dialect:
-        """What the servers speak."""
+        """The dialect of the servers."""
         return self._maybe_dialect or Dialect.SPECIFICATION
 
     @dialect.setter

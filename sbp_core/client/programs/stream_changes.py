@@ -341,7 +341,7 @@ def evolve_schema(
         newest = yield from register_schema(context, stream_id, wanted, version)
     raise ProtocolError(
         f"{_schema_of(stream_id)} was changed by others {limits.SCHEMA_VERSIONS_MAX} times in a"
-        " row, and a stream has no more versions: the placement driver is broken"
+        " row, which are all versions that a stream can have: the placement driver is broken"
     )
 
 

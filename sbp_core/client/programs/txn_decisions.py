@@ -45,7 +45,7 @@ def commit_txn(
     _check_batch(producer, batch_number)
     if not limits.TXN_DIGEST_BYTES_MIN <= len(digest) <= limits.TXN_DIGEST_BYTES_MAX:
         raise ConfigurationError(
-            f"a digest has {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX} octets,"
+            f"a digest has {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX} bytes,"
             f" got {len(digest)}"
         )
     header = CommitTxnRequest(

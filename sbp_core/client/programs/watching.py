@@ -1,10 +1,10 @@
 """Programs that look where many streams begin and end, and how far they can be read now.
 
-`watch_bounds` is for callers that look again and again. As long as nothing changes it takes one
+`watch_bounds` is for callers that poll. As long as nothing changes it takes one
 short question to the placement driver and to each range server, all at the same time: servers
 count what changes, and tell which ranges that was (SPEC "DESCRIBE_RANGE").
 
-`reach` waits for no server to come back; only the placement driver has to be there.
+`reach` does not wait until a server is available again; only the placement driver has to be.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What bounds follow from: placement as of a revision, and what range servers have said."""
+    """The sources of bounds: placement as of a revision, and the answers of range servers."""
 
     revision: int
     ranges: Mapping[int, tuple[RangeInfo, ...]]
