@@ -208,8 +208,6 @@ def read_pieces(placed: PlacedBatches, piece_bytes: int) -> Iterator[ReceivedBat
         raise LogError(f"the server named {placed.instance!r:.100} as the instance of its log")
     if not Path(placed.directory).is_absolute() or "\0" in placed.directory:
         raise LogError(f"the server named a log in {placed.directory!r:.100}")
-    if not all(map(_is_possible, placed.places)):
-        raise LogError("the server named places that no batches can be at")
     with _opened_folder(Path(placed.directory)) as folder:
         yield from _read_in_folder(folder, placed, piece_bytes)
 
@@ -225,7 +223,7 @@ def _read_in_folder(
             " the server"
         )
     range_key = placed.stream_id, placed.range_index
-    for (segment, generation), places in groupby(placed.places, _FILE_OF):
+    for (segment, generation), places in groupby(map(_checked, placed.places), _FILE_OF):
         with _opened(segment_name(segment), folder) as descriptor:
             _check_segment(descriptor, segment, generation)
             for piece in _in_pieces(places, piece_bytes):
@@ -233,10 +231,13 @@ def _read_in_folder(
                 yield ReceivedBatches(payload, piece[-1].base_offset + piece[-1].record_count)
 
 
-def _is_possible(place: BatchPlace) -> bool:
+def _checked(place: BatchPlace) -> BatchPlace:
+    """Return a place when it is its turn. Raises LogError if no batch can be there."""
     is_inside = 0 <= place.segment <= place.position - SEGMENT_HEADER_BYTES
     has_length = place.length <= limits.ENTRY_BYTES_MAX and _batch_bytes(place) > 0
-    return is_inside and has_length and 0 <= place.prefix_length <= _PREFIX_BYTES_MAX
+    if is_inside and has_length and 0 <= place.prefix_length <= _PREFIX_BYTES_MAX:
+        return place
+    raise LogError("the server named places that no batches can be at")
 
 
 @contextmanager
