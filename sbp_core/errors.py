@@ -400,13 +400,13 @@ class WriterRepeatError(StatusError):
 
 
 class WriterUnknownError(StatusError):
-    """The server does not know the writer, or not any more: whether it repeats cannot be told."""
+    """The server does not know the writer, or no longer: it cannot recognise a repeat."""
 
     codes = (StatusCode.WRITER_UNKNOWN,)
 
 
 class WritersNotThereError(StatusError):
-    """The server has the range, and was not told yet what its stream's writers appended before."""
+    """The server has the range, and not yet the last numbers of the writers of its stream."""
 
     codes = (StatusCode.WRITERS_NOT_THERE,)
     retriable = True

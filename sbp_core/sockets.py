@@ -100,7 +100,7 @@ class AsyncSocket:
         return bool(state != _TCP_ESTABLISHED)
 
     def send(self, buffers: Sequence[Octets]) -> int:
-        """Send `buffers` in their order, or give up the connection, which the protocol is told.
+        """Send `buffers` in their order, or abort the connection.
 
         Return how many bytes the system did not take at once: these wait for the peer to read.
         """

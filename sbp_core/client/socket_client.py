@@ -184,7 +184,7 @@ class SocketClient:
 
     @property
     def maybe_commit(self) -> StoreCommit | None:
-        """The last commit of the placement driver's metadata that it told, None if it did not.
+        """The last commit of the placement driver's metadata that it reported, None if it did not.
 
         It does so whenever it is asked for a revision, or for ranges.
         """
@@ -202,7 +202,7 @@ class SocketClient:
     ) -> dict[int, tuple[RangeInfo, ...]]:
         """Return the ranges of each stream as the placement driver knows them now.
 
-        It is not asked for what is known `as_of` a revision that it has just told.
+        It is not asked for what is known `as_of` a revision that it has just reported.
         """
         return self._run(placement.list_ranges(self._context, stream_ids, as_of))
 
@@ -369,7 +369,7 @@ class SocketClient:
 
         `retry_unknown`: try again also when a batch may have been appended already, which may
         append it twice. With a `writer` each is appended once, however often it is tried. With a
-        `transaction` they are staged: nobody reads them, and they have the base offset -1.
+        `transaction` they are staged: not visible, and with the base offset -1.
         Raises ConfigurationError for a batch that is no record sequence where the servers speak
         elasticstream-2023-04.
         """

@@ -114,7 +114,7 @@ class StoreCommit(NamedTuple):
 
     @property
     def is_plausible(self) -> bool:
-        """Whether a placement driver may have told it."""
+        """Whether a placement driver may have reported it."""
         is_word = self.life.isascii() and self.life.isprintable() and " " not in self.life
         is_short = 0 < len(self.life) <= limits.STORE_LIFE_LENGTH_MAX
         return is_word and is_short and 0 <= self.number < 2**63

@@ -127,7 +127,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         _, pending = await asyncio.wait(waiting, timeout=limits.CLOSE_TIMEOUT_MS / 1000)
         if pending:
             _LOG.warning(
-                "the connection to %s did not end within %d ms of its close; it is abandoned",
+                "connection not closed: server=%s waited_ms=%d; it is abandoned",
                 self._conversation.endpoint,
                 limits.CLOSE_TIMEOUT_MS,
             )
@@ -232,7 +232,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _close_if_finished(self) -> None:
         if self._conversation.is_finished:
-            self.abort()  # what is not sent yet is of calls that nobody waits for
+            self.abort()  # the unsent bytes are of calls that were given up
 
     def _note_ended(self) -> None:
         if self._stall_timer is not None:

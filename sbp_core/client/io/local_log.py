@@ -3,8 +3,8 @@
 A range server may answer a FETCH of a client on its own machine with the places of large batches in
 its log. The client opens a log only if the connection goes to this machine, if the file `instance`
 in its folder names the cluster of the client's placement driver, and if the server has named no
-other folder before: otherwise a server could have the client read somebody else's log. No link is
-followed, and only regular files are opened. Each batch has a checksum, which covers its position
+other folder before: otherwise a server could have the client read the log of another one. No link
+is followed, and only regular files are opened. Each batch has a checksum, which covers its position
 and its stream as well.
 
 Files are removed and rewritten at any time. Batches that cannot be read are fetched as bytes, and

@@ -161,7 +161,7 @@ class Attempts:
     ) -> float | None:
         """Return the wait before another try after `error`, None to give up.
 
-        `endpoint` is the one that was asked, None when `error` says so itself or nobody was asked.
+        `endpoint` is the one that was asked, None if `error` names it, or no server was asked.
         """
         policy = self._context.policy
         wait_ms = policy.maybe_wait_ms(

@@ -127,7 +127,7 @@ def create_streams(
 
     Waits while no range server can take a range: each reports itself soon after a start. Raises
     ConfigurationError for what no server would take, AlreadyExistsError for a name in use,
-    NoRangeServerError when all tries were in vain. The others of the same call may be created
+    NoRangeServerError when all tries failed. The others of the same call may be created
     nevertheless: `on_created` is called with each that is.
     """
     for spec in specs:
@@ -193,9 +193,9 @@ def _create(
 def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]:
     """Delete streams given by id or name (SPEC "DELETE_STREAMS").
 
-    The placement driver decides; then the range servers are told, so that they refuse appends
-    from now on; ElasticStream's do not know how to delete, and are not told. A range server that
-    cannot be reached learns it from the placement driver later.
+    The placement driver deletes them; then the range servers are asked to refuse appends, but for
+    ElasticStream's, which cannot. A range server that is down learns it from the placement driver
+    later.
     Raises NotFoundError naming all that are missing; nothing is deleted then.
     """
     infos = yield from describe_streams(context, refs)

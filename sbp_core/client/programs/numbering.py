@@ -278,7 +278,7 @@ class Transaction:
         """Return what is staged: to commit, or to drop.
 
         Streams are in the order of first use, and of each its ranges. After a failure also where
-        something may be staged, though nobody said so.
+        something may be staged, although no server confirmed it.
         """
         used = self._numbered if self.has_failed else self._staged
         return tuple(
@@ -391,7 +391,7 @@ class _Staging(Numbering):
     def on_refused(self, index: int, error: SbpError) -> None:
         """Let a batch go on in the next range.
 
-        Or in this one: a server that told of a seal may die before that is on disk.
+        Or in the same one: a server that reported a seal may crash before that is on disk.
         """
         if isinstance(error, RangeSealedError):
             self._transaction.take_back(*self._numbers.pop(index))

@@ -150,7 +150,7 @@ def _look_up(
 class _Lookups:
     """State of `_look_up`: the ranges of each stream, and what their servers found.
 
-    `failures` are those of the last questions, by stream: whom it was asked of, and the error.
+    `failures` are those of the last questions, by stream: the server that was asked, and the error.
     """
 
     def __init__(self, router: Router, wanted: Mapping[int, LookupOffsetInfo]) -> None:

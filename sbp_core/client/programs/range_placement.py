@@ -242,7 +242,7 @@ def list_ranges(
 ) -> Program[dict[int, tuple[RangeInfo, ...]]]:
     """Return the ranges of each stream, in order, as the placement driver knows them now.
 
-    It is not asked for what is known `as_of` a revision that it has just told. Raises
+    It is not asked for what is known `as_of` a revision that it has just reported. Raises
     NotFoundError naming all streams that are missing.
     """
     if as_of is None or context.router.maybe_revision(stream_ids) != as_of:

@@ -120,7 +120,7 @@ class Router:
 
     Entries are immutable and replaced whole, so threads may share a router. `dialect` is that of
     the servers: the specification, until their placement driver has answered. `maybe_commit` is
-    the last commit of its metadata that it told.
+    the last commit of its metadata that it reported.
     """
 
     def __init__(self) -> None:

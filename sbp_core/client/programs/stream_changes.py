@@ -110,7 +110,7 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
     """Forget the records of streams, by id, below an offset; return what each begins with then.
 
     SPEC "TRIM_STREAMS": the smallest remaining range of each stream. The placement driver decides;
-    then the servers of the ranges are told, but for ElasticStream's, which do not know how to trim.
+    then the servers of the ranges are asked to, but for ElasticStream's, which cannot trim.
     An offset below the stream's start changes nothing.
 
     Raises ConfigurationError for a negative offset, NotFoundError naming all missing streams

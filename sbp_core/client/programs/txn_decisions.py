@@ -37,7 +37,7 @@ def commit_txn(
 ) -> Program[TxnDecision]:
     """Decide a batch of a producer; return what was decided (SPEC "COMMIT_TXN").
 
-    The first decision of a batch counts, so that this may be repeated: a replay is told so. It may
+    The first decision of a batch is final, so that this is idempotent: a repeat returns it. It may
     be one of an earlier try of this very call. Raises ConfigurationError for what no placement
     driver would take, NotFoundError for a stream that there is not, TxnAbortedError if one of the
     transactions was given up; nothing is decided then.

@@ -111,7 +111,7 @@ def _look(context: Context, stream_ids: tuple[int, ...]) -> Program[BoundsView]:
 
 
 def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basis | None]:
-    """Return the placement and the revisions of now; None where somebody does not count them."""
+    """Return the placement and the revisions of now; None if a server does not count them."""
     router = context.router
     revision = router.maybe_revision(stream_ids)
     if revision is None or router.dialect is not Dialect.SPECIFICATION:
@@ -136,7 +136,7 @@ def _maybe_later(
 ) -> Program[BoundsView | None]:
     """Return the view of now by what changed since an earlier one.
 
-    None where that is not told, or is more than that open ranges have grown or were trimmed.
+    None if the server does not say, or if more changed than the bounds of open ranges.
     """
     placement = ListRangesRequest(context.timeout_ms)
     placed, *replies = yield from gather(
