@@ -48,7 +48,6 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -74,12 +73,13 @@ INSTANCE_NAME: Final = "instance"
 """The file that says which start of which server a log is open in, and of which cluster."""
 INSTANCE_BYTES_MAX: Final = 512
 
-_PREFIX: Final = struct.Struct(">III")
-_FIELDS: Final = struct.Struct(">BqiqI")
+ENTRY_PREFIX: Final = struct.Struct(">III")
+ENTRY_CHECKED: Final = struct.Struct(">QIBqiqI")
+"""What the header's checksum covers: position and length, then the fields from the kind on."""
 _HEADER: Final = struct.Struct(">IIIBqiqI")
 _CRC_SEED: Final = struct.Struct(">QI")
 
-ENTRY_PREFIX_BYTES: Final = _PREFIX.size
+ENTRY_PREFIX_BYTES: Final = ENTRY_PREFIX.size
 ENTRY_HEADER_BYTES: Final = _HEADER.size
 
 
@@ -212,16 +212,6 @@ class EntryHeader(NamedTuple):
                 f"an entry of {self.length} bytes has the checksum {crc:08x}, expected"
                 f" {self.crc:08x}"
             )
-
-
-def encode_entry_header(
-    fields: tuple[int, int, int, int, int], body: Sequence[Octets], position: int
-) -> bytes:
-    """Return the header of an entry at `position`; `fields` are those from the kind on."""
-    length = _FIELDS.size + sum(map(len, body))
-    packed = _FIELDS.pack(*fields)
-    header_crc = crc32c((_CRC_SEED.pack(position, length), packed))
-    return _PREFIX.pack(length, header_crc, crc32c(body, header_crc)) + packed
 
 
 def decode_entry_header(data: Octets, position: int) -> EntryHeader:

@@ -22,14 +22,17 @@ from typing import Any, Final
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.segment_format import (
+    ENTRY_CHECKED,
     ENTRY_HEADER_BYTES,
+    ENTRY_PREFIX,
+    ENTRY_PREFIX_BYTES,
     EntryHeader,
     EntryKind,
     decode_entry_header,
-    encode_entry_header,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Octets, crc32c
 
+_FIELDS_BYTES: Final = ENTRY_HEADER_BYTES - ENTRY_PREFIX_BYTES
 _COMMIT_BODY: Final = struct.Struct(">16sQQ")
 
 COMMIT_BYTES: Final = ENTRY_HEADER_BYTES + _COMMIT_BODY.size
@@ -93,10 +96,22 @@ class Location:
 
 def encode_entry(entry: Entry, position: int) -> list[Octets]:
     """Return the buffers of `entry` at `position`; the body is passed on, not copied."""
-    parts = [each for each in (entry.prefix, entry.body) if each]
-    fields = entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count
-    header = encode_entry_header(fields, parts, position)
-    return [header, *parts]
+    parts = [entry.body] if entry.body else []
+    if entry.prefix:
+        parts.insert(0, entry.prefix)
+    length = entry.length - ENTRY_PREFIX_BYTES
+    checked = ENTRY_CHECKED.pack(
+        position,
+        length,
+        entry.kind,
+        entry.stream_id,
+        entry.range_index,
+        entry.base_offset,
+        entry.count,
+    )
+    header_crc = crc32c((checked,))
+    prefix = ENTRY_PREFIX.pack(length, header_crc, crc32c(parts, header_crc))
+    return [prefix + checked[-_FIELDS_BYTES:], *parts]
 
 
 def entry_of(header: EntryHeader, body: Octets = b"") -> Entry:
