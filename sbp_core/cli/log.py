@@ -16,8 +16,7 @@ from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.boundaries import START_NAME, read_high_water
 from sbp_core.log.disk import OsDisk, translate_os_error
 from sbp_core.log.entry import Entry, Location
-from sbp_core.log.recovery.inspection import LogInspection, inspect_log
-from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.recovery.inspection import LogInspection, inspect_log, repair_log
 from sbp_core.log.segment import segment_bases
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.staged_entries import decode_end, decode_prefix

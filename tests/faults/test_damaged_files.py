@@ -31,7 +31,7 @@ from log_stagings import commit
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import LogError, SbpError
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry

@@ -15,7 +15,7 @@ from log_model import Key, Model
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.durable_log import Log, LogState
 from sbp_core.log.entry import Entry
 from sbp_core.log.segment_rows import Slot

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from log_files import DIRECTORY, batch, created
 
-from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.segment_rows import DatedOffset

@@ -13,7 +13,7 @@ from log_files import batch, created, open_log
 
 from sbp_core import limits
 from sbp_core.errors import WriterGapError, WriterRepeatError, WriterUnknownError
-from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, decode_writers, encode_writers, mark_of
 from sbp_core.rangeserver.appending.append_items import InFlight

@@ -19,7 +19,7 @@ from log_model import Key, Model
 
 from sbp_core.errors import LogError
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.recovery.inspection import inspect_log

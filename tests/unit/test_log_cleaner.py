@@ -22,7 +22,7 @@ from log_files import (
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
+from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.disk import Disk, OsDisk, OsFile
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, Entry

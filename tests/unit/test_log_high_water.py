@@ -20,11 +20,10 @@ from log_files import (
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.boundaries import HighWater, HighWaterKeeper, read_high_water, slot_path
-from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
+from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
-from sbp_core.log.recovery.inspection import inspect_log
-from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.states.range_states import LoggedRange, RangeState, RecordSpan
 from sbp_core.log.states.writer_states import mark_of
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, segment_path

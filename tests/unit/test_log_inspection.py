@@ -20,11 +20,10 @@ from log_files import (
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.boundaries import START_NAME, write_start
-from sbp_core.log.cleaning.cleaner import Cleaner
+from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.entry import COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import index_path
-from sbp_core.log.recovery.inspection import LogInspection, inspect_log
-from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.recovery.inspection import LogInspection, inspect_log, repair_log
 from sbp_core.log.recovery.salvage import RecordSpan
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, SegmentHeader, segment_path

@@ -10,8 +10,8 @@ from log_files import DIRECTORY, batch, created, entries, open_log, segment_base
 from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log.cleaning import liveness
-from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner
+from sbp_core.log import cleaning
+from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, segment_path
@@ -143,10 +143,10 @@ def test_what_is_published_while_the_cleaner_looks_is_not_missed(monkeypatch):
     log = filled(disk)
     log.append([trim(2)])
     cleaner = Cleaner(log)
-    real = liveness.live_from
+    real = cleaning.live_from
 
     def publish_first(*args):
-        monkeypatch.setattr(liveness, "live_from", real)
+        monkeypatch.setattr(cleaning, "live_from", real)
         log.append([commit(log, "t")])
         fill(log, 6)
         log.append([trim(2)])
@@ -155,7 +155,7 @@ def test_what_is_published_while_the_cleaner_looks_is_not_missed(monkeypatch):
         log.append([trim(2)])
         return real(*args)
 
-    monkeypatch.setattr(liveness, "live_from", publish_first)
+    monkeypatch.setattr(cleaning, "live_from", publish_first)
     cleaner.clean()
     assert bodies(log) == STAGED
     cleaner.clean()

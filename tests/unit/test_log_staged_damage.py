@@ -17,8 +17,7 @@ from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, Location
 from sbp_core.log.index_file import INDEX_MAGIC
-from sbp_core.log.recovery.inspection import inspect_log
-from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, maybe_segment_base, segment_path
 

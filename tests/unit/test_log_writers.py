@@ -18,8 +18,7 @@ from log_files import (
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.entry import COMMIT_BYTES, Entry
-from sbp_core.log.recovery.inspection import inspect_log
-from sbp_core.log.recovery.repair import repair_log
+from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.states.state_snapshot import decode_writer_snapshot, encode_writer_snapshot
 from sbp_core.log.states.writer_states import (
     NumberedBatch,

@@ -1,12 +1,17 @@
-"""Reading a whole log to find out what of it is damaged, and what is lost by that.
+"""Reading a whole log to find out what of it is damaged, and making a damaged log usable again.
 
-Nothing is changed. Every byte is read, from the disk and not from the page cache.
+`inspect_log` changes nothing. It reads every byte, from the disk and not from the page cache. The
+loss follows from one rule: all records of a range that was not deleted, from its start to its end,
+are somewhere in the log. The ranges are those of the snapshot at the start of each segment, and of
+the entries of the last one. So the loss is known exactly, also where damage hides which entries
+were there. Only the entries behind the last intact one of a range in the last segment are unknown.
 
-The loss follows from one rule: all records of a range that was not deleted, from its start to its
-end, are somewhere in the log. The ranges are told by the snapshot that each segment begins
-with, and by the entries of the last one. So the loss is known exactly, also where damage hides
-which entries were there. Only what came after the last intact entry of a range in the last segment
-cannot be known.
+`repair_log` keeps everything that is intact. A damaged segment is rewritten with its intact
+batches; its old file stays as `<segment>.log.damaged-N`. Writers of whom damage may hide a batch
+are forgotten: their next append is refused, unless it is their first batch. Lost offsets are not
+assigned again where anything behind them is known: a reader gets an error for them, and the rest is
+served. Each step leaves a log that can be inspected and repaired again, so a crash in between does
+no harm.
 """
 
 from __future__ import annotations
@@ -14,11 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 
-from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.boundaries import START_NAME, HighWater, read_high_water, read_start
+from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
+from sbp_core.log.boundaries import (
+    START_NAME,
+    HighWater,
+    read_high_water,
+    read_start,
+    write_start,
+)
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
 from sbp_core.log.index_file import (
     SegmentIndex,
@@ -30,8 +41,12 @@ from sbp_core.log.index_file import (
 from sbp_core.log.recovery.last_segment import LogFault, TornTail
 from sbp_core.log.recovery.salvage import Coverage, SegmentReading
 from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases
+from sbp_core.log.segment_scan import Damage, SegmentScanner
+from sbp_core.log.segment_writer import TimedEntry, replace_segment
 from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, RecordSpan
+from sbp_core.log.states.staged_entries import maybe_kept
 from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.log.states.writer_states import WriterStates
 from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
@@ -322,3 +337,86 @@ class _Inspector:
 
     def _fault(self, path: Path, position: int, reason: str) -> None:
         self._faults.append(LogFault(path, position, reason))
+
+
+def repair_log(disk: Disk, directory: Path, found: LogInspection, now_ms: int) -> tuple[Path, ...]:
+    """Repair what `found` says; return the files that were kept as they were.
+
+    No process may have the log open. `now_ms` is the wall clock. A log without faults is not
+    touched. Raises LogError when nothing is left to go on with, or the disk fails.
+    """
+    if not found.faults:
+        return ()
+    if not found.segment_count:
+        raise LogError(f"no segment is left in {directory}: restore the log from a backup")
+    repair = _Repair(disk, directory, now_ms)
+    repair.run(found)
+    return tuple(repair.kept)
+
+
+class _Repair:
+    def __init__(self, disk: Disk, directory: Path, now_ms: int) -> None:
+        self.kept: list[Path] = []
+        self._disk = disk
+        self._directory = directory
+        self._now_ms = now_ms
+
+    def run(self, found: LogInspection) -> None:
+        remedy = found.remedy
+        if remedy.start is not None:
+            self._keep(self._directory / START_NAME)
+            write_start(self._disk, self._directory, remedy.start)
+        if remedy.end is not None:  # before the segment in front of it, which may be the last one
+            self._set_aside(remedy.end)
+            segment = Segment(remedy.end, remedy.end, 0)
+            states = RangeStates(found.ranges, found.writers, found.staged)
+            self._rewrite(SegmentHeader(remedy.end), segment, states)
+        for damaged in remedy.damaged:
+            self._set_aside(damaged.segment.base)
+            segment = damaged.segment
+            header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
+            # The last segment's snapshot counts for writers and staged batches.
+            self._rewrite(header, segment, RangeStates(damaged.ranges))
+        for path in remedy.useless_indexes:
+            self._remove(path)
+
+    def _rewrite(self, header: SegmentHeader, damaged: Segment, states: RangeStates) -> None:
+        """Put a snapshot of `states` and what is intact in place of a damaged segment, durably."""
+        begin = [(entry, self._now_ms) for entry in encode_snapshot(states)]
+        entries = chain(begin, self._intact(damaged))
+        replace_segment(self._disk, self._directory, header, entries)
+
+    def _intact(self, segment: Segment) -> Iterator[TimedEntry]:
+        """Yield what is intact of a segment: batches, and ends of transactions."""
+        if not segment.size:
+            return
+        with open_segment(self._disk, self._directory, segment.base) as file:
+            scanner = SegmentScanner(file, segment.base, segment.size)
+            for item in scanner.entries():
+                kept = None if isinstance(item, Damage) else maybe_kept(*item)
+                if kept is not None:
+                    yield kept, scanner.time_ms
+
+    def _set_aside(self, base: int) -> None:
+        """Keep a segment's file under another name as well, and drop its index."""
+        self._keep(segment_path(self._directory, base))
+        self._remove(index_path(self._directory, base))
+
+    def _keep(self, path: Path) -> None:
+        with translate_os_error(LogWriteError, "keeping a copy of", path):
+            names = set(self._disk.list_names(path.parent))
+            if path.name not in names:
+                return
+            copy = next(
+                copy
+                for number in count(1)
+                if (copy := path.with_name(f"{path.name}.damaged-{number}")).name not in names
+            )
+            self._disk.link(path, copy)
+            self._disk.fsync_dir(path.parent)
+        self.kept.append(copy)
+
+    def _remove(self, path: Path) -> None:
+        with translate_os_error(LogWriteError, "removing", path):
+            if path.name in self._disk.list_names(path.parent):
+                self._disk.remove(path)

@@ -19,7 +19,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import DiskFullError, LogError, StatusCode
-from sbp_core.log.cleaning.cleaner import Cleaned, Cleaner, SpaceReserve
+from sbp_core.log.cleaning import Cleaned, Cleaner, SpaceReserve
 from sbp_core.log.disk import describe_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.metrics import HostProbe

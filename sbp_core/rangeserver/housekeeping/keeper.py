@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from sbp_core import limits
 from sbp_core.errors import LogError, LogWriteError, SbpError
 from sbp_core.log.boundaries import HighWaterKeeper
-from sbp_core.log.cleaning.cleaner import Cleaned
+from sbp_core.log.cleaning import Cleaned
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import PlacedRange, RangeHost

@@ -1,22 +1,27 @@
-"""Giving the space of dead batches back: those of deleted streams, and those that were trimmed.
+"""Freeing the space of dead batches: those of deleted streams, trimmed ones, and dropped ones.
 
-Full segments only, one at a time. The first ones of the log are removed once nothing in them is
-live; one further back of which little is live is rewritten without the rest: the same positions,
-fewer entries. The new file begins with the snapshot of the old one, then come the batches that live
-on, in their order, each at a new position, and the ends of transactions that published some. All
-that else was in the segment is history, which the snapshots of the later ones sum up.
+Only full segments are cleaned, one at a time. The first segments of the log are removed once no
+batch in them is live. A later segment with few live batches is rewritten without the dead ones: it
+stands for the same positions, with fewer entries. The new file begins with the snapshot of the old
+one. The live batches follow in their order, each at a new position, and the ends of transactions
+that published some. Everything else is history, which the snapshots of later segments sum up.
 
-No append or read waits for the cleaner. It runs in a thread of its own, and what it has prepared
-becomes visible by one assignment between two groups. Batches that were live when it looked may be
-dead by now, never the other way round. A reader of a segment that is removed or replaced goes on in
-the old file.
+A batch is live if its stream was not deleted and it reaches beyond the start of its range. A staged
+batch is live until its transaction ends; once published, it is live as its offsets are; a dropped
+one is dead. Its own segment does not tell, the segments that published batches do. So all of those
+are read before any segment is removed.
+
+No append or read waits for the cleaner. It runs on a thread of its own, and its result becomes
+visible by one assignment between two groups. Batches that were live when it looked may be dead by
+then, never the other way round. A reader of a segment that is removed or replaced goes on in the
+old file.
 
 A crash at any moment leaves the log as it was or as it was to become: segments are removed only
 when a durable `start` lies behind them, and a rewritten one is durable before it takes the name.
 
-A log goes on in a new segment to free space, and that takes some itself. On a disk that is full to
-the last byte there would be no way out. So the file `reserve` keeps LOG_RESERVE_BYTES: it is
-removed then, and made again once there is room.
+To free space the log goes on in a new segment, which takes some itself. On a full disk that would
+be impossible. So the file `reserve` keeps LOG_RESERVE_BYTES: it is removed then, and created again
+once there is space.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,20 +42,110 @@ from sbp_core.failpoints import failpoint
 from sbp_core.limits import CLEAN_LIVE_SHARE_MAX, LOG_LEFT_BYTES_MIN, LOG_RESERVE_BYTES
 from sbp_core.log.batch_lookup import Extent
 from sbp_core.log.boundaries import write_start
-from sbp_core.log.cleaning.liveness import Liveness, LivenessSeeker
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, describe_os_error, translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
-from sbp_core.log.index_file import SegmentUse, index_path
+from sbp_core.log.index_file import SegmentIndex, SegmentUse, index_path
 from sbp_core.log.segment import Segment, SegmentView, corruption
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, write_segment
-from sbp_core.log.states.staged_entries import maybe_kept
-from sbp_core.segment_format import SegmentHeader, segment_path
+from sbp_core.log.states.range_states import RangeKey, RangeState
+from sbp_core.log.states.staged_entries import StagedRows, maybe_kept
+from sbp_core.segment_format import EntryKind, SegmentHeader, segment_path
 
 RESERVE_NAME: Final = "reserve"
+_OFFSET_MAX: Final = 2**63 - 1
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+def live_from(log: Log, key: RangeKey) -> int:
+    """Return the offset from which on the records of a range are live."""
+    logged = log.maybe_range(key)
+    if logged is None or logged.state is RangeState.DELETED:
+        return _OFFSET_MAX
+    return logged.start_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """The live batches of a log's full segments at `extent`; some may be dead by now.
+
+    Never the other way round, though more may be published since. `staged` are the batches that
+    were staged and are live, by where they were written first. Where that is not known because of
+    damage, all of them count as live.
+    """
+
+    log: Log
+    extent: Extent
+    staged: StagedRows
+    is_known: bool
+
+    def is_live(self, entry: Entry, location: Location) -> bool:
+        """Whether an entry of a full segment has to stay: a batch, or the end of transactions."""
+        if entry.kind is not EntryKind.STAGED:
+            end_offset = entry.base_offset + entry.count
+            return end_offset > live_from(self.log, (entry.stream_id, entry.range_index))
+        birth_position = location.position if entry.base_offset < 0 else entry.base_offset
+        return not self.is_known or self.staged.holds(birth_position)
+
+    def weigh(self, extent: Extent, at: int) -> SegmentUse:
+        """Return what a full segment holds. Raises LogCorruptionError if that cannot be told."""
+        segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
+        if index.may_hide(partial(live_from, self.log)):
+            path = segment_path(self.log.directory, segment.base)
+            raise corruption(path, segment.base, "it is not known which batches it published")
+        return self._weigh(segment, index)
+
+    def weigh_active(self) -> SegmentUse:
+        """Return what the segment holds that groups are appended to."""
+        return self._weigh(*self.log.active_index())
+
+    def _weigh(self, segment: Segment, index: SegmentIndex) -> SegmentUse:
+        live_bytes = index.staged_bytes
+        if self.is_known:
+            live_bytes = self.staged.bytes_between(segment.base, segment.end)
+        return index.held(partial(live_from, self.log), live_bytes)
+
+
+class LivenessSeeker:
+    """Finds out what is live in one log, again and again. It belongs to one thread."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._has_published: dict[Segment, bool] = {}
+        """Whether a full segment tells of batches that were staged."""
+
+    def find(self) -> Liveness:
+        """Look at the whole log. Raises LogError when the disk fails.
+
+        Undecided batches are read before published ones: rows are there before a batch is staged
+        no more, so whatever it becomes meanwhile, it is found. And what is staged from now on does
+        not stand in the full segments of the extent that was taken before.
+        """
+        log, extent = self._log, self._log.extent
+        starts = partial(live_from, log)
+        found = [log.staged.rows()]
+        is_known = True
+        later = log.extent
+        for at, segment in enumerate(later.sealed):
+            if self._has_published.get(segment, True):
+                try:
+                    index = log.lookup.index(later, at)
+                except LogCorruptionError:
+                    is_known = False
+                    continue
+                is_known = is_known and not index.may_hide(starts)
+                self._has_published[segment] = index.has_published or not index.is_whole
+                if index.has_published:
+                    found.append(index.published_rows(starts))
+        found.append(later.rows.published_rows(starts))
+        self._has_published = {
+            segment: known
+            for segment in later.sealed
+            if (known := self._has_published.get(segment)) is not None
+        }
+        return Liveness(log, extent, StagedRows.together(found), is_known)
 
 
 @dataclass(frozen=True, slots=True)

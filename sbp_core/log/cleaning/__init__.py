@@ -1,1 +1,0 @@
-"""Giving the space of dead batches back."""
