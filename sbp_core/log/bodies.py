@@ -12,6 +12,7 @@ need of them is made once, however often they are sent.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,44 +27,70 @@ from sbp_core.log.states.range_states import RangeKey
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind
 from sbp_core.wire.checksum import Octets, crc32
 
+_LOG: Final = logging.getLogger(__name__)
+
 _SPAN_WASTE_MAX: Final = 2
 """Read batches in one go while at most half of the bytes belong to other ranges."""
+
+
+class RecentBody:
+    """One body, which does not change."""
+
+    __slots__ = ("_crc32", "data")
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self._crc32: int | None = None
+
+    @property
+    def crc32(self) -> int:
+        """Its CRC-32."""
+        if self._crc32 is None:
+            self._crc32 = crc32((self.data,))
+        return self._crc32
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
     """The bodies of the first of the batches that were asked for.
 
-    `error` says why the next one could not be read: LogCorruptionError if it is damaged.
+    `error` says why the next one could not be read: LogCorruptionError if it is damaged. `recent`
+    are all of them if they were kept in memory.
     """
 
-    octets: tuple[memoryview, ...]
+    data: tuple[memoryview, ...]
     error: LogError | None = None
+    recent: tuple[RecentBody, ...] = ()
 
 
-def read_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies:
-    """Read the bodies of `slots`, which are batches of one range, up to the first that fails."""
-    octets: list[memoryview] = []
+def read_bodies(
+    key: RangeKey,
+    slots: Sequence[Slot],
+    recent: RecentBodies | None = None,
+    *,
+    may_wait: bool = True,
+) -> Bodies:
+    """Return the bodies of `slots`, which are batches of one range, up to the first that fails.
+
+    All are from `recent`, or all are read and verified. Unless it `may_wait` for the disk, a body
+    that is not in the page cache fails as well.
+    """
+    kept = None if recent is None else recent.maybe_bodies(slots)
+    if kept is not None:
+        return Bodies(tuple([body.data for body in kept]), recent=kept)
+    data: list[memoryview] = []
     try:
         for span in _spans(slots):
-            octets += _cut(key, span, span[0].view.read(*_extent(span)))
+            view, extent = span[0].view, _extent(span)
+            found = view.read(*extent) if may_wait else view.maybe_read_cached(*extent)
+            if found is None:
+                raise LogError(f"{view.file.path} is not in memory")
+            data += _cut(key, span, found)
     except LogError as error:
-        return Bodies(tuple(octets), error)
-    return Bodies(tuple(octets))
-
-
-def maybe_cached_bodies(key: RangeKey, slots: Sequence[Slot]) -> Bodies | None:
-    """Return what `read_bodies` would, if that needs no wait for the disk and nothing fails."""
-    octets: list[memoryview] = []
-    for span in _spans(slots):
-        data = span[0].view.maybe_read_cached(*_extent(span))
-        if data is None:
-            return None
-        try:
-            octets += _cut(key, span, data)
-        except LogError:
-            return None
-    return Bodies(tuple(octets))
+        if may_wait:
+            _LOG.error("%s", error)
+        return Bodies(tuple(data), error)
+    return Bodies(tuple(data))
 
 
 def _extent(span: Sequence[Slot]) -> tuple[int, int]:
@@ -72,9 +99,9 @@ def _extent(span: Sequence[Slot]) -> tuple[int, int]:
     return first, span[-1].location.end - first
 
 
-def _cut(key: RangeKey, span: Sequence[Slot], octets: Octets) -> Iterator[memoryview]:
+def _cut(key: RangeKey, span: Sequence[Slot], found: Octets) -> Iterator[memoryview]:
     """Yield the verified bodies of a run of batches. Raises LogCorruptionError."""
-    data = memoryview(octets)
+    data = memoryview(found)
     first, _ = _extent(span)
     for slot in span:
         start = slot.location.position - first
@@ -125,23 +152,6 @@ _BATCH_COST_BYTES: Final = 512
 """Memory of a batch besides its body, roughly."""
 
 
-class RecentBody:
-    """One body, which does not change."""
-
-    __slots__ = ("_crc32", "octets")
-
-    def __init__(self, octets: memoryview) -> None:
-        self.octets = octets
-        self._crc32: int | None = None
-
-    @property
-    def crc32(self) -> int:
-        """Its CRC-32."""
-        if self._crc32 is None:
-            self._crc32 = crc32((self.octets,))
-        return self._crc32
-
-
 class RecentBodies:
     """At most RECENT_BODIES_BYTES_MAX bytes of bodies; the oldest go first.
 
@@ -180,7 +190,7 @@ class RecentBodies:
         self._bytes += len(body) + _BATCH_COST_BYTES
         while self._bytes > self._bytes_max:
             oldest = self._bodies.pop(self._order.popleft())
-            self._bytes -= len(oldest.octets) + _BATCH_COST_BYTES
+            self._bytes -= len(oldest.data) + _BATCH_COST_BYTES
 
     def maybe_bodies(self, slots: Sequence[Slot]) -> tuple[RecentBody, ...] | None:
         """Return the bodies of `slots`; None unless all are here.

@@ -231,22 +231,19 @@ class HighWaterKeeper:
 
     def _write(self, mark: HighWater, *, is_durable: bool) -> None:
         with self._noting, translate_os_error(LogWriteError, "writing", self._directory):
-            self._put(mark, is_durable=is_durable)
-            self._noted_position = mark.position
-
-    def _put(self, mark: HighWater, *, is_durable: bool) -> None:
-        path = slot_path(self._directory, self._next_sequence)
-        try:
-            file = self._disk.open(path, is_writable=True)
-        except FileNotFoundError:
-            file = self._disk.create(path)
-        with closing(file):
-            file.pwritev([_encode_mark(mark, self._next_sequence)], 0)
+            path = slot_path(self._directory, self._next_sequence)
+            try:
+                file = self._disk.open(path, is_writable=True)
+            except FileNotFoundError:
+                file = self._disk.create(path)
+            with closing(file):
+                file.pwritev([_encode_mark(mark, self._next_sequence)], 0)
+                if is_durable:
+                    file.fsync()
             if is_durable:
-                file.fsync()
-        if is_durable:
-            self._disk.fsync_dir(self._directory)
-        self._next_sequence += 1
+                self._disk.fsync_dir(self._directory)
+            self._next_sequence += 1
+            self._noted_position = mark.position
 
 
 def _encode_mark(mark: HighWater, sequence: int) -> bytes:

@@ -93,7 +93,7 @@ class Log:
         self._segment_bytes = segment_bytes
         self._states = recovered.states
         self.lookup = BatchLookup(disk, directory)
-        self._state = LogState.OPEN
+        self.state = LogState.OPEN
         self._failure = ""
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
@@ -110,7 +110,8 @@ class Log:
             )
             view = self._active.view(disk)
         self.high_water.on_segment(base, end, recovered.changed)
-        self._extent = Extent(recovered.sealed, view, recovered.rows)
+        self.extent = Extent(recovered.sealed, view, recovered.rows)
+        """The part of the log that can be read at this moment."""
         self.recent = RecentBodies()
         self._maybe_streams_held: set[int] | None = None
         self._is_active_empty = report.entry_count == 0
@@ -153,11 +154,6 @@ class Log:
         except BaseException:
             lock.release()
             raise
-
-    @property
-    def state(self) -> LogState:
-        """Whether the log takes appends."""
-        return self._state
 
     @property
     def writers(self) -> WriterStates:
@@ -244,13 +240,13 @@ class Log:
         batches = staging.batches
         for at in range(sequence, len(batches)):
             location = Location(batches.positions[at], batches.lengths[at])
-            count, view = batches.record_counts[at], self._extent.active
+            count, view = batches.record_counts[at], self.extent.active
             slot = Slot(-1, count, location, view, staging.staged_at_ms, staging.prefix_bytes)
             yield self._looked_up(partial(self.lookup.placed, slot=slot))
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
         """Return the bytes that a range's batches from `offset` on take. Raises LogError."""
-        return self.lookup.bytes_from(self._extent, key, offset)
+        return self.lookup.bytes_from(self.extent, key, offset)
 
     def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
         """Return a range's first record from `offset` on whose batch is of `time_ms` or later.
@@ -263,13 +259,8 @@ class Log:
 
     def is_recent(self, key: RangeKey, offset: int) -> bool:
         """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
-        rows = self._extent.rows.maybe_rows(key)
+        rows = self.extent.rows.maybe_rows(key)
         return rows is not None and offset >= max(rows.first_offset, rows.own_from)
-
-    @property
-    def extent(self) -> Extent:
-        """The part of the log that can be read at this moment."""
-        return self._extent
 
     def maybe_range(self, key: RangeKey) -> LoggedRange | None:
         """Return a range as it is now: what is trimmed or deleted in it will always be."""
@@ -278,9 +269,9 @@ class Log:
     def replace_sealed(self, changes: Mapping[Segment, Segment | None]) -> None:
         """Let full segments be found no more, or others in their places."""
         with self._writing:
-            sealed = (changes.get(segment, segment) for segment in self._extent.sealed)
+            sealed = (changes.get(segment, segment) for segment in self.extent.sealed)
             kept = tuple(segment for segment in sealed if segment is not None)
-            self._extent = replace(self._extent, sealed=kept)
+            self.extent = replace(self.extent, sealed=kept)
 
     def note_streams(self, extent: Extent, stream_ids: Iterable[int]) -> None:
         """Learn of which streams the full segments of `extent` hold batches.
@@ -288,7 +279,7 @@ class Log:
         The next snapshot leaves out the deleted ones that nothing is held of.
         """
         with self._writing:
-            if extent.active is self._extent.active:  # else there is one more full segment by now
+            if extent.active is self.extent.active:  # else there is one more full segment by now
                 self._maybe_streams_held = set(stream_ids)
 
     def end_segment(self) -> None:
@@ -312,7 +303,7 @@ class Log:
         self._check_readable()
         with self._writing, self._syncing:
             segment = self._active.to_full()
-            buffers = encode_index(segment, list(self._states), self._extent.rows)
+            buffers = encode_index(segment, list(self._states), self.extent.rows)
         return segment, SegmentIndex(b"".join(buffers))
 
     def close(self) -> None:
@@ -321,19 +312,19 @@ class Log:
         The last group is made provable, and the end is noted, so that damage to it is told from a
         torn tail; LogWriteError if that fails (nothing that was synced is lost by it).
         """
-        if self._state is LogState.CLOSED:
+        if self.state is LogState.CLOSED:
             return
         try:
-            if self._state is LogState.OPEN and self._has_unproven_entries:
+            if self.state is LogState.OPEN and self._has_unproven_entries:
                 self.sync()
                 self.append([])
-            if self._state is LogState.OPEN:
+            if self.state is LogState.OPEN:
                 self.high_water.note(is_durable=True)
         finally:
-            self._state = LogState.CLOSED
+            self.state = LogState.CLOSED
             self._active.close()
             self.lookup.clear()
-            del self._extent  # its file is closed when the last reader lets go of it
+            del self.extent  # its file is closed when the last reader lets go of it
             self._lock.release()
 
     def __enter__(self) -> Self:
@@ -373,7 +364,7 @@ class Log:
             self._sync(Outcome.UNKNOWN)
         self.recent.keep(group.entries, group.locations)
         for entry, location in zip(group.entries, group.locations, strict=True):
-            self._extent.rows.take(entry, location, group.time_ms)
+            self.extent.rows.take(entry, location, group.time_ms)
         return Appended(group.time_ms, group.locations, tuple(group.changed.values()))
 
     def _write_group(
@@ -393,14 +384,14 @@ class Log:
 
     def _slots_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         while True:
-            extent = self._extent
+            extent = self.extent
             try:
                 for slot in self.lookup.slots_from(extent, key, offset):
                     yield slot
                     offset = slot.end_offset
                 return
             except LogError:
-                if self._state is LogState.CLOSED or extent is self._extent:
+                if self.state is LogState.CLOSED or extent is self.extent:
                     raise  # else what failed may be a segment that is no more
 
     def _looked_up(self, look: Callable[[Extent], _T]) -> _T:
@@ -410,11 +401,11 @@ class Log:
         """
         while True:
             self._check_readable()
-            extent = self._extent
+            extent = self.extent
             try:
                 return look(extent)
             except LogError:
-                if self._state is LogState.CLOSED or extent is self._extent:
+                if self.state is LogState.CLOSED or extent is self.extent:
                     raise
 
     def _write_snapshot(self) -> None:
@@ -427,7 +418,7 @@ class Log:
     def _roll(self) -> None:
         """Go on in a new segment; the one before it is synced."""
         self.sync()
-        before, full = self._extent, self._active.to_full()
+        before, full = self.extent, self._active.to_full()
         path = segment_path(self.directory, full.end)
         with self._syncing, self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
             active = ActiveSegment.create(self.disk, self.directory, full.end)
@@ -439,19 +430,20 @@ class Log:
             self._maybe_streams_held |= before.rows.stream_ids
             self._states.forget_deleted(self._maybe_streams_held)
         self._write_snapshot()
-        self._extent = Extent((*before.sealed, full), view, SegmentRows(full.end))
+        self.extent = Extent((*before.sealed, full), view, SegmentRows(full.end))
 
     def _check_readable(self) -> None:
-        if self._state is LogState.CLOSED:
+        if self.state is LogState.CLOSED:
             raise LogError("the log is closed")
 
     def _check_open(self, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
         self._check_readable()
-        if self._state is LogState.FAILED:
-            raise _write_error(
-                f"the log takes no more appends: {self._failure}. Fix the disk and restart",
-                outcome,
+        if self.state is LogState.FAILED:
+            failed = LogWriteError(
+                f"the log takes no more appends: {self._failure}. Fix the disk and restart"
             )
+            failed.outcome = outcome
+            raise failed
 
     @contextmanager
     def _dies_of_failure(self, action: str, outcome: Outcome) -> Iterator[None]:
@@ -459,16 +451,12 @@ class Log:
         try:
             yield
         except OSError as error:
-            self._state = LogState.FAILED
+            self.state = LogState.FAILED
             self._failure = f"{action} failed: {describe_os_error(error)}"
-            raise _write_error(self._failure, outcome) from error
+            failed = LogWriteError(self._failure)
+            failed.outcome = outcome
+            raise failed from error
         except BaseException:
-            self._state = LogState.FAILED
+            self.state = LogState.FAILED
             self._failure = f"{action} was interrupted"
             raise
-
-
-def _write_error(message: str, outcome: Outcome) -> LogWriteError:
-    error = LogWriteError(message)
-    error.outcome = outcome
-    return error

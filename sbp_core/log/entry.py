@@ -88,11 +88,6 @@ class Location:
         """Position after the entry."""
         return self.position + self.length
 
-    @property
-    def body_length(self) -> int:
-        """Bytes of the body."""
-        return self.length - ENTRY_HEADER_BYTES
-
 
 def encode_entry(entry: Entry, position: int) -> list[Octets]:
     """Return the buffers of `entry` at `position`; the body is passed on, not copied."""

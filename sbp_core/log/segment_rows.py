@@ -18,7 +18,7 @@ from sbp_core.log.entry import Entry, Location
 from sbp_core.log.segment import SegmentView
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.staged_entries import EndedBatches, StagedRows, decode_end
-from sbp_core.segment_format import EntryKind
+from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Slot:
     @property
     def body_length(self) -> int:
         """Bytes of the batch."""
-        return self.location.body_length - self.prefix_bytes
+        return self.location.length - ENTRY_HEADER_BYTES - self.prefix_bytes
 
     @property
     def end_offset(self) -> int:

@@ -17,11 +17,9 @@ from typing import Final, Protocol
 
 from sbp_core.errors import (
     LogCorruptionError,
-    LogWriteError,
     OffsetOutOfRangeError,
     SbpError,
     StatusCode,
-    StatusError,
 )
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
@@ -39,12 +37,8 @@ class StreamWaiters:
     def __init__(self) -> None:
         self._events: dict[int, set[asyncio.Event]] = {}
         self._all: set[asyncio.Event] = set()
-        self._is_closing = False
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether the server drains: nobody should wait any longer."""
-        return self._is_closing
+        self.is_closing = False
+        """Whether the server drains, so that no call should wait any longer."""
 
     @contextmanager
     def watch(self, stream_ids: Iterable[int]) -> Iterator[asyncio.Event]:
@@ -71,7 +65,7 @@ class StreamWaiters:
 
     def close(self) -> None:
         """Wake everyone: what they have is what they get."""
-        self._is_closing = True
+        self.is_closing = True
         for event in self._all:
             event.set()
 
@@ -114,8 +108,8 @@ class RangeHost:
         self._known_before: dict[int, int] = {}
         """Of streams the last range that was found to have its writers known: it stays so."""
 
-    def on_commit(self, ranges: Iterable[LoggedRange]) -> None:
-        """Make visible what a group commit changed."""
+    def publish(self, ranges: Iterable[LoggedRange]) -> None:
+        """Make visible what a committed group changed, and wake the FETCHes that wait for it."""
         for logged in ranges:
             self.table.publish(logged)
             self._waiters.notify(logged.stream_id)
@@ -185,14 +179,13 @@ class RangeHost:
     async def seal(self, stream_id: int, range_index: int) -> HostedRange:
         """Seal a range that was learned for ever; return it once that is durable.
 
-        Raises RangeNotFoundError, NotFoundError, StatusError when the log cannot be written.
+        Raises RangeNotFoundError, NotFoundError, LogWriteError.
         """
         hosted = self.table.range_at(stream_id, range_index)
         self.table.move(hosted, RangeInput.SEAL)
         failpoint("range.before_seal")
-        await self._write(
-            Entry(EntryKind.SEAL, stream_id, hosted.range_index, hosted.assigned_offset, 0)
-        )
+        seal = Entry(EntryKind.SEAL, stream_id, hosted.range_index, hosted.assigned_offset, 0)
+        await self._committer.submit([seal])
         failpoint("range.after_seal")
         return hosted
 
@@ -201,14 +194,14 @@ class RangeHost:
         for hosted in self.table.ranges_of(stream_id):
             self.table.move(hosted, RangeInput.DELETE)
         self._waiters.notify(stream_id)
-        await self._write(Entry(EntryKind.STREAM_DELETED, stream_id, -1, 0, 0))
+        await self._committer.submit([Entry(EntryKind.STREAM_DELETED, stream_id, -1, 0, 0)])
 
     async def trim(self, stream_id: int, offset: int) -> HostedRange:
         """Refuse to serve what lies below `offset`, durably; return the smallest range with data.
 
         Of all ranges of the stream that were learned; batches stay where they are. Raises
-        RangeNotFoundError, NotFoundError, OffsetOutOfRangeError for an offset beyond the tail of
-        the open range, and StatusError when the log cannot be written.
+        RangeNotFoundError, NotFoundError, LogWriteError, and OffsetOutOfRangeError for an offset
+        beyond the tail of the open range.
         """
         ranges = self.table.ranges_of(stream_id)
         last = ranges[-1]
@@ -222,7 +215,7 @@ class RangeHost:
                 OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
             )
         if any(each.start_offset < min(offset, each.next_offset) for each in ranges):
-            await self._write(Entry(EntryKind.TRIM, stream_id, -1, offset, 0))
+            await self._committer.submit([Entry(EntryKind.TRIM, stream_id, -1, offset, 0)])
         return next((each for each in ranges if each.start_offset < each.next_offset), last)
 
     async def confirm(self, announced: Iterable[StreamRange]) -> None:
@@ -237,12 +230,6 @@ class RangeHost:
             self._begin_look_up(fresh)
         if doubtful:
             await asyncio.wait({self._lookups[stream_id] for stream_id in doubtful})
-
-    async def _write(self, *entries: Entry) -> None:
-        try:
-            await self._committer.submit(entries)
-        except LogWriteError as error:
-            raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
 
     def _begin_look_up(self, stream_ids: Sequence[int]) -> None:
         task = asyncio.create_task(self._look_up(stream_ids))
@@ -262,7 +249,7 @@ class RangeHost:
                 for entry in self._news_of(each)
             ]
             if entries:
-                await self._write(*entries)
+                await self._committer.submit(entries)
         except SbpError as error:
             _LOG.warning("%d streams could not be looked up: %s", len(stream_ids), error)
         finally:

@@ -235,12 +235,6 @@ class Membership:
         ElasticStream's placement manager does not list by server what a seal has opened: there
         they are listed by stream only.
         """
-        placed: list[PlacedRange] = []
-        for start in range(0, len(stream_ids), limits.STREAMS_PER_CALL):
-            placed += await self._list_some(stream_ids[start : start + limits.STREAMS_PER_CALL])
-        return placed
-
-    async def _list_some(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         is_filtered = self._dialect is not Dialect.SPECIFICATION
         owner = None if is_filtered else self.self_table()
         answers: list[ListRangesResponse] = []

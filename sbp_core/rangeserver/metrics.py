@@ -23,25 +23,16 @@ class Tally:
 
     requests: int = 0
     failures: int = 0
-    octets: int = 0
+    byte_count: int = 0
     request_seconds: float = 0.0
     """Sum over the requests of the time from the frame's arrival to its answer."""
 
-    def add(self, requests: int, failures: int, octets: int, seconds: float) -> None:
+    def add(self, requests: int, failures: int, byte_count: int, seconds: float) -> None:
         """Count a frame."""
         self.requests += requests
         self.failures += failures
-        self.octets += octets
+        self.byte_count += byte_count
         self.request_seconds += requests * seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    """What happened from one report to the next."""
-
-    ended_at: float
-    appends: Tally
-    fetches: Tally
 
 
 class Metrics:
@@ -51,17 +42,14 @@ class Metrics:
         self._clock = clock
         self._began_at = clock.monotonic()
         self._window_seconds = limits.METRICS_WINDOW_MS / 1000
-        self._intervals: deque[_Interval] = deque()
+        self._intervals: deque[tuple[float, Tally, Tally]] = deque()
+        """(end, appends, fetches) from one report to the next."""
         self._active: dict[tuple[int, int], float] = {}
         self.appends = Tally()
         self.fetches = Tally()
 
-    def now(self) -> float:
-        """Return the time in seconds, for what `Tally.add` wants to know."""
-        return self._clock.monotonic()
-
     def touch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Take note that ranges, (stream id, range index), were written or read."""
+        """Note that ranges, (stream id, range index), were written or read."""
         now = self._clock.monotonic()
         for each in ranges:
             self._active[each] = now
@@ -74,20 +62,20 @@ class Metrics:
         memory_used_bytes: int,
         unindexed_bytes: int,
     ) -> ReportMetricsRequest:
-        """Return the figures since the last report, and begin anew."""
+        """Return the figures since the last report, and begin the next interval."""
         now = self._clock.monotonic()
         seconds = max(now - self._began_at, 0.001)
         appends, fetches = self.appends, self.fetches
-        self._intervals.append(_Interval(now, appends, fetches))
+        self._intervals.append((now, appends, fetches))
         self.appends, self.fetches, self._began_at = Tally(), Tally(), now
         oldest = now - self._window_seconds
-        while self._intervals[0].ended_at <= oldest:
+        while self._intervals[0][0] <= oldest:
             self._intervals.popleft()
         self._active = {each: at for each, at in self._active.items() if at >= oldest}
         return ReportMetricsRequest(
             range_server=server,
-            disk_in_rate=_clamp(appends.octets / seconds, _INT64_MAX),
-            disk_out_rate=_clamp(fetches.octets / seconds, _INT64_MAX),
+            disk_in_rate=_clamp(appends.byte_count / seconds, _INT64_MAX),
+            disk_out_rate=_clamp(fetches.byte_count / seconds, _INT64_MAX),
             disk_free_space=_clamp(disk_free_bytes, _INT64_MAX),
             disk_unindexed_data_size=_clamp(unindexed_bytes, _INT64_MAX),
             memory_used=_clamp(memory_used_bytes, _INT64_MAX),
@@ -95,8 +83,8 @@ class Metrics:
             network_fetch_rate=_clamp(fetches.requests / seconds),
             network_failed_append_rate=_clamp(appends.failures / seconds),
             network_failed_fetch_rate=_clamp(fetches.failures / seconds),
-            network_append_avg_latency=_average_ms(each.appends for each in self._intervals),
-            network_fetch_avg_latency=_average_ms(each.fetches for each in self._intervals),
+            network_append_avg_latency=_average_ms(appends for _, appends, _ in self._intervals),
+            network_fetch_avg_latency=_average_ms(fetches for _, _, fetches in self._intervals),
             range_active_cnt=_clamp(len(self._active)),
         )
 

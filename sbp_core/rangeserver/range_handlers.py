@@ -1,22 +1,31 @@
-"""The operations of a range server that read or change its ranges, batch by batch."""
+"""The operations of a range server besides APPEND, END_TXN and FETCH, item by item.
+
+They describe, seal, trim and delete ranges, look up offsets by time, and list what is staged.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
+    LogError,
     PermissionDeniedError,
     SbpError,
     StatusCode,
 )
-from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput
+from sbp_core.log.durable_log import Log
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.log.states.staged_states import Staging
+from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.server.answers import respond_all
+from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.trust import check_cluster
 from sbp_core.wire.headers import (
@@ -27,8 +36,14 @@ from sbp_core.wire.headers import (
     DescribeRangeResult,
     DescribeRangesRequest,
     DescribeRangesResponse,
+    DescribeTxnsRequest,
+    DescribeTxnsResponse,
     HeartbeatRequest,
     HeartbeatResponse,
+    LookupOffsetInfo,
+    LookupOffsetResult,
+    LookupOffsetsRequest,
+    LookupOffsetsResponse,
     RangeId,
     ReplicaServer,
     SealRangesRequest,
@@ -44,19 +59,26 @@ from sbp_core.wire.headers import (
     TrimStreamResult,
     TrimStreamsRequest,
     TrimStreamsResponse,
+    TxnDescription,
+    TxnPart,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.txn_id import maybe_batch_of
 
 _FIRST_EPOCH: Final = 0
 
 
 class RangeOperations:
-    """What a range server serves but for APPEND and FETCH."""
+    """Serves all operations besides APPEND, END_TXN and FETCH."""
 
-    def __init__(self, host: RangeHost, membership: Membership) -> None:
+    def __init__(
+        self, host: RangeHost, log: Log, membership: Membership, readers: ThreadPoolExecutor
+    ) -> None:
         self._host = host
+        self._log = log
         self._membership = membership
+        self._readers = readers
 
     def handlers(self) -> Mapping[Opcode, Handler]:
         """Return the handler of each opcode served here."""
@@ -67,6 +89,8 @@ class RangeOperations:
             Opcode.SYNC_RANGES: self.sync,
             Opcode.DELETE_STREAMS: self.delete,
             Opcode.TRIM_STREAMS: self.trim,
+            Opcode.LOOKUP_OFFSETS: self.look_up,
+            Opcode.DESCRIBE_TXNS: self.describe_txns,
         }
 
     async def heartbeat(self, call: ServerCall) -> None:
@@ -231,6 +255,39 @@ class RangeOperations:
             return DeleteStreamResult(stream, status_for(error))
         return DeleteStreamResult(stream, SUCCESS)
 
+    async def look_up(self, call: ServerCall) -> None:
+        """SPEC "LOOKUP_OFFSETS": from a time to the first record appended then or later.
+
+        The time of a record is when the log wrote its batch. The first record in the order of
+        offsets counts, also where the clock was set back: a reader that starts there misses
+        nothing. A frame's worth of answers at a time is looked up on a thread.
+        """
+        infos = call.decode(LookupOffsetsRequest).lookup_requests
+        await self._host.learn((info.stream_id, -1) for info in infos)
+
+        async def parts() -> AsyncIterator[tuple[LookupOffsetResult, ...]]:
+            loop = asyncio.get_running_loop()
+            for part in cut(infos):
+                planned = [_plan(self._host.table, info) for info in part]
+                yield await loop.run_in_executor(self._readers, _look_up, self._log, planned)
+
+        await respond_in_parts(
+            call, parts(), lambda part: LookupOffsetsResponse(lookup_responses=part, status=SUCCESS)
+        )
+
+    async def describe_txns(self, call: ServerCall) -> None:
+        """SPEC "DESCRIBE_TXNS": what is staged here under each id in each range, undecided.
+
+        Of one producer, or all.
+        """
+        producer = call.decode(DescribeTxnsRequest).producer
+        found = map(_description, self._log.staged.stagings())
+        await respond_all(
+            call,
+            [each for each in found if producer is None or each.producer == producer],
+            lambda part: DescribeTxnsResponse(txns=part, status=SUCCESS),
+        )
+
     def _table_of(self, hosted: HostedRange) -> StreamRange:
         end_offset = hosted.maybe_end_offset
         return StreamRange(
@@ -244,6 +301,76 @@ class RangeOperations:
             replica_count=1,
             ack_count=1,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A look-up in `pieces` of a stream, in their order: (range, first offset, end offset)."""
+
+    info: LookupOffsetInfo
+    pieces: Sequence[tuple[RangeKey, int, int]]
+    tail_offset: int
+
+
+def _plan(table: RangeTable, info: LookupOffsetInfo) -> _Search | LookupOffsetResult:
+    """Return what to look up, or why not. It ends at the present tail, so nothing is missed."""
+    try:
+        if info.timestamp_us < 0 or info.start_offset < 0:
+            raise _invalid(
+                "timestamp_us and start_offset must be 0 or more, got"
+                f" {info.timestamp_us} and {info.start_offset}",
+            )
+        ranges = table.ranges_of(info.stream_id)
+        ranges[0].receive(RangeInput.FETCH)
+    except SbpError as error:
+        return LookupOffsetResult(info.stream_id, info.request_index, status=status_for(error))
+    pieces = [
+        (each.key, max(each.start_offset, info.start_offset), each.next_offset) for each in ranges
+    ]
+    return _Search(info, pieces, ranges[-1].next_offset)
+
+
+def _look_up(
+    log: Log, planned: Sequence[_Search | LookupOffsetResult]
+) -> tuple[LookupOffsetResult, ...]:
+    """Answer what is planned. Runs on a reader thread."""
+    return tuple(_search(log, each) if isinstance(each, _Search) else each for each in planned)
+
+
+def _search(log: Log, search: _Search) -> LookupOffsetResult:
+    info = search.info
+    offset, time_ms = search.tail_offset, -1
+    try:
+        for key, start_offset, end_offset in search.pieces:
+            if start_offset >= end_offset:
+                continue
+            found = log.maybe_since(key, start_offset, info.timestamp_us // 1000)
+            if found is not None and found.offset < end_offset:
+                offset, time_ms = found.offset, found.time_ms
+                break
+    except LogError as error:
+        return LookupOffsetResult(info.stream_id, info.request_index, status=status_for(error))
+    return LookupOffsetResult(info.stream_id, info.request_index, offset, SUCCESS, time_ms)
+
+
+def _description(staging: Staging) -> TxnDescription:
+    producer, batch_number = maybe_batch_of(staging.txn_id) or (None, -1)
+    record_count = staging.record_count
+    part = TxnPart(
+        staging.txn_id,
+        staging.stream_id,
+        record_count,
+        staging.range_index,
+        staging.batch_count,
+    )
+    return TxnDescription(
+        producer=producer,
+        batch_number=batch_number,
+        parts=(part,),
+        state="staged",
+        record_count=record_count,
+        staged_at_ms=staging.staged_at_ms,
+    )
 
 
 def _invalid(message: str) -> InvalidRequestError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -17,9 +16,10 @@ from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.rangeserver.appending.append_handler import AppendHandler
 from sbp_core.rangeserver.appending.append_items import InFlight
 from sbp_core.rangeserver.appending.commit import GroupCommitter
+from sbp_core.rangeserver.appending.end_txn import EndTxnHandler, StagedSweep
+from sbp_core.rangeserver.appending.staging import Stagings
 from sbp_core.rangeserver.fetching.fetch_handler import FetchHandler
-from sbp_core.rangeserver.fetching.local_reads import LocalReads
-from sbp_core.rangeserver.fetching.offset_lookup import LookupHandler
+from sbp_core.rangeserver.fetching.payloads import LocalReads
 from sbp_core.rangeserver.hosted_ranges import RangeTable
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
@@ -33,10 +33,6 @@ from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import HostProbe, LinuxProbe, Metrics
 from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
-from sbp_core.rangeserver.transactions.end_txn import EndTxnHandler
-from sbp_core.rangeserver.transactions.open_txns import OpenTxnsHandler, StagedSweep
-from sbp_core.rangeserver.transactions.staging import StagedContents, Stagings
-from sbp_core.server.dispatch import Handler
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
@@ -117,28 +113,30 @@ class RangeServer:
         in_flight = InFlight()
         stagings = Stagings(log.staged, in_flight)
         self._end_txn = end_txn = EndTxnHandler(host, stagings, committer)
+        append = AppendHandler(
+            host,
+            log,
+            committer,
+            stagings,
+            in_flight,
+            disk_space=self._disk_space,
+            readers=self._readers,
+            clock=self._clock,
+            metrics=self._metrics,
+            check_driver=membership.check_driver,
+        )
         self._listener = Listener(
             {
-                Opcode.APPEND: AppendHandler(
-                    host,
-                    committer,
-                    self._disk_space,
-                    stagings,
-                    in_flight,
-                    staged=StagedContents(log, self._readers),
-                    clock=self._clock,
-                    metrics=self._metrics,
-                    check_driver=membership.check_driver,
-                ),
+                Opcode.APPEND: append,
                 Opcode.END_TXN: membership.only_for_driver(end_txn),
-                **self._reading(host, log),
-                **RangeOperations(host, membership).handlers(),
+                Opcode.FETCH: self._fetch_handler(host, log),
+                **RangeOperations(host, log, membership, self._readers).handlers(),
             },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
             connections_per_address_max=settings.connections_per_address_max,
         )
-        committer.start(host.on_commit)
+        committer.start(host.publish)
         self._log_notes = LogNotes(log.high_water)
         port = await self._listener.start(settings.host, settings.port)
         self._endpoint = settings.public_endpoint(port)
@@ -160,6 +158,17 @@ class RangeServer:
         )
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
+
+    def _fetch_handler(self, host: RangeHost, log: Log) -> FetchHandler:
+        return FetchHandler(
+            host,
+            log,
+            self._waiters,
+            self._readers,
+            clock=self._clock,
+            metrics=self._metrics,
+            maybe_local=self._local_reads,
+        )
 
     def _make_membership(self, log: Log) -> Membership:
         return Membership(
@@ -197,23 +206,6 @@ class RangeServer:
             await asyncio.get_running_loop().run_in_executor(
                 self._readers, self._local_reads.publish, membership.maybe_cluster_id
             )
-
-    def _reading(self, host: RangeHost, log: Log) -> Mapping[Opcode, Handler]:
-        """Return the handlers of what only reads the log."""
-        fetch = FetchHandler(
-            host,
-            log,
-            self._waiters,
-            self._readers,
-            clock=self._clock,
-            metrics=self._metrics,
-            maybe_local=self._local_reads,
-        )
-        return {
-            Opcode.FETCH: fetch,
-            Opcode.LOOKUP_OFFSETS: LookupHandler(host, log, self._readers),
-            Opcode.DESCRIBE_TXNS: OpenTxnsHandler(log.staged),
-        }
 
     async def stop(self) -> None:
         """Refuse new requests, finish the open ones, close the log."""

@@ -168,7 +168,7 @@ def read_log(log: Log) -> tuple[dict[tuple[int, int], bytes], list[str]]:
                     bodies = read_bodies(key, [slot])
                     if bodies.error is not None:
                         raise bodies.error
-                    found[key[0], slot.base_offset] = bytes(bodies.octets[0])
+                    found[key[0], slot.base_offset] = bytes(bodies.data[0])
                     offset = slot.end_offset
                 break
             except LogError as error:

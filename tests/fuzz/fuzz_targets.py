@@ -403,13 +403,13 @@ def _contents(log: Log) -> list[object]:
             bodies = read_bodies(
                 (staging.stream_id, staging.range_index), list(log.staged_from(staging, 0))
             )
-            found += map(bytes, bodies.octets)
+            found += map(bytes, bodies.data)
     for logged in log.ranges():
         with suppress(LogError):
             for slot in log.batches_from(logged.key, 0):
                 found.append((slot.base_offset, slot.location))
                 body = read_bodies(logged.key, [slot])
-                found.append(bytes(body.octets[0]) if body.error is None else None)
+                found.append(bytes(body.data[0]) if body.error is None else None)
     return found
 
 

@@ -36,8 +36,8 @@ from sbp_core.errors import (
 )
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.appending.append_items import InFlight
-from sbp_core.rangeserver.transactions.end_txn import EndTxnHandler
-from sbp_core.rangeserver.transactions.staging import Stagings
+from sbp_core.rangeserver.appending.end_txn import EndTxnHandler
+from sbp_core.rangeserver.appending.staging import Stagings
 from sbp_core.session.negotiation import NO_WISHES
 from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest
 from sbp_core.wire.opcodes import Opcode

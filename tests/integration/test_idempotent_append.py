@@ -29,7 +29,7 @@ from sbp_core.log.states.writer_states import NumberedBatch, WriterState, encode
 from sbp_core.pd.driver import PlacementDriver
 from sbp_core.pd.driver_settings import PlacementDriverSettings
 from sbp_core.pd.servers.registry import Placement
-from sbp_core.rangeserver.appending.writers import Writers
+from sbp_core.rangeserver.appending.append_items import Writers
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.segment_format import EntryKind

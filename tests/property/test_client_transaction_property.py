@@ -28,8 +28,8 @@ from sbp_core.errors import (
 from sbp_core.log.entry import Location
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.appending.append_items import InFlight, Item
+from sbp_core.rangeserver.appending.staging import Stagings
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput
-from sbp_core.rangeserver.transactions.staging import Stagings
 from sbp_core.records import encode_envelope, peek_batch
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -136,7 +136,7 @@ class World(AppendWorld):
         return [each for each in ranges if self._server(each.range_index) == server][-1]
 
     def _stage(self, states, stagings, item, latest):
-        _, entries = stagings.take(item, latest, peek_batch(item.batch).record_count)
+        _, entries = stagings.accept(item, latest, peek_batch(item.batch).record_count)
         for entry in entries:
             key = (item.stream_id, item.range_index)
             self.staged.setdefault(key, []).append(bytes(item.batch))

@@ -184,7 +184,7 @@ class CleanedLogLives(RuleBasedStateMachine):
         ]
         bodies = read_bodies(key, slots)
         assert bodies.error is None
-        assert list(bodies.octets) == [each.body for each in expected]
+        assert list(bodies.data) == [each.body for each in expected]
 
 
 TestCleanedLogLives = CleanedLogLives.TestCase

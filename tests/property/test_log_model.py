@@ -235,7 +235,7 @@ class LogLives(RuleBasedStateMachine):
             ]
             bodies = read_bodies(key, slots)
             assert bodies.error is None
-            assert list(bodies.octets) == [each.body for each in expected]
+            assert list(bodies.data) == [each.body for each in expected]
 
 
 TestLogLives = LogLives.TestCase

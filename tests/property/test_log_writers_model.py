@@ -16,8 +16,7 @@ from sbp_core.errors import WriterGapError, WriterRepeatError, WriterUnknownErro
 from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, decode_writers, encode_writers, mark_of
-from sbp_core.rangeserver.appending.append_items import InFlight
-from sbp_core.rangeserver.appending.writers import BatchNumber, Writers
+from sbp_core.rangeserver.appending.append_items import BatchNumber, InFlight, Writers
 from sbp_core.segment_format import EntryKind
 
 KEPT, PER_STREAM, IN_ALL = 3, 3, 6

@@ -77,16 +77,16 @@ def uncut_tail() -> None:
 
 def forgotten_seals() -> None:
     """Seals are answered and do not outlive the process."""
-    from sbp_core.rangeserver.hosting import RangeHost
+    from sbp_core.rangeserver.appending.commit import GroupCommitter
     from sbp_core.segment_format import EntryKind
 
-    write = RangeHost._write
+    submit = GroupCommitter.submit
 
-    async def write_the_rest(host: RangeHost, *entries: object) -> None:
-        if rest := [entry for entry in entries if entry.kind is not EntryKind.SEAL]:
-            await write(host, *rest)
+    def submit_the_rest(committer: GroupCommitter, entries, memory_bytes: int = 0):
+        rest = [entry for entry in entries if entry.kind is not EntryKind.SEAL]
+        return submit(committer, rest, memory_bytes)
 
-    RangeHost._write = write_the_rest
+    GroupCommitter.submit = submit_the_rest
 
 
 def early_reads() -> None:
@@ -97,23 +97,23 @@ def early_reads() -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
         appended = []
 
-        def write(_):
+        def write():
             appended.append(committer._log.append(entries, is_durable=False))
-            committer._loop.call_soon_threadsafe(committer._on_commit, appended[0].ranges)
+            committer._loop.call_soon_threadsafe(committer._publish, appended[0].ranges)
             time.sleep(LATE_SYNC_SECONDS)
             committer._log.sync()
 
-        def acknowledge():
-            committer._acknowledge(submissions, appended[0], is_durable=True)
+        def on_committed():
+            committer._on_committed(submissions, appended[0], is_durable=True)
 
-        committer._run(committing._Job(write, acknowledge, submissions))
+        committer._run(committing._Job(write, on_committed, submissions))
 
     committing.GroupCommitter._commit = commit
 
 
 def no_dedupe() -> None:
     """A repeat is taken for the next batch of its writer."""
-    from sbp_core.rangeserver.appending.writers import Writers
+    from sbp_core.rangeserver.appending.append_items import Writers
 
     Writers.maybe_repeat = lambda *_: None
     Writers.check_next = lambda *_: None

@@ -298,4 +298,4 @@ def check_batches(log: Log, model: Model, key: Key) -> None:
     bodies = read_bodies(key, slots)
     if bodies.error is not None:
         raise bodies.error
-    assert list(bodies.octets) == [each.body for each in meant]
+    assert list(bodies.data) == [each.body for each in meant]

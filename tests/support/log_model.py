@@ -169,7 +169,7 @@ class Model:
             assert staging is not None
             read = read_bodies(key, list(log.staged_from(staging, 0)))
             assert read.error is None, read.error
-            assert list(read.octets) == [each.body for each in batches]
+            assert list(read.data) == [each.body for each in batches]
 
     def random_entries(
         self, choose: random.Random, body_bytes_max: int = 200, states: StagedStates | None = None

@@ -38,10 +38,10 @@ def bodies(log: Log, offset: int = 0, key: tuple[int, int] = KEY) -> Sequence[by
     slots = list(log.batches_from(key, offset))
     read = read_bodies(key, slots)
     assert read.error is None, read.error
-    return [bytes(each) for each in read.octets]
+    return [bytes(each) for each in read.data]
 
 
 def staged_bodies(log: Log, txn_id: str, key: tuple[int, int] = KEY) -> Sequence[bytes]:
     read = read_bodies(key, list(log.staged_from(staging(log, txn_id, key), 0)))
     assert read.error is None, read.error
-    return [bytes(each) for each in read.octets]
+    return [bytes(each) for each in read.data]

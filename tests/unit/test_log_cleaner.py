@@ -115,7 +115,7 @@ def test_a_segment_of_which_little_is_live_is_rewritten_without_the_rest() -> No
 def check_stream_2(log: Log) -> None:
     bodies = read_bodies((2, 0), list(log.batches_from((2, 0), 0)))
     assert bodies.error is None
-    assert list(bodies.octets) == [b"%d" % (each * 6) for each in range(5)]
+    assert list(bodies.data) == [b"%d" % (each * 6) for each in range(5)]
 
 
 def test_a_segment_is_rewritten_again_when_more_of_it_is_dead() -> None:
@@ -166,7 +166,7 @@ def test_who_found_batches_before_reads_them_afterwards() -> None:
     assert cleaner(log).clean().removed_count > 2
     for key, slots in found.items():
         bodies = read_bodies(key, slots)
-        assert (len(bodies.octets), bodies.error) == (len(slots), None)
+        assert (len(bodies.data), bodies.error) == (len(slots), None)
     with pytest.raises(LogCorruptionError, match="cannot be found"):
         list(halfway)  # the range server takes it for what it is: trimmed meanwhile
 
@@ -346,7 +346,7 @@ def test_a_damaged_live_batch_is_never_rewritten(caplog: pytest.LogCaptureFixtur
     assert bytes(inode.cached) == before
     assert len(caplog.records) == 1
     bodies = read_bodies((2, 0), list(log.batches_from((2, 0), 0)))
-    assert len(bodies.octets) == 1
+    assert len(bodies.data) == 1
     assert "offsets [1, 2) of range 0 of stream 2" in str(bodies.error)
 
 

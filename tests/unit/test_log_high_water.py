@@ -56,7 +56,7 @@ def read(log: Log, key: tuple[int, int], offset: int = 0) -> list[bytes]:
     slots = list(log.batches_from(key, offset))
     bodies = read_bodies(key, slots)
     assert bodies.error is None, bodies.error
-    return [bytes(body) for body in bodies.octets]
+    return [bytes(body) for body in bodies.data]
 
 
 SEGMENT = segment_path(DIRECTORY, 0)
@@ -114,7 +114,7 @@ def test_what_is_left_of_the_file_is_served() -> None:
     slots = log.batches_from(KEY, 0)
     bodies = read_bodies(KEY, [next(slots) for _ in range(lost.base_offset)])
     assert bodies.error is None
-    assert [bytes(body) for body in bodies.octets] == [
+    assert [bytes(body) for body in bodies.data] == [
         b"own-%d" % at for at in range(lost.base_offset)
     ]
     with pytest.raises(LogCorruptionError, match=r"cannot be found in it"):

@@ -102,7 +102,7 @@ def served(disk: FaultyDisk) -> Written:
                 slot = next(log.batches_from(logged.key, offset))
             except LogCorruptionError:
                 continue
-            (body,) = read_bodies(logged.key, [slot]).octets
+            (body,) = read_bodies(logged.key, [slot]).data
             found[logged.stream_id, offset] = bytes(body)
     log.append([created(9)])
     log.close()

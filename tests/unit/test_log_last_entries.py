@@ -176,7 +176,7 @@ def check_batches(log: Log, sample: Sample, meant: Expected) -> None:
     assert [slot.base_offset for slot in slots] == list(range(meant.kept + 1))
     whole = [slot for slot in slots if slot.base_offset not in meant.lost]
     bodies = [*(each.body for each in sample.batches[: meant.kept]), b"on it goes"]
-    assert list(read_bodies(KEY, whole).octets) == [bodies[slot.base_offset] for slot in whole]
+    assert list(read_bodies(KEY, whole).data) == [bodies[slot.base_offset] for slot in whole]
     for number in meant.lost:
         error = read_bodies(KEY, [slots[number]]).error
         assert isinstance(error, LogCorruptionError)

@@ -86,7 +86,7 @@ class Filled:
             ]
             bodies = read_bodies(key, slots)
             assert bodies.error is None
-            assert list(bodies.octets) == [each.body for each in expected]
+            assert list(bodies.data) == [each.body for each in expected]
 
     def group_of(self, position: int) -> int:
         """The number of the group that an octet belongs to."""
@@ -239,7 +239,7 @@ def read_first(log: Log, key: tuple[int, int], offset: int) -> tuple[LogError | 
     except LogError as error:
         return error, b""
     bodies = read_bodies(key, [slot])
-    return bodies.error, b"".join(bodies.octets)
+    return bodies.error, b"".join(bodies.data)
 
 
 def test_batches_that_are_lost_at_the_end_of_a_segment_are_missed() -> None:
@@ -270,7 +270,7 @@ def test_a_reader_goes_on_with_the_file_that_it_found() -> None:
     for path in list(filled.disk.names):
         filled.disk.remove(path)
     bodies = read_bodies((7, 0), slots)
-    assert list(bodies.octets) == [each.body for each in filled.batches[7, 0]]
+    assert list(bodies.data) == [each.body for each in filled.batches[7, 0]]
 
 
 def test_a_segment_that_was_exchanged_under_an_open_log_is_noticed() -> None:
@@ -311,7 +311,7 @@ def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
     slots = log.batches_from((7, 0), 100)
     body = read_bodies((7, 0), [next(slots)])
     assert body.error is None
-    assert body.octets == (b"kept",)
+    assert body.data == (b"kept",)
     assert len(filled.index_paths()) == len(segment_bases(filled.disk)) - 1
 
 
@@ -421,7 +421,7 @@ def test_readers_in_threads_find_whole_groups_while_the_writer_appends(tmp_path:
                 assert offset >= durable if found is None else offset == found.offset
                 assert all(
                     body == b"%d" % slot.base_offset * 20
-                    for slot, body in zip(slots, bodies.octets, strict=True)
+                    for slot, body in zip(slots, bodies.data, strict=True)
                 )
                 if seed == 0:
                     for path in list(tmp_path.glob("*.idx")):

@@ -22,7 +22,7 @@ def appended(monkeypatch, bytes_max, bodies):
 def kept(log, slots):
     """The octets of the bodies of `slots`, if all are kept."""
     bodies = log.recent.maybe_bodies(slots)
-    return None if bodies is None else [body.octets for body in bodies]
+    return None if bodies is None else [body.data for body in bodies]
 
 
 def test_the_bodies_are_those_that_were_appended(monkeypatch):

@@ -117,7 +117,7 @@ def test_a_damaged_batch_with_an_intact_header_is_known_and_everything_else_is_s
         with pytest.raises(LogCorruptionError, match=r"offsets \[1, 8\) of range 0 of stream 1"):
             raise read_bodies((1, 0), [slot]).error or AssertionError
         others = [slot for slot in log.batches_from((1, 0), 0) if slot.base_offset != 1]
-        assert read_bodies((1, 0), others).octets == (b"body",) * 3
+        assert read_bodies((1, 0), others).data == (b"body",) * 3
         assert contents(disk)[path] == damaged
         log.append([batch(10)])
         log.close()

@@ -19,7 +19,7 @@ from sbp_core.log.states.range_states import RangeState
 from sbp_core.log.states.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
 from sbp_core.log.states.state_snapshot import decode_staged_snapshot, encode_staged_snapshot
-from sbp_core.rangeserver.fetching.slot_reading import maybe_cached_slots, read_slots
+from sbp_core.rangeserver.fetching.payloads import read_slots
 from sbp_core.records import encode_envelope, split_envelopes
 from sbp_core.segment_format import EntryKind
 
@@ -371,9 +371,9 @@ def test_what_was_staged_is_served_with_its_offset(size: int, is_recent: bool):
     if not is_recent:
         log.recent = RecentBodies()
     served = read_slots(log, KEY, list(log.batches_from(KEY, 0)))
-    again = maybe_cached_slots(log, KEY, list(log.batches_from(KEY, 0)))
-    assert (again is not None) == is_recent, "this disk has no cache"
-    assert again is None or again.buffers == served.buffers
+    again = read_slots(log, KEY, list(log.batches_from(KEY, 0)), may_wait=False)
+    assert (again.error is None) == is_recent, "this disk has no cache"
+    assert again.error is not None or again.buffers == served.buffers
     assert served.slot_count == 2
     envelopes = list(split_envelopes(b"".join(served.buffers)))
     assert [each.base_offset for each in envelopes] == [0, 2]

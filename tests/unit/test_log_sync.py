@@ -53,7 +53,7 @@ def test_after_a_power_cut_the_synced_part_and_no_gap_is_left_and_the_cut_is_rep
         assert [slot.base_offset for slot in slots] == list(range(next_offset))
         bodies = read_bodies((1, 0), slots)
         assert bodies.error is None
-        assert bodies.octets[1:] == tuple(b"%d" % offset * 100 for offset in range(1, next_offset))
+        assert bodies.data[1:] == tuple(b"%d" % offset * 100 for offset in range(1, next_offset))
         assert log.recovery.durable_upto <= synced_upto
         torn = log.recovery.torn_tail
         assert torn is None or torn.position >= synced_upto

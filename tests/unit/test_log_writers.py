@@ -155,7 +155,7 @@ def test_a_damaged_mark_refuses_the_start_and_is_forgotten_by_a_repair() -> None
     assert last_sequence(log) is None
     assert log.writers.maybe_writer(1, "v") is not None
     slots = list(log.batches_from((1, 0), 0))
-    assert [bytes(each) for each in read_bodies((1, 0), slots).octets] == [
+    assert [bytes(each) for each in read_bodies((1, 0), slots).data] == [
         b"body 0",
         b"body 1",
         b"body 2",

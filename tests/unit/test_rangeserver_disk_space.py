@@ -44,29 +44,29 @@ def run(free, test):
     asyncio.run(body())
 
 
-def test_what_was_let_in_since_the_last_look_is_subtracted():
+def test_what_was_admitted_since_the_last_look_is_subtracted():
     async def body(machine):
         assert await machine.space.measure() == FLOOR + 100
-        machine.space.let_in(60)
+        machine.space.admit(60)
         with pytest.raises(DiskFullError, match=f"{FLOOR + 40} bytes left, of which {FLOOR}"):
-            machine.space.let_in(41)
-        machine.space.let_in(40)
+            machine.space.admit(41)
+        machine.space.admit(40)
         with pytest.raises(DiskFullError):
-            machine.space.let_in(1)
+            machine.space.admit(1)
         await machine.space.measure()
-        machine.space.let_in(100)
+        machine.space.admit(100)
 
     run(FLOOR + 100, body)
 
 
 def test_what_the_log_has_not_written_yet_is_subtracted():
     async def body(machine):
-        machine.space.let_in(70)
+        machine.space.admit(70)
         machine.pending = 50
         await machine.space.measure()
-        machine.space.let_in(50)
+        machine.space.admit(50)
         with pytest.raises(DiskFullError):
-            machine.space.let_in(1)
+            machine.space.admit(1)
 
     run(FLOOR + 100, body)
 
@@ -76,21 +76,21 @@ def test_appends_make_it_look_again_but_not_each_of_them():
         await machine.space.refresh()
         machine.probe.free = FLOOR
         for _ in range(10):
-            machine.space.let_in(1)
+            machine.space.admit(1)
         assert machine.probe.look_count == 1
         machine.clock.advance(limits.DISK_LOOK_INTERVAL_MS)
         for _ in range(10):
-            machine.space.let_in(1)
+            machine.space.admit(1)
         await machine.looked_again()
         assert machine.probe.look_count == 2
         with pytest.raises(DiskFullError):
-            machine.space.let_in(1)
+            machine.space.admit(1)
         machine.probe.free = 10 * FLOOR
         machine.clock.advance(limits.DISK_LOOK_INTERVAL_MS)
         with pytest.raises(DiskFullError):
-            machine.space.let_in(1)
+            machine.space.admit(1)
         await machine.looked_again()
-        machine.space.let_in(1)
+        machine.space.admit(1)
 
     run(10 * FLOOR, body)
 
@@ -98,13 +98,13 @@ def test_appends_make_it_look_again_but_not_each_of_them():
 def test_a_disk_that_does_not_tell_leaves_what_was_known():
     async def body(machine):
         await machine.space.refresh()
-        machine.space.let_in(10**9)
+        machine.space.admit(10**9)
         machine.probe.free = 0
         await machine.space.refresh()
         machine.probe.free = None
         await machine.space.refresh()
         with pytest.raises(DiskFullError):
-            machine.space.let_in(1)
+            machine.space.admit(1)
         with pytest.raises(OSError, match="gone"):
             await machine.space.measure()
 
@@ -121,11 +121,11 @@ def test_the_operator_is_told_once_that_appends_are_refused_and_that_they_are_no
         await machine.space.measure()
         for _ in range(3):
             with pytest.raises(DiskFullError):
-                machine.space.let_in(101)
+                machine.space.admit(101)
         (message,) = told()
         assert f"{FLOOR + 100} bytes left" in message
         assert "/data" in message
-        machine.space.let_in(100)
+        machine.space.admit(100)
         await machine.space.measure()
         assert not told(), "there is room, but not for every append"
         machine.probe.free = FLOOR + limits.FRAME_BYTES_MAX
@@ -136,7 +136,7 @@ def test_the_operator_is_told_once_that_appends_are_refused_and_that_they_are_no
         machine.probe.free = FLOOR
         await machine.space.measure()
         with pytest.raises(DiskFullError):
-            machine.space.let_in(1)
+            machine.space.admit(1)
         assert len(told()) == 1
 
     run(FLOOR + 100, body)

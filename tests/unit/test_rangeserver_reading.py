@@ -7,7 +7,7 @@ from log_stagings import KEY, commit, staged
 
 from sbp_core.log import bodies as log_bodies
 from sbp_core.log.bodies import RecentBodies
-from sbp_core.rangeserver.fetching.slot_reading import PayloadParts, maybe_cached_slots, read_slots
+from sbp_core.rangeserver.fetching.payloads import PayloadParts, read_slots
 from sbp_core.records import encode_envelope
 from sbp_core.wire.checksum import crc32
 
@@ -37,7 +37,7 @@ def summed(monkeypatch):
 def test_the_checksum_of_what_is_in_memory_is_made_once(summed):
     log, slots = appended(LARGE)
     for taken in (slots, slots[1:], slots):
-        for found in (read_slots(log, KEY, taken), maybe_cached_slots(log, KEY, taken)):
+        for found in (read_slots(log, KEY, taken, may_wait=wait) for wait in (True, False)):
             assert found.crc32 == crc32(found.buffers)
     assert summed == LARGE
 

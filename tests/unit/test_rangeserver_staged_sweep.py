@@ -8,7 +8,7 @@ from sbp_core.errors import ConnectionLostError, StatusCode, StatusError
 from sbp_core.limits import STAGED_ASK_MS, STREAMS_PER_CALL
 from sbp_core.log.entry import Location
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
-from sbp_core.rangeserver.transactions.open_txns import StagedSweep
+from sbp_core.rangeserver.appending.end_txn import StagedSweep
 from sbp_core.wire.headers import TxnPart
 
 NOW_MS = 1_700_000_000_000

@@ -1,1 +1,1 @@
-"""APPEND: checked, numbered, and committed in groups."""
+"""What goes into the log: APPEND, staged batches, END_TXN, all through the group committer."""

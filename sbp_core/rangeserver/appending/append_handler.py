@@ -1,9 +1,14 @@
-"""APPEND: check each batch, give it its offsets, answer when it is on disk (SPEC "APPEND")."""
+"""APPEND: check each batch, assign its offsets, answer when it is committed (SPEC "APPEND").
+
+Read append_items.py first (how a frame is cut, and batches are numbered), then this, staging.py for
+batches of transactions, and commit.py for what happens to the entries.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
 
@@ -12,29 +17,31 @@ from msgspec import Struct
 from sbp_core import limits
 from sbp_core.errors import (
     DiskFullError,
+    InvalidRequestError,
     LogWriteError,
     SbpError,
     StatusCode,
-    StatusError,
     ThrottledError,
     WritersNotThereError,
 )
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, mark_of
 from sbp_core.rangeserver.appending.append_items import (
+    BatchNumber,
     InFlight,
     Item,
     PendingAppend,
-    check_extensions,
+    Writers,
+    check_number,
     split_payload,
 )
 from sbp_core.rangeserver.appending.commit import GroupCommitter
-from sbp_core.rangeserver.appending.writers import BatchNumber, Writers, check_number
+from sbp_core.rangeserver.appending.staging import StagedRepeat, Stagings, compare
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.rangeserver.metrics import Metrics
-from sbp_core.rangeserver.transactions.staging import StagedContents, StagedRepeat, Stagings
 from sbp_core.records import accept_batch, digest_batch, write_base_offset
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.answers import respond_all
@@ -55,38 +62,24 @@ _Outcome = Entry | PendingAppend | NumberedBatch | StagedRepeat | Status
 compared with what is staged; or why it is refused."""
 
 
-class _AppendFrame(Struct, frozen=True):
-    """A frame that is being served; `began_at` is when it came."""
+class _Frame(Struct):
+    """An APPEND frame in progress; `began_at` is when it came.
+
+    `outcomes` hold once `awaited` is over, and `repeats` are compared with what is staged.
+    `written` ends when the frame's own `entries` are committed, in ms since the epoch.
+    """
 
     call: ServerCall
     items: Sequence[Item]
     began_at: float
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """The ranges to append to, (stream id, range index)."""
-        return [(item.stream_id, item.range_index) for item in self.items]
-
-
-class _Taken(Struct, frozen=True):
-    """A frame whose batches were taken or refused: its `outcomes`, once `awaited` is over.
-
-    `written` ends when its own `entries` are written, in ms since the epoch. `repeats` are still to
-    be compared with what is staged.
-    """
-
-    frame: _AppendFrame
-    outcomes: Sequence[_Outcome]
-    entries: Sequence[Entry] = ()
+    outcomes: Sequence[_Outcome] = ()
+    entries: list[Entry] = []
+    numbered: list[PendingAppend] = []
+    """Batches with numbers that are not committed yet, of this frame and of earlier ones."""
+    repeats: list[StagedRepeat] = []
     written: asyncio.Future[int] | None = None
     awaited: Collection[asyncio.Future[int]] = ()
-    repeats: Sequence[StagedRepeat] = ()
     throttle_time_ms: int = 0
-
-    @property
-    def is_short(self) -> bool:
-        """Whether one frame answers it."""
-        return len(self.outcomes) <= limits.RESULTS_PER_FRAME
 
 
 class AppendHandler(PromptHandler):
@@ -95,160 +88,154 @@ class AppendHandler(PromptHandler):
     def __init__(
         self,
         host: RangeHost,
+        log: Log,
         committer: GroupCommitter,
-        disk_space: DiskSpace,
         stagings: Stagings,
         in_flight: InFlight,
         *,
-        staged: StagedContents,
+        disk_space: DiskSpace,
+        readers: ThreadPoolExecutor,
         clock: Clock,
         metrics: Metrics,
         check_driver: Callable[[Standing, str], None],
     ) -> None:
         self._host = host
+        self._log = log
         self._committer = committer
-        self._in_flight = in_flight
-        self._writers = Writers(host.writers, in_flight)
         self._stagings = stagings
-        self._staged = staged
+        self._in_flight = in_flight
+        self._writers = Writers(log.writers, in_flight)
         self._disk_space = disk_space
+        self._readers = readers
         self._clock = clock
         self._metrics = metrics
         self._check_driver = check_driver
 
     def begin(self, call: ServerCall) -> Rest | Later:
-        """Take one APPEND frame; the rest is to wait until its batches are durable, or refused."""
-        began_at = self._metrics.now()
+        """Accept one APPEND frame; the rest is to wait until its batches are committed."""
+        began_at = self._clock.monotonic()
         request = call.decode(AppendRequest)
         items = list(split_payload(request.append_requests, call.payload))
         if any(each.info.txn_id is not None and is_copy(each.info.txn_id) for each in items):
             self._check_driver(call.standing, "APPEND of a copy of a transaction")
-        frame = _AppendFrame(call, items, began_at)
-        lacking = self._host.lacking(frame.places, is_append=True)
+        frame = _Frame(call, items, began_at)
+        places = [(item.stream_id, item.range_index) for item in items]
+        lacking = self._host.lacking(places, is_append=True)
         if lacking:
             return partial(self._learn, frame, lacking)
-        taken = self._take(frame)
-        is_simple = taken.is_short and not taken.repeats
-        if taken.written is not None and len(taken.awaited) == 1 and is_simple:
-            return Later(taken.written, partial(self._make_answer, taken))
-        return partial(self._finish, taken)
+        self._submit(frame)
+        is_simple = len(items) <= limits.RESULTS_PER_FRAME and not frame.repeats
+        if frame.written is not None and len(frame.awaited) == 1 and is_simple:
+            return Later(frame.written, partial(self._make_answer, frame))
+        return partial(self._finish, frame)
 
-    async def _learn(self, frame: _AppendFrame, lacking: Sequence[tuple[int, int]]) -> None:
+    async def _learn(self, frame: _Frame, lacking: Sequence[tuple[int, int]]) -> None:
         await self._host.learn(lacking, is_append=True)
-        await self._finish(self._take(frame))
+        self._submit(frame)
+        await self._finish(frame)
 
-    def _take(self, frame: _AppendFrame) -> _Taken:
-        """Queue what is to be appended, and say what the rest waits for."""
+    def _submit(self, frame: _Frame) -> None:
+        """Queue what is to be appended, and note what the answer waits for."""
         try:
             # For the frame as a whole: a small batch must not overtake an earlier, larger one.
             self._committer.check_room(frame.call.memory_bytes)
-            self._disk_space.let_in(len(frame.call.payload))
+            self._disk_space.admit(len(frame.call.payload))
         except (ThrottledError, DiskFullError) as error:
-            refusals = [status_for(error)] * len(frame.items)
-            return _Taken(frame, refusals, throttle_time_ms=limits.THROTTLE_MS)
-        entries: list[Entry] = []
-        numbered: list[PendingAppend] = []
-        accepted = [self._accept(item, entries, numbered) for item in frame.items]
-        written = None
-        if entries:
-            written = self._committer.submit(entries, frame.call.memory_bytes)
-            if numbered:
-                self._in_flight.follow(numbered, written)
-        awaited = {each.written for each in numbered if each.written is not None}
-        if written is not None:
-            awaited.add(written)
-        repeats = [each for each in accepted if isinstance(each, StagedRepeat)]
-        return _Taken(frame, accepted, entries, written, awaited, repeats)
+            frame.outcomes = [status_for(error)] * len(frame.items)
+            frame.throttle_time_ms = limits.THROTTLE_MS
+            return
+        frame.outcomes = [self._accept(item, frame) for item in frame.items]
+        if frame.entries:
+            frame.written = self._committer.submit(frame.entries, frame.call.memory_bytes)
+            if frame.numbered:
+                self._in_flight.follow(frame.numbered, frame.written)
+        awaited = {each.written for each in frame.numbered if each.written is not None}
+        if frame.written is not None:
+            awaited.add(frame.written)
+        frame.awaited = awaited
 
-    async def _finish(self, taken: _Taken) -> None:
+    async def _finish(self, frame: _Frame) -> None:
         """Wait for what is appended, by this frame or by others, and answer.
 
-        Others may wait for the same: so nothing is cancelled when nobody waits for this answer any
-        longer. A frame that only waits for others takes its memory meanwhile, as those do.
+        Others may wait for the same, so nothing is cancelled when this call is. A frame that only
+        waits for others counts its memory, as those do.
         """
-        held_bytes = taken.frame.call.memory_bytes if taken.written is None else 0
-        if taken.awaited or taken.repeats:
+        held_bytes = frame.call.memory_bytes if frame.written is None else 0
+        if frame.awaited or frame.repeats:
             with self._committer.hold(held_bytes):
-                await self._staged.compare(taken.repeats)
-                if taken.awaited:
-                    await asyncio.wait(taken.awaited)
+                if frame.repeats:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(self._readers, compare, self._log, frame.repeats)
+                if frame.awaited:
+                    await asyncio.wait(frame.awaited)
         await respond_all(
-            taken.frame.call,
-            self._results(taken),
-            lambda part: AppendResponse(taken.throttle_time_ms, part, SUCCESS),
+            frame.call,
+            self._results(frame),
+            lambda part: AppendResponse(frame.throttle_time_ms, part, SUCCESS),
         )
 
-    def _make_answer(self, taken: _Taken) -> AppendResponse:
-        return AppendResponse(taken.throttle_time_ms, tuple(self._results(taken)), SUCCESS)
+    def _make_answer(self, frame: _Frame) -> AppendResponse:
+        return AppendResponse(frame.throttle_time_ms, tuple(self._results(frame)), SUCCESS)
 
-    def _results(self, taken: _Taken) -> list[AppendResult]:
-        """Return what became of each batch, now that nothing is waited for.
+    def _results(self, frame: _Frame) -> list[AppendResult]:
+        """Return the result of each batch, now that nothing is waited for.
 
-        Raises StatusError when the log cannot be written any more.
+        Raises LogWriteError when the log cannot be written any more.
         """
-        frame, written = taken.frame, taken.written
+        written = frame.written
         try:
             time_ms = self._clock.wall_ms() if written is None else written.result()
-            outcomes = list(map(_outcome_now, taken.outcomes))
-        except LogWriteError as error:
-            self._count(frame, (), ())
-            raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
-        self._count(frame, outcomes, taken.entries)
+            outcomes = list(map(_outcome_now, frame.outcomes))
+        except LogWriteError:
+            self._count(frame, len(frame.items), ())
+            raise
+        failed_count = sum(isinstance(each, Status) for each in outcomes)
+        self._count(frame, failed_count, frame.entries)
         return list(map(_result_of, frame.items, outcomes, repeat(time_ms)))
 
-    def _count(
-        self, frame: _AppendFrame, outcomes: Sequence[_Outcome], entries: Sequence[Entry]
-    ) -> None:
-        item_count = failed_count = len(frame.items)
-        if outcomes:
-            failed_count = sum(isinstance(each, Status) for each in outcomes)
+    def _count(self, frame: _Frame, failed_count: int, entries: Sequence[Entry]) -> None:
         self._metrics.appends.add(
-            item_count,
+            len(frame.items),
             failed_count,
             sum([entry.length for entry in entries]),
-            self._metrics.now() - frame.began_at,
+            self._clock.monotonic() - frame.began_at,
         )
         self._metrics.touch({(entry.stream_id, entry.range_index) for entry in entries})
 
-    def _accept(self, item: Item, entries: list[Entry], numbered: list[PendingAppend]) -> _Outcome:
-        """Give one batch its offsets and put it to the `entries`, or say why not.
-
-        One that has a number and waits for the disk, now or since before, is put to `numbered`.
-        """
+    def _accept(self, item: Item, frame: _Frame) -> _Outcome:
+        """Give one batch its offsets and add it to the entries of the frame, or say why not."""
+        info = item.info
         try:
-            check_extensions(item.info)
+            if info.sequence >= 0 and info.writer_id is None and info.txn_id is None:
+                raise InvalidRequestError(
+                    StatusCode.INVALID_REQUEST,
+                    f"sequence {info.sequence} belongs to no writer: append with a writer_id, or"
+                    " without sequence",
+                )
             record_count = accept_batch(item.batch).record_count
             hosted = self._host.table.range_at(item.stream_id, -1)
-            if item.info.txn_id is not None:
-                taken, staged = self._stagings.take(item, hosted, record_count)
-                entries += staged
-                numbered += [taken] if isinstance(taken, PendingAppend) else []
-                return taken
-            if item.info.writer_id is not None:
-                return self._accept_numbered(item, hosted, record_count, entries, numbered)
+            if info.txn_id is not None:
+                return self._accept_staged(item, hosted, record_count, frame)
+            if info.writer_id is not None:
+                return self._accept_numbered(item, hosted, record_count, frame)
             check_latest(hosted, item.range_index)
-            base_offset = hosted.assign(record_count)
+            return _append(item, hosted, record_count, frame)
         except SbpError as error:
             return status_for(error)
-        write_base_offset(item.batch, base_offset)
-        entry = Entry(
-            EntryKind.BATCH,
-            item.stream_id,
-            hosted.range_index,
-            base_offset,
-            record_count,
-            item.batch,
-        )
-        entries.append(entry)
-        return entry
+
+    def _accept_staged(
+        self, item: Item, hosted: HostedRange, record_count: int, frame: _Frame
+    ) -> PendingAppend | StagedRepeat:
+        accepted, staged = self._stagings.accept(item, hosted, record_count)
+        frame.entries += staged
+        if isinstance(accepted, PendingAppend):
+            frame.numbered.append(accepted)
+        else:
+            frame.repeats.append(accepted)
+        return accepted
 
     def _accept_numbered(
-        self,
-        item: Item,
-        hosted: HostedRange,
-        record_count: int,
-        entries: list[Entry],
-        numbered: list[PendingAppend],
+        self, item: Item, hosted: HostedRange, record_count: int, frame: _Frame
     ) -> PendingAppend | NumberedBatch:
         """Do the same for a batch with a number. Raises SbpError when it is refused.
 
@@ -261,21 +248,34 @@ class AppendHandler(PromptHandler):
         repeated = self._writers.maybe_repeat(number, record_count, item.batch)
         if repeated is not None:
             if isinstance(repeated, PendingAppend):
-                numbered.append(repeated)
+                frame.numbered.append(repeated)
             return repeated
         check_latest(hosted, item.range_index)
         hosted.receive(RangeInput.APPEND)
         if not is_told:
             self._host.look_up_soon(hosted.stream_id)
-            raise _not_told(hosted)
+            raise WritersNotThereError(
+                StatusCode.WRITERS_NOT_THERE,
+                f"range {hosted.range_index} of stream {hosted.stream_id} came from another server,"
+                " and the placement driver has not sent its writers yet; try again",
+            )
         self._writers.check_next(number)
-        base_offset = hosted.assign(record_count)
-        write_base_offset(item.batch, base_offset)
-        batch = Entry(EntryKind.BATCH, *hosted.key, base_offset, record_count, item.batch)
-        digest = digest_batch(item.batch)
-        entries += (mark_of(batch, number.writer_id, number.sequence, digest), batch)
-        numbered.append(self._writers.begin(number, base_offset, record_count, item.batch))
-        return numbered[-1]
+        entry = _append(item, hosted, record_count, frame)
+        mark = mark_of(entry, number.writer_id, number.sequence, digest_batch(item.batch))
+        frame.entries.insert(-1, mark)
+        pending = self._in_flight.begin(
+            number.writer, number.sequence, entry.base_offset, record_count, item.batch
+        )
+        frame.numbered.append(pending)
+        return pending
+
+
+def _append(item: Item, hosted: HostedRange, record_count: int, frame: _Frame) -> Entry:
+    base_offset = hosted.assign(record_count)
+    write_base_offset(item.batch, base_offset)
+    entry = Entry(EntryKind.BATCH, *hosted.key, base_offset, record_count, item.batch)
+    frame.entries.append(entry)
+    return entry
 
 
 def _result_of(item: Item, outcome: _Outcome, time_ms: int) -> AppendResult:
@@ -303,11 +303,3 @@ def _outcome_now(outcome: _Outcome) -> _Outcome:
     if isinstance(outcome, StagedRepeat):
         return status_for(outcome.refusal) if outcome.refusal else outcome.placed()
     return outcome
-
-
-def _not_told(hosted: HostedRange) -> WritersNotThereError:
-    return WritersNotThereError(
-        StatusCode.WRITERS_NOT_THERE,
-        f"range {hosted.range_index} of stream {hosted.stream_id} came from another server,"
-        " and the placement driver did not say yet who appended there; try again",
-    )

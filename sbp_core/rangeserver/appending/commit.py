@@ -1,9 +1,31 @@
-"""Group commit: whatever was queued while the disk was busy shares the next write and sync.
+"""Group commit: the one way of an entry into the log, and from there to readers.
 
-With a sync interval batches are acknowledged when they are written, and synced at most so much
-later. What is not a batch (a seal, a trim, a new range) is a decision that others build on: it is
-synced before it is acknowledged, and with it all that was written before. So is what is staged: a
-transaction is decided elsewhere, and what was decided has to be here.
+Entries that are queued while the disk is busy share the next write and sync. The way of each entry:
+
+    submit -> write -> sync -> committed -> publish -> the future of `submit` ends
+
+Every entry of a range takes it: batches and the marks of their writers, staged batches, ends of
+transactions, seals, trims, deletions, new ranges, writers that came from another server. No other
+module calls `Log.append`. The log itself adds only what follows from these entries: COMMIT entries,
+and snapshots at the start of a segment.
+
+This is the seam for replication. A group is committed when its job is done (`_Job.is_done`): today
+that is the local sync. Copies on other servers belong beside it, in `_commit`, with the same
+entries in the same order. Jobs are committed in their order, and only `_on_committed` publishes
+(`RangeHost.publish`: the table of ranges, which bounds every FETCH and DESCRIBE_RANGES) and ends
+futures. It must stay the only place that does.
+
+Three things are visible before that, and bounded elsewhere. Offsets are assigned and a range is
+sealed for further appends when the entry is submitted, so that the entries behind it follow from
+it. The log knows writers and staged batches when they are written, so that the next group can
+follow from them; repeats are answered from InFlight until the original is committed, and END_TXN
+waits for that (`Stagings.settle`). And a FETCH of what is staged under a transaction, which only
+the placement driver needs, may see a batch that is written and not synced yet.
+
+With a sync interval batches are committed when they are written, and synced at most that much
+later. A decision (a seal, a trim, a new range) is something others build on: it is synced before it
+is committed, and with it everything that was written before. So are staged batches: a transaction
+is decided elsewhere, and what was decided has to be here.
 """
 
 from __future__ import annotations
@@ -15,7 +37,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from sbp_core import limits
@@ -25,7 +46,8 @@ from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.states.range_states import LoggedRange
 from sbp_core.segment_format import EntryKind
 
-OnCommit = Callable[[Sequence[LoggedRange]], None]
+Publish = Callable[[Sequence[LoggedRange]], None]
+"""Makes visible how ranges are, now that what changed them is committed."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -48,7 +70,7 @@ class _Job:
     `is_written`: what the next job writes comes behind this, so that one may begin.
     """
 
-    work: Callable[[_Job], None]
+    work: Callable[[], None]
     then: Callable[[], None]
     submissions: Sequence[_Submission] = ()
     is_written: bool = False
@@ -77,16 +99,16 @@ class GroupCommitter:
         """What the threads are at, in the order in which it is acknowledged."""
         self._threads: Final = ThreadPoolExecutor(2, thread_name_prefix="sbp-log-writer")
         self._loop = asyncio.get_running_loop()
-        self._on_commit: OnCommit | None = None
+        self._publish: Publish | None = None
         self._is_begin_due = False
         self._idle = asyncio.Event()
         """Whether the threads have nothing to do; nor will they at the end of the loop's turn."""
         self._idle.set()
         self.failed: asyncio.Future[SbpError] = self._loop.create_future()
 
-    def start(self, on_commit: OnCommit) -> None:
-        """Begin to commit; call `on_commit` with what each group changed, before its answers."""
-        self._on_commit = on_commit
+    def start(self, publish: Publish) -> None:
+        """Begin to commit; call `publish` with what each group changed, before its answers."""
+        self._publish = publish
         self._begin_soon()
 
     @property
@@ -99,7 +121,7 @@ class GroupCommitter:
         if self._memory_bytes + memory_bytes > limits.PENDING_APPEND_BYTES_MAX:
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
-                f"{self._pending_bytes} octets wait for the disk already; try again later",
+                f"{self._pending_bytes} bytes wait for the disk already; try again later",
             )
 
     @contextmanager
@@ -153,7 +175,7 @@ class GroupCommitter:
 
     def _begin_soon(self) -> None:
         """Let a thread work once all that arrived in this turn of the loop is queued."""
-        if self._on_commit is not None and not self._is_begin_due and self._is_wanted:
+        if self._publish is not None and not self._is_begin_due and self._is_wanted:
             self._is_begin_due = True
             self._idle.clear()
             self._loop.call_soon(self._begin)
@@ -163,7 +185,7 @@ class GroupCommitter:
         self._is_begin_due = False
         if not self.failed.done() and self._is_wanted:
             if self._is_sync_due:
-                self._run(_Job(lambda _: self._log.sync(), self._on_synced))
+                self._run(_Job(self._log.sync, self._on_synced))
             else:
                 self._commit(self._take_group())
         elif not self._jobs:
@@ -176,26 +198,26 @@ class GroupCommitter:
         )
         appended: list[Appended] = []
 
-        def on_written(job: _Job) -> None:
+        def on_written() -> None:
             job.is_written = True
             if self._is_lot_queued:  # what is queued from now on sees for itself
                 self._loop.call_soon_threadsafe(self._begin_soon)
 
-        def append(job: _Job) -> None:
-            written = partial(on_written, job)
-            appended.append(self._log.append(entries, is_durable=is_durable, on_written=written))
+        def append() -> None:
+            appended.append(self._log.append(entries, is_durable=is_durable, on_written=on_written))
 
-        def acknowledge() -> None:
-            self._acknowledge(submissions, appended[0], is_durable=is_durable)
+        def on_committed() -> None:
+            self._on_committed(submissions, appended[0], is_durable=is_durable)
 
-        self._run(_Job(append, acknowledge, submissions))
+        job = _Job(append, on_committed, submissions)
+        self._run(job)
 
     def _run(self, job: _Job) -> None:
         """Do the work on a thread; when it is done, go on here."""
 
         def on_thread() -> None:
             try:
-                job.work(job)
+                job.work()
             except SbpError as error:
                 self._loop.call_soon_threadsafe(self._fail, error)
             except Exception as error:  # noqa: BLE001 - whoever waits must be told of all failures
@@ -217,7 +239,7 @@ class GroupCommitter:
         finally:
             self._begin()
 
-    def _acknowledge(
+    def _on_committed(
         self, submissions: Sequence[_Submission], appended: Appended, *, is_durable: bool
     ) -> None:
         if is_durable:
@@ -226,8 +248,8 @@ class GroupCommitter:
             self._sync_timer = self._loop.call_later(
                 self._sync_interval_ms / 1000, self._on_sync_due
             )
-        assert self._on_commit is not None
-        self._on_commit(appended.ranges)
+        assert self._publish is not None
+        self._publish(appended.ranges)
         for submission in submissions:
             self._pending_bytes -= submission.length
             self._memory_bytes -= submission.memory_bytes

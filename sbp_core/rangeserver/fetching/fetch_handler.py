@@ -16,8 +16,9 @@ then for its turn among all reads: no reader waits for a peer that does not read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -27,8 +28,6 @@ from msgspec import Struct
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.log.durable_log import Log
-from sbp_core.log.segment_rows import Slot
-from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.fetching.batch_finder import (
     Answer,
     BatchFinder,
@@ -38,14 +37,13 @@ from sbp_core.rangeserver.fetching.batch_finder import (
     item_of,
     response_of,
 )
-from sbp_core.rangeserver.fetching.local_reads import LocalReads, are_worth_places
-from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
-from sbp_core.rangeserver.fetching.slot_reading import (
+from sbp_core.rangeserver.fetching.payloads import (
+    LocalReads,
     PayloadParts,
-    SlotBodies,
-    maybe_cached_slots,
+    are_worth_places,
     read_slots,
 )
+from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
@@ -110,7 +108,7 @@ class FetchHandler(PromptHandler):
 
         Raises InvalidRequestError when it has too many requests.
         """
-        began_at = self._shared.metrics.now()
+        began_at = self._shared.clock.monotonic()
         fetch = _Fetch(self._shared, call, call.decode(FetchRequest), began_at, self._maybe_local)
         frame = fetch.maybe_prompt_frame()
         if frame is None:
@@ -150,7 +148,12 @@ class _Fetch:
         self._shared = shared
         self._call = call
         self._began_at = began_at
-        _check_count(len(request.fetch_requests))
+        item_count = len(request.fetch_requests)
+        if item_count > limits.STREAMS_PER_REQUEST_MAX:
+            raise _invalid(
+                f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
+                " send several"
+            )
         self._waiting: Sequence[Item] = [item_of(info) for info in request.fetch_requests]
         self._is_staged = any(item.txn_id is not None for item in self._waiting)
         if self._is_staged and call.is_one_frame and len(self._waiting) > 1:
@@ -181,7 +184,7 @@ class _Fetch:
                 for answer, search in zip(answers, searches, strict=True)
             ]
             return _Frame(answers, self._maybe_local.response(answers))
-        return self._maybe_read(maybe_cached_slots, answers)
+        return self._maybe_read(answers, may_wait=False)
 
     async def answer(self) -> None:
         """Answer with as many response frames as it takes."""
@@ -198,7 +201,8 @@ class _Fetch:
 
             self._call.yield_for_others(give_up)
             while not await self._send_ready():  # what came before the watch as well
-                await _wait(changed, self._give_up_at - clock.monotonic())
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), self._give_up_at - clock.monotonic())
                 changed.clear()
 
     def send_now(self, frame: _Frame, *, is_end: bool) -> None:
@@ -286,12 +290,12 @@ class _Fetch:
             await call.respond(self._maybe_local.response(more), is_end=is_end)
             return
         if self._may_send_at_once(others=shared.sending_count - 1):
-            cached = self._maybe_read(maybe_cached_slots, answers)
+            cached = self._maybe_read(answers, may_wait=False)
             if cached is not None:
                 self.send_now(cached, is_end=is_end)
                 return
         async with call.reserve(sum(answer.length_bytes for answer in answers)):
-            read = partial(self._maybe_read, read_slots, answers)
+            read = partial(self._maybe_read, answers, may_wait=True)
             async with shared.reads.read(self._job(answers), read) as frame:
                 assert frame is not None  # what cannot be read is in its answers
                 self.send_now(frame, is_end=is_end)
@@ -303,15 +307,11 @@ class _Fetch:
         has_room = call.has_room_for(limits.FETCH_FRAME_BYTES)
         return is_alone and has_room and not call.agreement.has_compression
 
-    def _maybe_read(
-        self,
-        read: Callable[[Log, RangeKey, Sequence[Slot]], SlotBodies | None],
-        answers: Sequence[Answer],
-    ) -> _Frame | None:
-        """Return the frame of answers, None if `read` has nothing for one of them.
+    def _maybe_read(self, answers: Sequence[Answer], *, may_wait: bool) -> _Frame | None:
+        """Return the frame of answers; unless it `may_wait`, None if the disk has to be asked.
 
-        An answer ends before a batch that cannot be read, or says so. Runs on a reader thread,
-        unless `read` waits for nothing: then it is faster without one.
+        An answer ends before a batch that cannot be read, or says so. With `may_wait` this runs on
+        a reader thread; what is in memory is faster without one.
         """
         served: list[Answer] = []
         parts = PayloadParts()
@@ -320,11 +320,11 @@ class _Fetch:
                 served.append(answer)
                 continue
             key = (answer.item.stream_id, answer.range_index)
-            bodies = read(self._shared.log, key, answer.slots)
-            if bodies is None:
+            bodies = read_slots(self._shared.log, key, answer.slots, may_wait=may_wait)
+            error = bodies.error
+            if error is not None and not may_wait:
                 return None
             parts.add(bodies)
-            error = bodies.error
             served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
         payload = self._call.pack(parts.buffers, parts.crc32) if parts.buffers else _NOTHING
         return _Frame(served, response_of(served), payload)
@@ -340,7 +340,7 @@ class _Fetch:
         length_bytes = sum([answer.length_bytes for answer in answers])
         failures = sum([answer.status is not SUCCESS for answer in answers])
         metrics = self._shared.metrics
-        seconds = metrics.now() - self._began_at
+        seconds = self._shared.clock.monotonic() - self._began_at
         metrics.fetches.add(len(answers), failures, length_bytes, seconds)
         metrics.touch(
             [(answer.item.stream_id, answer.range_index) for answer in answers if answer.slots]
@@ -358,20 +358,5 @@ def _cut_to_frame(answers: Sequence[Answer]) -> list[Answer]:
     return cut
 
 
-def _check_count(item_count: int) -> None:
-    if item_count > limits.STREAMS_PER_REQUEST_MAX:
-        raise _invalid(
-            f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
-            " send several"
-        )
-
-
 def _invalid(message: str) -> InvalidRequestError:
     return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
-
-
-async def _wait(changed: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(changed.wait(), seconds)
-    except TimeoutError:
-        return

@@ -127,17 +127,13 @@ class ReadScheduler:
         The next job begins when the body is over, or when this task is cancelled, though then the
         thread may be busy for a while yet. What `read` raises passes through.
         """
-        async with self._turn(job):
-            yield await asyncio.get_running_loop().run_in_executor(self._readers, read)
-
-    @asynccontextmanager
-    async def _turn(self, job: ReadJob) -> AsyncIterator[None]:
-        turn = self._turns[job] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn = self._turns[job] = loop.create_future()
         self._queue.push(job)
         self._start_next()
         try:
             await turn
-            yield
+            yield await loop.run_in_executor(self._readers, read)
         finally:
             del self._turns[job]
             if not self._queue.remove(job):

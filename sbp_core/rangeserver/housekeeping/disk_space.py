@@ -56,7 +56,7 @@ class DiskSpace:
         self._threads = threads
         self._pending_bytes = pending_bytes
         self._free_bytes: int | None = None
-        self._let_in_bytes = 0
+        self._admitted_bytes = 0
         self._written_bytes = 0
         """Of those that were let in, what was on the disk when it was looked at."""
         self._refusing = False
@@ -74,12 +74,12 @@ class DiskSpace:
         """What was free at the last look, without what was admitted since."""
         if self._free_bytes is None:
             return None
-        return self._free_bytes - (self._let_in_bytes - self._written_bytes)
+        return self._free_bytes - (self._admitted_bytes - self._written_bytes)
 
     async def measure(self) -> int:
         """Return the free space in bytes. Raises OSError when the machine does not tell."""
         self._looked_at = self._clock.monotonic()
-        written = self._let_in_bytes - self._pending_bytes()
+        written = self._admitted_bytes - self._pending_bytes()
         loop = asyncio.get_running_loop()
         free = await loop.run_in_executor(self._threads, self._probe.disk_free_bytes, self._folder)
         self._free_bytes, self._written_bytes = free, written
@@ -97,7 +97,7 @@ class DiskSpace:
         except OSError as error:
             _LOG.warning("the free space of %s is not known: %s", self._folder, error)
 
-    def let_in(self, length: int) -> None:
+    def admit(self, length: int) -> None:
         """Take note of an append of so many bytes. Raises DiskFullError if there is no room."""
         age_ms = 1000 * (self._clock.monotonic() - self._looked_at)
         if age_ms >= limits.DISK_LOOK_INTERVAL_MS and (self._look is None or self._look.done()):
@@ -107,7 +107,7 @@ class DiskSpace:
             floor = self.floor_bytes + self.lent_bytes
             if left - length < floor:
                 raise self._refusal(max(left, 0), floor)
-        self._let_in_bytes += length
+        self._admitted_bytes += length
 
     def _refusal(self, left_bytes: int, floor_bytes: int) -> DiskFullError:
         error = DiskFullError(

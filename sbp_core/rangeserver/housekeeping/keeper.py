@@ -1,6 +1,6 @@
 """Now and then: trim what has been kept long enough, tell the placement driver, free disk space.
 
-What was staged and will never be published is dropped in between (see transactions/open_txns.py).
+What was staged and will never be published is dropped in between (see appending/end_txn.py).
 
 The placement driver says how long a stream is kept, the log how old its batches are. A trim is
 durable here before the placement driver hears of it; as long as it knows less than the log, it is
@@ -23,24 +23,21 @@ from sbp_core.errors import LogError, LogWriteError, SbpError
 from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.cleaning import Cleaned
 from sbp_core.log.durable_log import Log
+from sbp_core.rangeserver.appending.end_txn import StagedSweep
 from sbp_core.rangeserver.hosted_ranges import HostedRange
-from sbp_core.rangeserver.hosting import PlacedRange, RangeHost
+from sbp_core.rangeserver.hosting import PlacementSource, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyTime, expired_below
-from sbp_core.rangeserver.transactions.open_txns import StagedSweep
 from sbp_core.server.runtime import Clock, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-class RetentionSource(Protocol):
-    """Who says how long streams are kept, and has to know where they begin."""
+class RetentionSource(PlacementSource, Protocol):
+    """The placement driver: it says how long streams are kept, and records where they begin."""
 
     async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
         """Return the retention of the streams that exist."""
-
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
-        """Return the ranges of these streams that are placed on this server."""
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
         """Let streams begin at these offsets."""
@@ -93,12 +90,12 @@ class Housekeeping:
             try:
                 await self._retain(maybe_now_ms)
             except SbpError as error:
-                _LOG.warning("no stream's retention can be looked after now: %s", error)
+                _LOG.warning("streams cannot be trimmed by their retention now: %s", error)
             try:
                 if maybe_now_ms is not None:
                     await self._sweep.sweep(maybe_now_ms)
             except SbpError as error:
-                _LOG.warning("nothing that is staged can be looked after now: %s", error)
+                _LOG.warning("dead transactions cannot be dropped now: %s", error)
             try:
                 await self._clean()
             except LogError as error:

@@ -1,10 +1,13 @@
-"""Readers on this machine: they are told where large batches are, and read the files themselves.
+"""The payload of a FETCH answer: bytes of batches, or the places where a local client reads them.
 
-Who may open the files of the log, as a process of the same user may, can read it without the
-server, which then copies and checks nothing. So a FETCH that says that places will do, and that
-comes from this machine, is answered with these. Whether it is the same file system, too, the
-reader finds out: the log's folder holds a file with the server's instance, which the answer names,
-and with the cluster, which the reader knows.
+Bodies come from memory where the log keeps them, else verified from the disk (log/bodies.py). Small
+ones are joined into one buffer. Batches that were staged get their base offsets here.
+
+A process that may open the files of the log can read them without the server, which then copies and
+checks nothing. So a FETCH that accepts places, and that comes from this machine, is answered with
+places if the batches are large. The reader checks whether it sees the same file system: the folder
+of the log holds a file with the server's instance, which the answer names, and with the cluster,
+which the reader knows.
 """
 
 from __future__ import annotations
@@ -12,20 +15,90 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
 
 from sbp_core import limits
+from sbp_core.errors import LogError
+from sbp_core.log.bodies import RecentBody, read_bodies
 from sbp_core.log.disk import Disk, describe_os_error, write_file
+from sbp_core.log.durable_log import Log
 from sbp_core.log.segment_rows import Slot
+from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.fetching.batch_finder import Answer, response_of
+from sbp_core.records import with_base_offset
 from sbp_core.segment_format import INSTANCE_NAME, encode_instance
 from sbp_core.server.dispatch import ServerCall
+from sbp_core.wire.checksum import Octets, crc32_joined
 from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBodies:
+    """The bytes of the first `slot_count` slots, in buffers worth sending one by one.
+
+    `error` says why the next slot could not be read. `crc32` is that of all buffers, None where it
+    is not known without reading them.
+    """
+
+    buffers: tuple[Octets, ...]
+    slot_count: int
+    error: LogError | None
+    crc32: int | None
+
+
+class PayloadParts:
+    """The buffers of a payload in their order, and its CRC-32 for as long as it is known."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Octets] = []
+        self.crc32: int | None = 0
+
+    def add(self, bodies: SlotBodies) -> None:
+        """Put the bytes of more slots behind."""
+        self.buffers += bodies.buffers
+        if self.crc32 is not None and bodies.crc32 is not None:
+            body_bytes = sum(map(len, bodies.buffers))
+            self.crc32 = crc32_joined(self.crc32, bodies.crc32, body_bytes)
+        else:
+            self.crc32 = None
+
+
+def read_slots(
+    log: Log, key: RangeKey, slots: Sequence[Slot], *, may_wait: bool = True
+) -> SlotBodies:
+    """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
+
+    Unless it `may_wait` for the disk, that is also the first one that is not in memory.
+    """
+    bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
+    recent: Sequence[RecentBody] = bodies.recent
+    buffers: list[Octets] = []
+    for slot, body in zip(slots, bodies.data, strict=False):  # fewer if one cannot be read
+        if slot.prefix_bytes and slot.base_offset >= 0:
+            buffers += with_base_offset(body, slot.base_offset)
+            recent = ()
+        else:
+            buffers.append(body)
+    slot_count = len(bodies.data)
+    if sum(map(len, bodies.data)) < slot_count * limits.FETCH_JOIN_BYTES:
+        buffers = [b"".join(buffers)]
+        recent = ()
+    return SlotBodies(tuple(buffers), slot_count, bodies.error, _joined_crc32(recent))
+
+
+def _joined_crc32(recent: Sequence[RecentBody]) -> int | None:
+    if not recent:
+        return None
+    joined = 0
+    for body in recent:
+        joined = crc32_joined(joined, body.crc32, len(body.data))
+    return joined
 
 
 class LocalReads:

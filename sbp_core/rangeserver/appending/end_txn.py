@@ -1,38 +1,55 @@
 """END_TXN: publish what transactions staged in a range, in one step, or drop it (SPEC "END_TXN").
 
 The log publishes by one entry, which gives the staged batches the next offsets of their range. It
-remembers the last ends of every stream, so that who asks again is answered again.
+remembers the last ends of every stream, so that a repeat gets the same answer.
+
+Only the placement driver knows which transactions will never be published. `StagedSweep` asks it
+about what has been staged for a while, and drops what is dead: first whether its batch was decided,
+if the id names one; after the timeout the placement driver is asked to give it up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from sbp_core import limits
+from sbp_core.client.programs.range_placement import chunks
 from sbp_core.errors import (
     InvalidRequestError,
-    LogWriteError,
     SbpError,
     StatusCode,
-    StatusError,
     TxnEndedError,
     TxnIncompleteError,
 )
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
-from sbp_core.log.states.staged_states import Staging, commit_entry, drop_entry
+from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
 from sbp_core.rangeserver.appending.commit import GroupCommitter
+from sbp_core.rangeserver.appending.staging import Stagings, check_txn_ids
 from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest
 from sbp_core.rangeserver.hosting import RangeHost
-from sbp_core.rangeserver.transactions.staging import Stagings, check_txn_ids
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import ServerCall
-from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest, EndTxnResponse, EndTxnResult
+from sbp_core.wire.headers import (
+    EndTxnInfo,
+    EndTxnRequest,
+    EndTxnResponse,
+    EndTxnResult,
+    TxnPart,
+)
 from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.txn_id import maybe_batch_of
 
-_NO_OFFSET = -1
+_LOG: Final = logging.getLogger(__name__)
+
+_NO_OFFSET: Final = -1
+_ONLY_IF_DECIDED: Final = -1
+"""As the record count of a part: it is not to be given up, unless it is dead already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +82,7 @@ class EndTxnHandler:
     async def drop(self, stream_id: int, range_index: int, txn_ids: Sequence[str]) -> int:
         """Drop what is staged under some ids in a range, in all of the stream if that is -1.
 
-        Return how many records that were. What was published stays. Raises StatusError when the log
-        cannot be written.
+        Return how many records were dropped. What was published stays. Raises LogWriteError.
         """
         info = EndTxnInfo(stream_id, txn_ids=tuple(txn_ids), range_index=range_index)
         return (await self._finish(info)).record_count
@@ -185,11 +201,79 @@ class EndTxnHandler:
         failpoint("txn.before_end")
         written = self._committer.submit([entry])
         self._stagings.follow_end(entry.stream_id, txn_ids, written)
-        try:
-            await written
-        except LogWriteError as error:
-            raise StatusError(StatusCode.RS_INTERNAL, str(error)) from error
+        await written
         failpoint("txn.after_end")
+
+
+class TxnSource(Protocol):
+    """Who says which transactions will never be published."""
+
+    async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
+        """Return those of what is staged that are given up, now or before."""
+
+
+Drop = Callable[[int, int, Sequence[str]], Awaitable[int]]
+"""Drops what is staged in a range of a stream under some ids; tells how many records that were."""
+
+
+class StagedSweep:
+    """Looks through what is staged on this server, whenever it is told to."""
+
+    def __init__(
+        self, staged: StagedStates, source: TxnSource, drop: Drop, timeout_ms: int
+    ) -> None:
+        self._staged = staged
+        self._source = source
+        self._drop = drop
+        self._timeout_ms = timeout_ms
+
+    async def sweep(self, now_ms: int) -> None:
+        """Ask about what is old, and drop what the placement driver says is dead.
+
+        Raises SbpError when it cannot be asked, or the log cannot be written.
+        """
+        questions = (self._maybe_question(each, now_ms) for each in self._staged.stagings())
+        asked = [part for part in questions if part is not None]
+        if not asked:
+            return
+        by_range: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for part in await self._source.find_dead(asked):
+            by_range[part.stream_id, part.range_index].append(part.txn_id or "")
+        drops = [
+            self._drop_some(*key, chunk)
+            for key, txn_ids in by_range.items()
+            for chunk in chunks(txn_ids)
+        ]
+        outcomes = await asyncio.gather(*drops, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _drop_some(self, stream_id: int, range_index: int, txn_ids: Sequence[str]) -> None:
+        record_count = await self._drop(stream_id, range_index, txn_ids)
+        if record_count:
+            _LOG.info(
+                "%d records that were staged in range %d of stream %d are dropped: %s",
+                record_count,
+                range_index,
+                stream_id,
+                ", ".join(txn_ids),
+            )
+
+    def _maybe_question(self, staging: Staging, now_ms: int) -> TxnPart | None:
+        """Return what to ask; None as long as it is new.
+
+        What was staged in the future, by a clock that was set back, may have any age.
+        """
+        age_ms = now_ms - staging.staged_at_ms
+        is_worth_asking = age_ms >= limits.STAGED_ASK_MS or age_ms < 0
+        if age_ms >= self._timeout_ms:
+            record_count = staging.record_count
+        elif maybe_batch_of(staging.txn_id) and is_worth_asking:
+            record_count = _ONLY_IF_DECIDED
+        else:
+            return None
+        return TxnPart(staging.txn_id, staging.stream_id, record_count, staging.range_index)
 
 
 def _invalid(message: str) -> InvalidRequestError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +27,12 @@ from sbp_core.errors import (
     TxnEndedError,
     WriterGapError,
 )
+from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, staged_entry
 from sbp_core.log.states.writer_states import NumberedBatch
 from sbp_core.rangeserver.appending.append_items import InFlight, Item, PendingAppend
-from sbp_core.rangeserver.fetching.slot_reading import read_slots
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
 from sbp_core.records import are_same
 from sbp_core.wire.status import shown
@@ -81,37 +80,24 @@ class StagedRepeat:
         """Return what is answered to a repeat."""
         return NumberedBatch(NO_OFFSET, self.record_count, self.staging.staged_at_ms)
 
-    def compare(self, log: Log) -> None:
-        """Look at what is staged, which may have to wait for the disk."""
-        number = self.number
+
+def compare(log: Log, repeats: Iterable[StagedRepeat]) -> None:
+    """Compare repeats with what is staged; set the `refusal` of those that differ.
+
+    May wait for the disk.
+    """
+    for repeat in repeats:
+        number = repeat.number
         try:
-            slot = next(log.staged_from(self.staging, number.sequence))
-            found = read_slots(log, (number.stream_id, number.range_index), [slot])
+            slot = next(log.staged_from(repeat.staging, number.sequence))
+            found = read_bodies((number.stream_id, number.range_index), [slot], log.recent)
         except LogError as error:
-            self.refusal = error
-            return
+            repeat.refusal = error
+            continue
         if found.error is not None:
-            self.refusal = found.error
-        elif not are_same(memoryview(b"".join(found.buffers)), self.batch):
-            self.refusal = other_content(number)
-
-
-class StagedContents:
-    """Compares repeats with what is staged, on threads that may wait for the disk."""
-
-    def __init__(self, log: Log, threads: ThreadPoolExecutor) -> None:
-        self._log = log
-        self._threads = threads
-
-    async def compare(self, repeats: Sequence[StagedRepeat]) -> None:
-        """Let each repeat know whether it is one."""
-        if repeats:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, self._compare, repeats)
-
-    def _compare(self, repeats: Sequence[StagedRepeat]) -> None:
-        for repeat in repeats:
-            repeat.compare(self._log)
+            repeat.refusal = found.error
+        elif not are_same(found.data[0], repeat.batch):
+            repeat.refusal = other_content(number)
 
 
 def other_content(number: StagedNumber) -> InvalidRequestError:
@@ -164,7 +150,7 @@ class Stagings:
         self._ends: dict[tuple[int, str], asyncio.Future[int]] = {}
         """Of transactions, by stream and id, the end that waits for the disk."""
 
-    def take(
+    def accept(
         self, item: Item, latest: HostedRange, record_count: int
     ) -> tuple[PendingAppend | StagedRepeat, Sequence[Entry]]:
         """Take a batch; return where it is, or will be, and the entries that stage it.

@@ -1,1 +1,0 @@
-"""Staged batches: kept, read, published or dropped."""
