@@ -313,8 +313,7 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
             )
         lines += [
             f"range server {index}    {damaged.path} is damaged at log position"
-            f" {damaged.position}: {damaged.records} of range"
-            f" {damaged.range_index} of stream {damaged.stream_id} cannot be served"
+            f" {damaged.position}: {damaged.records} cannot be served"
             for damaged in report.damaged_batches
         ]
     lines.append(f"serving {settings.cluster.data_dir.absolute()}; Ctrl-C or SIGTERM stops")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
@@ -45,6 +46,8 @@ from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.segment_format import EntryKind
 
 _LOG: Final = logging.getLogger(__name__)
+
+_Times = npt.NDArray[np.uint64]
 
 _PLACE_BYTES: Final = 4096
 """Memory of an index besides its columns, roughly."""
@@ -73,19 +76,6 @@ class _OpenIndex:
         return _PLACE_BYTES + (0 if index is None else index.size_bytes)
 
 
-class _LatestTimes:
-    """When the last written batch of each full segment was written, in ms since the epoch, UTC."""
-
-    def __init__(self, sealed: tuple[Segment, ...], times_ms: Sequence[int] = ()) -> None:
-        self.sealed = sealed
-        self.times_ms = np.array(times_ms, np.uint64)
-
-    def at_least(self, time_ms: int) -> list[int]:
-        """Return the numbers of the segments that may hold a batch of `time_ms` or later."""
-        found: list[int] = np.flatnonzero(self.times_ms >= np.uint64(time_ms)).tolist()
-        return found
-
-
 class BatchLookup:
     """Finds batches. Keeps the indexes that were used last, INDEX_CACHE_BYTES_MAX at most."""
 
@@ -94,7 +84,8 @@ class BatchLookup:
         self._directory = directory
         self.views = SegmentViews(disk, directory)
         self._indexes: OrderedDict[Segment, _OpenIndex] = OrderedDict()
-        self._latest = _LatestTimes(())
+        self._latest: tuple[tuple[Segment, ...], _Times] = ((), np.empty(0, np.uint64))
+        """Full segments, and when the last batch of each was written, in ms since the epoch."""
         self._lock = threading.Lock()
 
     def slots_from(self, extent: Extent, key: RangeKey, offset: int) -> Iterator[Slot]:
@@ -191,7 +182,8 @@ class BatchLookup:
         The first one in the order of offsets, also where the clock was set back meanwhile. Raises
         LogError.
         """
-        candidates = self._latest_times(extent).at_least(time_ms)
+        is_late = self._latest_times(extent) >= np.uint64(time_ms)
+        candidates: list[int] = np.flatnonzero(is_late).tolist()
         at = 0
         while at < len(candidates):
             index = self.index(extent, candidates[at])
@@ -240,19 +232,17 @@ class BatchLookup:
             while held_bytes > INDEX_CACHE_BYTES_MAX and len(self._indexes) > 1:
                 held_bytes -= self._indexes.popitem(last=False)[1].size_bytes
 
-    def _latest_times(self, extent: Extent) -> _LatestTimes:
+    def _latest_times(self, extent: Extent) -> _Times:
         """Return when the full segments were last written to; only the new ones are looked at."""
         known = self._latest
-        if known.sealed is not extent.sealed:
-            times = dict(zip(known.sealed, known.times_ms.tolist(), strict=True))
-            known = self._latest = _LatestTimes(
-                extent.sealed,
-                [
-                    times[segment] if segment in times else self._latest_time(extent, at)
-                    for at, segment in enumerate(extent.sealed)
-                ],
-            )
-        return known
+        if known[0] is not extent.sealed:
+            times = dict(zip(known[0], known[1].tolist(), strict=True))
+            latest_ms = [
+                times[segment] if segment in times else self._latest_time(extent, at)
+                for at, segment in enumerate(extent.sealed)
+            ]
+            known = self._latest = (extent.sealed, np.array(latest_ms, np.uint64))
+        return known[1]
 
     def _latest_time(self, extent: Extent, at: int) -> int:
         segment = extent.sealed[at]
@@ -280,8 +270,8 @@ class BatchLookup:
             maybe_index = self._maybe_load(segment)
             if maybe_index is not None:
                 return maybe_index
-        octets = b"".join(encode_index(segment, ranges, rows))
-        return SegmentIndex(octets, is_whole=rows.is_whole)
+        encoded = b"".join(encode_index(segment, ranges, rows))
+        return SegmentIndex(encoded, is_whole=rows.is_whole)
 
 
 def _read_rows(view: SegmentView) -> SegmentRows:

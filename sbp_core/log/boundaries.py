@@ -78,8 +78,14 @@ def read_start(disk: Disk, directory: Path) -> int:
     data = _maybe_read(disk, path)
     if data is None:
         return 0
+    length = _START_FIELDS.size + CHECKSUM_BYTES
     with naming_damage(path, 0):
-        return _decode_start(data)
+        if len(data) != length:
+            raise LogCorruptionError(f"it has {len(data)} bytes, not {length}")
+        magic, position = _START_FIELDS.unpack_from(data)
+        if magic != _START_MAGIC or not is_intact(data, _START_FIELDS.size):
+            raise LogCorruptionError("its checksum is wrong")
+    return int(position)
 
 
 def write_start(disk: Disk, directory: Path, position: int) -> None:
@@ -101,16 +107,6 @@ def _maybe_read(disk: Disk, path: Path) -> bytes | None:
             return None
         with closing(file):
             return file.pread(file.size(), 0)
-
-
-def _decode_start(data: bytes) -> int:
-    length = _START_FIELDS.size + CHECKSUM_BYTES
-    if len(data) != length:
-        raise LogCorruptionError(f"it has {len(data)} bytes, not {length}")
-    magic, position = _START_FIELDS.unpack_from(data)
-    if magic != _START_MAGIC or not is_intact(data, _START_FIELDS.size):
-        raise LogCorruptionError("its checksum is wrong")
-    return int(position)
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,16 +274,16 @@ class Cleaner:
         ranges = log.lookup.ranges_after(extent, at)
         with log.lookup.views.pinned(segment) as view:
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
-            rewritten = write_segment(log.disk, fresh, header, _kept(view, found.is_live))
+            rewritten, rows = write_segment(log.disk, fresh, header, _kept(view, found.is_live))
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")
                 log.disk.replace(fresh, path)
             failpoint("cleaner.after_replace")
-            log.lookup.write_index(rewritten.segment, ranges, rewritten.rows)
-            log.replace_sealed({segment: rewritten.segment})
+            log.lookup.write_index(rewritten, ranges, rows)
+            log.replace_sealed({segment: rewritten})
         log.lookup.drop(segment)
         self._sync_names()
-        return Cleaned(rewritten_count=1, freed_bytes=segment.size - rewritten.segment.size)
+        return Cleaned(rewritten_count=1, freed_bytes=segment.size - rewritten.size)
 
     def _sync_names(self) -> None:
         with translate_os_error(LogWriteError, "syncing", self._log.directory):

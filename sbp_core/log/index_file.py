@@ -141,8 +141,8 @@ def encode_index(
 
 def _joined(columns: Sequence[Any], dtype: np.dtype[Any]) -> bytes:
     """Return arrays of machine integers, one after the other, in the file's order of bytes."""
-    octets = b"".join(columns)
-    return np.frombuffer(octets, dtype.newbyteorder("=")).astype(dtype, copy=False).tobytes()
+    joined = b"".join(columns)
+    return np.frombuffer(joined, dtype.newbyteorder("=")).astype(dtype, copy=False).tobytes()
 
 
 def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
@@ -272,8 +272,8 @@ class SegmentIndex:
 
     def ranges(self) -> list[LoggedRange]:
         """Return all ranges as they were at the end of the segment."""
-        octets = b"".join(self._columns[name].tobytes() for name, _ in STATE_COLUMNS)
-        return decode_states(memoryview(octets), len(self._columns["stream_id"]))
+        encoded = b"".join(self._columns[name].tobytes() for name, _ in STATE_COLUMNS)
+        return decode_states(memoryview(encoded), len(self._columns["stream_id"]))
 
     def next_offset(self, key: RangeKey) -> int:
         """Return where a range went on at the end of the segment, -1 if it did not exist then."""

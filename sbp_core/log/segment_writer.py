@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -132,18 +131,12 @@ TimedEntry = tuple[Entry, int]
 """An entry, and the time of its group in milliseconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenSegment:
-    """A segment whose file was written whole, and its batches."""
-
-    segment: Segment
-    rows: SegmentRows
-
-
 def write_segment(
     disk: Disk, path: Path, header: SegmentHeader, entries: Iterable[TimedEntry]
-) -> WrittenSegment:
-    """Write a segment to `path`, whose bytes are durable then; its name is not yet.
+) -> tuple[Segment, SegmentRows]:
+    """Write a segment to `path` and return it, and the rows of its batches.
+
+    Its bytes are durable then; its name is not yet.
 
     Raises LogError if the entries take more room than there is before `header.end`, LogWriteError
     when the disk fails, and what `entries` raises. Then there is no file at `path`.
@@ -199,12 +192,12 @@ class _WholeSegmentWriter:
             self._time_ms = time_ms
         self._rows.take(entry, self._put(entry), time_ms)
 
-    def finish(self) -> WrittenSegment:
+    def finish(self) -> tuple[Segment, SegmentRows]:
         self._flush()
         self._file.fsync()
         header, size = self._header, self._written_bytes
         segment = Segment(header.base, header.end or header.base + size, size, header.generation)
-        return WrittenSegment(segment, self._rows)
+        return segment, self._rows
 
     @property
     def _position(self) -> int:

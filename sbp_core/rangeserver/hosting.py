@@ -27,8 +27,9 @@ from sbp_core.log.states.range_states import LoggedRange, range_created
 from sbp_core.log.states.writer_states import WriterStates, decode_writers, encode_writers
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
+from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.segment_format import EntryKind
-from sbp_core.wire.headers import StreamRange
+from sbp_core.wire.headers import StreamRange, TxnPart
 
 
 class StreamWaiters:
@@ -81,11 +82,20 @@ class PlacedRange:
     writers: bytes = b""
 
 
-class PlacementSource(Protocol):
-    """Who says which ranges this server hosts."""
+class DriverPort(Protocol):
+    """What a range server asks of the placement driver. Everything raises SbpError."""
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         """Return the ranges of these streams that are placed on this server."""
+
+    async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
+        """Return how long these streams are kept, those that are unknown left out."""
+
+    async def report_trims(self, offsets: Mapping[int, int]) -> None:
+        """Record that streams begin at these offsets."""
+
+    async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
+        """Return those of these staged parts that will never be published."""
 
 
 class RangeHost:
@@ -96,7 +106,7 @@ class RangeHost:
         table: RangeTable,
         committer: GroupCommitter,
         waiters: StreamWaiters,
-        placement: PlacementSource,
+        placement: DriverPort,
         writers: WriterStates,
     ) -> None:
         self.table = table

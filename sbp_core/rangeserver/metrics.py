@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.server.runtime import Clock
@@ -107,18 +107,11 @@ _RESIDENT_FIELD: Final = 1
 """Its second number: resident pages."""
 
 
-class HostProbe(Protocol):
-    """The port through which a range server looks at its machine. May wait for a disk."""
+class HostProbe:
+    """The machine and this process; a test may put another one in its place. May wait for a disk.
 
-    def disk_free_bytes(self, folder: Path) -> int:
-        """Return what this process may still write to the disk of `folder`. Raises OSError."""
-
-    def memory_used_bytes(self) -> int:
-        """Return the resident memory of this process. Raises OSError."""
-
-
-class LinuxProbe:
-    """The machine itself."""
+    Its methods raise OSError.
+    """
 
     def disk_free_bytes(self, folder: Path) -> int:
         """Return the free space of the file system of `folder`, without the reserve of root."""

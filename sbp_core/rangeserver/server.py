@@ -30,7 +30,7 @@ from sbp_core.rangeserver.identity import (
     remedy_without_identity,
 )
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.rangeserver.metrics import HostProbe, LinuxProbe, Metrics
+from sbp_core.rangeserver.metrics import HostProbe, Metrics
 from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.server.listener import Listener
@@ -61,7 +61,7 @@ class RangeServer:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._disk = disk or OsDisk()
-        self._probe = probe or LinuxProbe()
+        self._probe = probe or HostProbe()
         self._metrics = Metrics(self._clock)
         self._readers = ThreadPoolExecutor(
             limits.READS_AT_WORK_MAX, thread_name_prefix="sbp-log-reader"

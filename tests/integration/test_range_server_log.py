@@ -12,6 +12,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import StatusCode, StorageError
 from sbp_core.log.disk import OsFile
+from sbp_core.log.states.range_states import RecordSpan
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES
 
 STREAM, OTHER = 1, 2
@@ -89,7 +90,7 @@ def test_a_damaged_batch_is_refused_by_name_and_everything_else_is_served(tmp_pa
 
     async def check(cluster):
         (damaged,) = cluster.server._log.recovery.damaged_batches
-        assert (damaged.stream_id, damaged.base_offset, damaged.end_offset) == (STREAM, 2, 3)
+        assert damaged.records == RecordSpan(STREAM, 0, 2, 3)
         assert await fetch(cluster, STREAM, 0) == [
             (number, b"value-%d-of-1" % number) for number in range(2)
         ]

@@ -137,7 +137,7 @@ class Model:
     def is_staged(self, states: StagedStates) -> bool:
         """Whether this is what is staged, and these are the last ends."""
         staged = {
-            ((each.stream_id, each.range_index), each.txn_id): list(each.record_counts)
+            ((each.stream_id, each.range_index), each.txn_id): list(each.batches.record_counts)
             for each in states.stagings()
         }
         return staged == {

@@ -178,7 +178,7 @@ def test_a_flip_in_what_was_synced_is_no_torn_tail() -> None:
     data[-1] ^= 1
     log = open_log(disk_with({**files, SEGMENT: bytes(data)}), segment_bytes=SEGMENT_BYTES)
     (damaged,) = log.recovery.damaged_batches
-    assert damaged.records == f"offsets [{COUNT - 1}, {COUNT})"
+    assert str(damaged.records).startswith(f"offsets [{COUNT - 1}, {COUNT}) of range")
     assert log.recovery.torn_tail is None
 
 

@@ -163,7 +163,7 @@ def check(sample: Sample, data: bytes) -> Expected:
     log = open_log(disk)
     torn = log.recovery.torn_tail
     assert (torn.position if torn else None) == meant.cut_at
-    assert [each.base_offset for each in log.recovery.damaged_batches] == meant.lost
+    assert [each.records.base_offset for each in log.recovery.damaged_batches] == meant.lost
     log.append([batch(meant.kept, 1, b"on it goes")])
     check_batches(log, sample, meant)
     disk.lose_power(lambda n: 0)

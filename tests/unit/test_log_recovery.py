@@ -25,6 +25,7 @@ from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.entry import COMMIT_BYTES, COMMIT_MARKER, Commit, Entry, encode_entry
 from sbp_core.log.segment_scan import maybe_find_proof
+from sbp_core.log.states.range_states import RecordSpan
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     ENTRY_PREFIX_BYTES,
@@ -107,8 +108,7 @@ def test_a_damaged_batch_with_an_intact_header_is_known_and_everything_else_is_s
         if is_last:
             (damage,) = log.recovery.damaged_batches
             assert (damage.path, damage.position) == (path, at.position)
-            assert (damage.stream_id, damage.range_index) == (1, 0)
-            assert (damage.base_offset, damage.end_offset) == (1, 8)
+            assert damage.records == RecordSpan(1, 0, 1, 8)
             assert "checksum" in damage.reason
         assert log.recovery.torn_tail is None
         assert log.ranges()[0].next_offset == 10

@@ -55,7 +55,7 @@ def test_what_is_staged_is_in_no_range():
     assert bodies(log) == [b"body"]
     found = staging(log, "t")
     assert (found.batch_count, found.record_count) == (2, 12)
-    assert list(found.record_counts) == [5, 7]
+    assert list(found.batches.record_counts) == [5, 7]
     assert found.staged_at_ms == NOW_MS
     assert staged_bodies(log, "t") == [b"one", b"two"]
     assert list(log.staged_from(found, 2)) == []
@@ -217,7 +217,7 @@ def test_a_lost_batch_belongs_to_what_has_lost_one():
     x = [staged("x", sequence) for sequence in range(4)]
     states = fold(x[0], LOST, LOST, x[3])
     assert batch_positions(states, "x") == [0, 1_000, 2_000, 3_000]
-    assert list(states.maybe_staging(*KEY, "x").record_counts) == [1, 7, 7, 1]
+    assert list(states.maybe_staging(*KEY, "x").batches.record_counts) == [1, 7, 7, 1]
     states = fold(LOST, x[1])
     assert batch_positions(states, "x") == [0, 1_000]
     assert states.maybe_staging(*KEY, "x").staged_at_ms == 0

@@ -193,8 +193,8 @@ def test_a_start_serves_all_but_a_damaged_batch_that_was_staged():
     for number in (1, 3):
         spoil(disk, wrong[number][0], wrong[number][1].end - 1)
     log = open_log(disk)
-    assert [each.records for each in log.recovery.damaged_batches] == [
-        "records of a transaction"
+    assert [str(each.records) for each in log.recovery.damaged_batches] == [
+        "records of a transaction of range 0 of stream 1"
     ] * 2
     assert [slot.count for slot in log.batches_from(KEY, 0)] == [1, 1]
     with pytest.raises(AssertionError, match=r"\[1, 2\) of range 0 of stream 1 cannot be served"):

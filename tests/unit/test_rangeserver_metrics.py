@@ -5,7 +5,7 @@ from pathlib import Path
 from manual_clock import ManualClock
 
 from sbp_core import limits
-from sbp_core.rangeserver.metrics import LinuxProbe, Metrics
+from sbp_core.rangeserver.metrics import HostProbe, Metrics
 from sbp_core.wire.headers import RangeServer, decode_header, encode_header
 
 ME = RangeServer(3, "h:1")
@@ -69,6 +69,6 @@ def test_figures_stay_within_their_fields():
 
 
 def test_the_machine_is_asked():
-    probe = LinuxProbe()
+    probe = HostProbe()
     assert probe.disk_free_bytes(Path("/")) > 0
     assert probe.memory_used_bytes() > limits.MIB

@@ -9,7 +9,7 @@ from pathlib import Path
 from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import DiskFile, translate_os_error
-from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
+from sbp_core.log.entry import SNAPSHOT_KINDS
 from sbp_core.log.segment import corruption, file_size, read_segment, write_segment_header
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import Damage, Replay, SegmentScanner, maybe_find_proof
@@ -25,29 +25,6 @@ class TornTail:
     position: int
     cut_bytes: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedBatch:
-    """A batch that was acknowledged and cannot be served: records [base_offset, end_offset).
-
-    One that was staged does not say its offsets: both are negative then.
-    """
-
-    path: Path
-    position: int
-    stream_id: int
-    range_index: int
-    base_offset: int
-    end_offset: int
-    reason: str
-
-    @property
-    def records(self) -> str:
-        """Its records, in words."""
-        if self.base_offset < 0:
-            return "records of a transaction"
-        return f"offsets [{self.base_offset}, {self.end_offset})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +76,8 @@ class LastSegment:
         self.durable_upto = base
         self.newest_ms = 0
         self.torn_tail: TornTail | None = None
-        self.damaged_batches: list[DamagedBatch] = []
+        self.damaged_batches: list[LogFault] = []
+        """Acknowledged batches that cannot be served."""
         self.maybe_damaged_snapshot: LogFault | None = None
         self.end = base + SEGMENT_HEADER_BYTES
         self._file = file
@@ -183,7 +161,9 @@ class LastSegment:
         """Note damage to what was synced. Raises LogError for what nothing goes on without."""
         maybe_batch = damage.maybe_batch()
         if maybe_batch is not None:
-            self._note_batch(*maybe_batch, damage.reason)
+            records = RecordSpan.of(maybe_batch[0])
+            fault = LogFault(self._file.path, damage.position, damage.reason, records)
+            self.damaged_batches.append(fault)
             self.replay.apply(*maybe_batch, time_ms)
         elif damage.header is not None and damage.header.kind in SNAPSHOT_KINDS:
             self._restore(damage)
@@ -201,16 +181,3 @@ class LastSegment:
             snapshot = self.replay.snapshot
             is_rest_known = is_of_ranges and snapshot.has_all_but_ranges
             self.replay.restore(self.states_at_base(snapshot.states() if is_rest_known else None))
-
-    def _note_batch(self, entry: Entry, location: Location, reason: str) -> None:
-        self.damaged_batches.append(
-            DamagedBatch(
-                self._file.path,
-                location.position,
-                entry.stream_id,
-                entry.range_index,
-                entry.base_offset,
-                -1 if entry.base_offset < 0 else entry.base_offset + entry.count,
-                reason,
-            )
-        )

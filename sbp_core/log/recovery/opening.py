@@ -45,7 +45,6 @@ from sbp_core.log.disk import (
 )
 from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
 from sbp_core.log.recovery.last_segment import (
-    DamagedBatch,
     LastSegment,
     LogFault,
     LostTail,
@@ -89,7 +88,7 @@ class RecoveryReport:
     newest_ms: int
     torn_tail: TornTail | None
     maybe_lost_tail: LostTail | None = None
-    damaged_batches: tuple[DamagedBatch, ...] = ()
+    damaged_batches: tuple[LogFault, ...] = ()
     maybe_damaged_snapshot: LogFault | None = None
 
 

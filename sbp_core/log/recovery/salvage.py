@@ -151,7 +151,7 @@ class SegmentReading:
             self.states.forget_writers()
             return
         entry, location = found
-        maybe_records = _records(entry) if entry.kind is EntryKind.BATCH else None
+        maybe_records = RecordSpan.of(entry) if entry.kind is EntryKind.BATCH else None
         self._fault(damage.position, damage.reason, maybe_records)
         self._follow(entry, location, time_ms)
 
@@ -201,7 +201,7 @@ class SegmentReading:
 
         Whatever was known of it.
         """
-        records = _records(entry)
+        records = RecordSpan.of(entry)
         key = (records.stream_id, records.range_index)
         known = self.states.maybe_range(key)
         if known is None:  # the entries that said who appended before it may be missing, too
@@ -214,8 +214,3 @@ class SegmentReading:
 
     def _fault(self, position: int, reason: str, records: RecordSpan | None = None) -> None:
         self.faults.append(LogFault(self._file.path, position, reason, records))
-
-
-def _records(entry: Entry) -> RecordSpan:
-    end_offset = entry.base_offset + entry.count
-    return RecordSpan(entry.stream_id, entry.range_index, entry.base_offset, end_offset)

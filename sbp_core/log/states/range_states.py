@@ -91,18 +91,26 @@ class LoggedRange:
 
 @dataclass(frozen=True, slots=True)
 class RecordSpan:
-    """Records [base_offset, end_offset) of a range."""
+    """Records [base_offset, end_offset) of a range; staged ones have no offsets, both are -1."""
 
     stream_id: int
     range_index: int
     base_offset: int
     end_offset: int
 
+    @classmethod
+    def of(cls, entry: Entry) -> RecordSpan:
+        """Return the records of a batch, or those that an end of transactions published."""
+        if entry.kind is EntryKind.STAGED:
+            return cls(entry.stream_id, entry.range_index, -1, -1)
+        end_offset = entry.base_offset + entry.count
+        return cls(entry.stream_id, entry.range_index, entry.base_offset, end_offset)
+
     def __str__(self) -> str:
-        return (
-            f"offsets [{self.base_offset}, {self.end_offset}) of range {self.range_index} of stream"
-            f" {self.stream_id}"
-        )
+        what = "records of a transaction"
+        if self.base_offset >= 0:
+            what = f"offsets [{self.base_offset}, {self.end_offset})"
+        return f"{what} of range {self.range_index} of stream {self.stream_id}"
 
 
 class RangeStates:

@@ -135,8 +135,8 @@ def decode_columns(data: memoryview, count: int) -> BatchColumns:
     columns: list[array[Any]] = []
     start = 0
     for code, dtype in _COLUMNS:
-        octets = np.frombuffer(data, dtype, count, start).astype(dtype.newbyteorder("="))
-        columns.append(array(code, octets.tobytes()))
+        values = np.frombuffer(data, dtype, count, start).astype(dtype.newbyteorder("="))
+        columns.append(array(code, values.tobytes()))
         start += count * dtype.itemsize
     found = BatchColumns()
     found.positions, found.lengths, found.record_counts = columns
@@ -169,12 +169,12 @@ def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
     """Return the id at `position`, and where the next thing is. Raises LogCorruptionError."""
     (length,) = unpack_at(_LENGTH, data, position)
     start = position + _LENGTH.size
-    octets = bytes(data[start : start + length])
+    encoded = bytes(data[start : start + length])
     try:
-        txn_id = octets.decode("ascii")
+        txn_id = encoded.decode("ascii")
     except UnicodeDecodeError as error:
         raise LogCorruptionError("the id of a transaction is not ASCII") from error
-    if len(octets) < length or length > TXN_ID_LENGTH_MAX:
+    if len(encoded) < length or length > TXN_ID_LENGTH_MAX:
         raise LogCorruptionError("the id of a transaction is cut off, or too long")
     return txn_id, start + length
 

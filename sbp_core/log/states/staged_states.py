@@ -45,37 +45,6 @@ class StagedBatch:
     time_ms: int
 
 
-class LostBatches:
-    """The lost batches of one stream of which it is not known whose they are, as they were read."""
-
-    def __init__(self) -> None:
-        self._lost: list[StagedBatch] = []
-
-    def add(self, batch: StagedBatch) -> None:
-        """Take note of one."""
-        self._lost.append(batch)
-
-    def take(self, range_index: int, position: int, count: int) -> list[StagedBatch]:
-        """Return the batches of a range that were written from `position` on; they are claimed.
-
-        None is, unless there are `count` of them.
-        """
-        found = [
-            each
-            for each in self._lost
-            if each.range_index == range_index and each.born_at.position >= position
-        ]
-        if len(found) != count:
-            return []
-        self.forget({each.born_at.position for each in found})
-        return found
-
-    def forget(self, positions: Collection[int]) -> None:
-        """Forget those that were written at `positions`: whose they were is known."""
-        if self._lost:
-            self._lost = [each for each in self._lost if each.born_at.position not in positions]
-
-
 @dataclass(frozen=True, slots=True)
 class Staging:
     """The batches staged under an id in a range; `staged_at_ms` is the time of the first one.
@@ -98,11 +67,6 @@ class Staging:
     def record_count(self) -> int:
         """Records that are staged."""
         return sum(self.batches.record_counts[: len(self.batches)])
-
-    @property
-    def record_counts(self) -> Sequence[int]:
-        """Records of each batch."""
-        return self.batches.record_counts
 
     @property
     def prefix_bytes(self) -> int:
@@ -128,12 +92,15 @@ class LoggedTxnEnd:
 
 @dataclass(slots=True)
 class _StreamTxns:
-    """The transactions of a stream; `ended` are the ids in `ends`, `lost` are batches of any."""
+    """The transactions of a stream; `ended` are the ids in `ends`.
+
+    `lost` are damaged batches, as they were read, of which it is not known whose they are.
+    """
 
     stagings: dict[tuple[int, str], Staging] = field(default_factory=dict)
     ends: list[LoggedTxnEnd] = field(default_factory=list)
     ended: frozenset[str] = frozenset()
-    lost: LostBatches = field(default_factory=LostBatches)
+    lost: list[StagedBatch] = field(default_factory=list)
 
     def stage(self, stream_id: int, txn_id: str, sequence: int, batch: StagedBatch) -> None:
         place = (batch.range_index, txn_id)
@@ -142,7 +109,7 @@ class _StreamTxns:
         batches = [batch]
         if sequence > len(known):
             behind = known[-1] + 1 if known else 0
-            batches[:0] = self.lost.take(batch.range_index, behind, sequence - len(known))
+            batches[:0] = self._claim(batch.range_index, behind, sequence - len(known))
         if len(known) + len(batches) != sequence + 1:
             return
         if staging is None:
@@ -150,6 +117,23 @@ class _StreamTxns:
             self.stagings[place] = staging
         for each in batches:
             staging.batches.append(each.born_at.position, each.born_at.length, each.record_count)
+
+    def _claim(self, range_index: int, position: int, count: int) -> list[StagedBatch]:
+        """Return the lost batches of a range from `position` on, none unless they are `count`."""
+        found = [
+            each
+            for each in self.lost
+            if each.range_index == range_index and each.born_at.position >= position
+        ]
+        if len(found) != count:
+            return []
+        self.forget({each.born_at.position for each in found})
+        return found
+
+    def forget(self, positions: Collection[int]) -> None:
+        """Forget lost batches that were written at `positions`: whose they were is known."""
+        if self.lost:
+            self.lost = [each for each in self.lost if each.born_at.position not in positions]
 
     def add_end(self, end: LoggedTxnEnd) -> None:
         self.ends.append(end)
@@ -230,7 +214,7 @@ class StagedStates:
                 with self._lock:
                     txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
                     if maybe_prefix is None:
-                        txns.lost.add(batch)
+                        txns.lost.append(batch)
                     else:
                         txns.stage(entry.stream_id, *maybe_prefix, batch)
             case EntryKind.TXN_END:
@@ -263,7 +247,7 @@ class StagedStates:
             ranges = {range_index for range_index, _ in txns.stagings}
         for place in product(ranges, ended.txn_ids):
             txns.stagings.pop(place, None)
-        txns.lost.forget(ended.batches.positions)
+        txns.forget(ended.batches.positions)
         txns.add_end(
             LoggedTxnEnd(
                 ended.txn_ids,

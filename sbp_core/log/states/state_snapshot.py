@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
@@ -53,10 +53,7 @@ def encode_snapshot(states: RangeStates) -> list[Entry]:
     Those of ranges come last: what a crash leaves of it with all ranges has all the others too.
     """
     ranges = list(states)
-    chunks = [
-        ranges[start : start + SNAPSHOT_RANGES_PER_ENTRY]
-        for start in range(0, len(ranges), SNAPSHOT_RANGES_PER_ENTRY)
-    ]
+    chunks = _chunks(ranges, SNAPSHOT_RANGES_PER_ENTRY)
     return [
         *encode_writer_snapshot(states.writers),
         *encode_staged_snapshot(states.staged),
@@ -97,7 +94,7 @@ class SnapshotReader:
         self.staged = StagedStates()
         self._expected_count = -1
         self._parts = {EntryKind.SNAPSHOT_WRITERS: _Parts(), EntryKind.SNAPSHOT_STAGED: _Parts()}
-        self._staged_octets: list[bytes] = []
+        self._staged_bodies: list[bytes] = []
 
     @property
     def is_complete(self) -> bool:
@@ -148,12 +145,13 @@ class SnapshotReader:
             for stream_id, writer in decode_writer_snapshot(entry):
                 self.writers.restore(stream_id, writer)
             return
-        self._staged_octets.append(bytes(entry.body))
+        self._staged_bodies.append(bytes(entry.body))
         if parts.is_whole:
-            self.staged = decode_staged_snapshot(b"".join(self._staged_octets))
-            self._staged_octets.clear()
+            self.staged = decode_staged_snapshot(b"".join(self._staged_bodies))
+            self._staged_bodies.clear()
 
 
+_Values = TypeVar("_Values", bytes, list[bytes], list[LoggedRange])
 _STREAM: Final = struct.Struct(">q")
 _RECORD: Final = struct.Struct(">BqiQI")
 _TXN_END: Final = struct.Struct(">qI")
@@ -165,8 +163,7 @@ def encode_writer_snapshot(states: WriterStates) -> list[Entry]:
     records = [
         _STREAM.pack(stream_id) + encode_writer(writer) for stream_id, writer in states.snapshot()
     ]
-    starts = range(0, len(records), limits.SNAPSHOT_WRITERS_PER_ENTRY)
-    chunks = [records[start : start + limits.SNAPSHOT_WRITERS_PER_ENTRY] for start in starts]
+    chunks = _chunks(records, limits.SNAPSHOT_WRITERS_PER_ENTRY)
     return [
         Entry(EntryKind.SNAPSHOT_WRITERS, 0, at, len(chunks), len(chunk), b"".join(chunk))
         for at, chunk in enumerate(chunks)
@@ -191,19 +188,17 @@ def encode_staged_snapshot(states: StagedStates) -> list[Entry]:
     records = [_encode_staging(staging) for staging in states.stagings()]
     for stream_id in states.stream_ids():
         records += [_encode_end(stream_id, end) for end in states.ends(stream_id)]
-    octets = memoryview(b"".join(records))
-    step = limits.SNAPSHOT_STAGED_BYTES
-    chunks = [octets[start : start + step] for start in range(0, len(octets), step)]
+    chunks = _chunks(b"".join(records), limits.SNAPSHOT_STAGED_BYTES)
     return [
         Entry(EntryKind.SNAPSHOT_STAGED, 0, at, len(chunks), 0, chunk)
         for at, chunk in enumerate(chunks)
     ]
 
 
-def decode_staged_snapshot(octets: bytes) -> StagedStates:
+def decode_staged_snapshot(encoded: bytes) -> StagedStates:
     """Return what the bodies of the entries of a snapshot say. Raises LogCorruptionError."""
     states = StagedStates()
-    data, position = memoryview(octets), 0
+    data, position = memoryview(encoded), 0
     while position < len(data):
         kind, stream_id, range_index, time_ms, count = unpack_at(_RECORD, data, position)
         position += _RECORD.size
@@ -225,6 +220,10 @@ def decode_staged_snapshot(octets: bytes) -> StagedStates:
         else:
             raise LogCorruptionError(f"a snapshot has a record of kind {kind} of transactions")
     return states
+
+
+def _chunks(values: _Values, size: int) -> list[_Values]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def _encode_staging(staging: Staging) -> bytes:

@@ -40,6 +40,7 @@ from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry, Location, unpack_at
 from sbp_core.segment_format import EntryKind
+from sbp_core.wire.checksum import Octets
 
 _SEQUENCE: Final = struct.Struct(">q")
 _WRITER: Final = struct.Struct(">BBq")
@@ -281,9 +282,9 @@ def encode_writers(writers: Iterable[WriterState]) -> bytes:
     return version + b"".join(map(encode_writer, listed))
 
 
-def decode_writers(octets: bytes | bytearray | memoryview) -> list[WriterState]:
+def decode_writers(encoded: Octets) -> list[WriterState]:
     """Return the writers of a stream from their bytes. Raises LogCorruptionError."""
-    data = bytes(octets)
+    data = bytes(encoded)
     if data[:1] not in {_VERSION, _VERSION_WITH_DIGESTS}:
         raise LogCorruptionError("a description of writers is in a form that is not known")
     writers, position = [], 1
@@ -328,8 +329,8 @@ def decode_writer(data: bytes, position: int) -> tuple[WriterState, int]:
     return WriterState(writer_id, last_sequence, tuple(known)), end
 
 
-def _decode_id(octets: bytes) -> str:
+def _decode_id(encoded: bytes) -> str:
     try:
-        return octets.decode("ascii")
+        return encoded.decode("ascii")
     except UnicodeDecodeError as error:
         raise LogCorruptionError("the id of a writer is not ASCII") from error

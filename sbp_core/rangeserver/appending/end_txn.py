@@ -15,7 +15,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.programs.range_placement import chunks
@@ -32,7 +32,7 @@ from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entr
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.staging import Stagings, check_txn_ids
 from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest
-from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import (
@@ -205,22 +205,15 @@ class EndTxnHandler:
         failpoint("txn.after_end")
 
 
-class TxnSource(Protocol):
-    """Who says which transactions will never be published."""
-
-    async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
-        """Return those of what is staged that are given up, now or before."""
-
-
 Drop = Callable[[int, int, Sequence[str]], Awaitable[int]]
-"""Drops what is staged in a range of a stream under some ids; tells how many records that were."""
+"""Drops what is staged in a range of a stream under some ids; returns how many records."""
 
 
 class StagedSweep:
-    """Looks through what is staged on this server, whenever it is told to."""
+    """Drops what is staged on this server and will never be published."""
 
     def __init__(
-        self, staged: StagedStates, source: TxnSource, drop: Drop, timeout_ms: int
+        self, staged: StagedStates, source: DriverPort, drop: Drop, timeout_ms: int
     ) -> None:
         self._staged = staged
         self._source = source

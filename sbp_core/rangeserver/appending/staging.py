@@ -226,7 +226,7 @@ class Stagings:
             staging = self.known.maybe_staging(*number.numberer)
             if staging is None or number.sequence >= staging.batch_count:
                 return None
-            count = staging.record_counts[number.sequence]
+            count = staging.batches.record_counts[number.sequence]
             found = StagedRepeat(number, staging, count, batch)
         if found.record_count != record_count:
             raise _invalid(

@@ -20,7 +20,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import DiskFullError, LogError, StatusCode
 from sbp_core.log.cleaning import Cleaned, Cleaner, SpaceReserve
-from sbp_core.log.disk import describe_os_error
+from sbp_core.log.disk import translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.metrics import HostProbe
 from sbp_core.server.runtime import Clock
@@ -202,10 +202,5 @@ class SpaceFreer:
             self._reserve.release()
 
     def _room(self) -> int:
-        try:
+        with translate_os_error(LogError, "reading the free space of", self._log.directory):
             return self._free_bytes()
-        except OSError as error:
-            path = self._log.directory
-            raise LogError(
-                f"the free space of {path} is not known: {describe_os_error(error)}"
-            ) from error

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError, LogWriteError, SbpError
@@ -25,22 +25,12 @@ from sbp_core.log.cleaning import Cleaned
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.appending.end_txn import StagedSweep
 from sbp_core.rangeserver.hosted_ranges import HostedRange
-from sbp_core.rangeserver.hosting import PlacementSource, RangeHost
+from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyTime, expired_below
 from sbp_core.server.runtime import Clock, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
-
-
-class RetentionSource(PlacementSource, Protocol):
-    """The placement driver: it says how long streams are kept, and records where they begin."""
-
-    async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
-        """Return the retention of the streams that exist."""
-
-    async def report_trims(self, offsets: Mapping[int, int]) -> None:
-        """Let streams begin at these offsets."""
 
 
 class Housekeeping:
@@ -50,7 +40,7 @@ class Housekeeping:
         self,
         host: RangeHost,
         log: Log,
-        source: RetentionSource,
+        source: DriverPort,
         freer: SpaceFreer,
         sweep: StagedSweep,
         *,
