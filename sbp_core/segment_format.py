@@ -1,7 +1,7 @@
-r"""The format of the log's files, version 2, as far as more than the log reads them.
+r"""The format of the log's files, version 2: the part that clients read, too.
 
-A client on the machine of a range server reads batches in these files (SPEC "FETCH", places). The
-log itself adds what the entries mean: see log/entry.py.
+A client on the machine of a range server reads batches from these files (SPEC "FETCH", places).
+The meaning of the entries belongs to the log alone: see log/entry.py.
 
 A file of the log is `<position of its first byte, 20 digits>.log`, a header, then entries.
 
@@ -19,7 +19,7 @@ Header (big-endian; the first 24 bytes are those of every version):
     12-19   base        u64   position of this header, equal to the file's name
     20-23   crc         u32   CRC-32C of the 20 bytes before
     24-27   generation  u32   how often the segment was rewritten
-    28-35   end         u64   position after the segment, 0 while the file's length tells it
+    28-35   end         u64   position after the segment, 0 while it is the end of the file
     36-39   crc         u32   CRC-32C of the 36 bytes before
 
 The first group of every segment is a SNAPSHOT of all ranges as they were at its base, so that no
@@ -75,7 +75,7 @@ INSTANCE_BYTES_MAX: Final = 512
 
 ENTRY_PREFIX: Final = struct.Struct(">III")
 ENTRY_CHECKED: Final = struct.Struct(">QIBqiqI")
-"""What the header's checksum covers: position and length, then the fields from the kind on."""
+"""The bytes under the header's checksum: position, length, and the fields from the kind on."""
 _HEADER: Final = struct.Struct(">IIIBqiqI")
 _CRC_SEED: Final = struct.Struct(">QI")
 
@@ -85,7 +85,7 @@ ENTRY_HEADER_BYTES: Final = _HEADER.size
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The header of a segment; `end` is 0 where the file's length tells it."""
+    """The header of a segment; `end` is 0 where it is the end of the file."""
 
     base: int
     generation: int = 0
@@ -169,7 +169,7 @@ def is_intact(data: Octets, length: int) -> bool:
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry says. COMMIT and the snapshots are the log's own."""
+    """The kinds of entries. COMMIT and the snapshots are written by the log itself."""
 
     COMMIT = 0
     BATCH = 1

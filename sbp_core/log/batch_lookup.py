@@ -119,7 +119,7 @@ class BatchLookup:
     def placed(self, extent: Extent, slot: Slot) -> Slot:
         """Return a batch with the place where it stands: one that was staged may be elsewhere.
 
-        Raises LogError when the disk fails, or its segment is no more.
+        Raises LogError when the disk fails, or its segment was removed.
         """
         segment, position = slot.view.segment, slot.location.position
         if not slot.prefix_bytes or (position >= segment.base and not segment.generation):
@@ -128,7 +128,7 @@ class BatchLookup:
             return replace(slot, view=extent.active)
         at = bisect_right(extent.sealed, position, key=lambda each: each.base) - 1
         if at < 0:
-            raise LogError(f"the segment of log position {position} is no more")
+            raise LogError(f"the segment of log position {position} was removed")
         view = self.views.view(extent.sealed[at])
         if not view.segment.generation:
             return replace(slot, view=view)
@@ -148,7 +148,7 @@ class BatchLookup:
             failpoint("index.before_write")
             write_file(self._disk, path, encode_index(segment, ranges, rows), is_durable=False)
         except OSError as error:
-            _LOG.warning("%s could not be written and will be made again: %s", path, error)
+            _LOG.warning("index not written, it will be built again: path=%s error=%s", path, error)
 
     def ranges_after(self, extent: Extent, at: int) -> list[LoggedRange]:
         """Return the ranges at the end of a full segment: the next one begins with them.
@@ -179,7 +179,7 @@ class BatchLookup:
     ) -> DatedOffset | None:
         """Return the first record of a range, from `offset` on, written at `time_ms` or later.
 
-        The first one in the order of offsets, also where the clock was set back meanwhile. Raises
+        The first one in the order of offsets, also where the clock was set back. Raises
         LogError.
         """
         is_late = self._latest_times(extent) >= np.uint64(time_ms)
@@ -201,13 +201,13 @@ class BatchLookup:
         return None if rows is None else rows.maybe_since(offset, time_ms)
 
     def drop(self, segment: Segment) -> None:
-        """Let the files of a segment go that is no more, so that their space is free."""
+        """Close the files of a removed segment, so that their space is freed."""
         with self._lock:
             self._indexes.pop(segment, None)
         self.views.drop(segment)
 
     def clear(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         with self._lock:
             self._indexes.clear()
         self.views.clear()
@@ -258,7 +258,7 @@ class BatchLookup:
             return open_index(self._disk, self._directory, segment)
         except (OSError, LogCorruptionError) as error:
             path = index_path(self._directory, segment.base)
-            _LOG.warning("%s is of no use (%s): it is made again", path, error)
+            _LOG.warning("%s is not usable (%s): it is built again", path, error)
             return None
 
     def _rebuild(self, extent: Extent, at: int) -> SegmentIndex:

@@ -4,10 +4,10 @@ r"""Where the log starts, and how far it was synced: small files beside the segm
 (u64), and CRC-32C of both, big-endian. It is written before segments are removed from the front, so
 files before it are leftovers of that, and a gap at or after it is damage.
 
-`high-water.0` and `high-water.1` hold how far the log was synced, as of lately. Entries say that
-what lies before them was synced, but nothing in a log says that of its last ones: a file that lost
-its end looks like one that was never longer. So its end is noted beside it, now and then while the
-log is open and when it is closed. A log that ends before it has lost records that were
+`high-water.0` and `high-water.1` hold how far the log was synced. Entries say that all before them
+was synced, but nothing in a log says that of its last entries: a file that lost its end looks like
+one that was never longer. So the end is noted beside the log, at intervals while it is open and
+when it is closed. A log that ends before it has lost records that were
 acknowledged.
 
 The two files are written in turn, in place, so one of them is whole whatever happens; the one with
@@ -20,7 +20,7 @@ Header (big-endian), then the tails as columns (see range_states.py):
     0-7     magic             "SBPHIGH\n"
     8-11    version     u32   1
     12-19   sequence    u64   counts the writes to both files
-    20-35   log_id            tells the log from others, zeros while it has none
+    20-35   log_id            identifies the log, zeros while it has no id
     36-43   position    u64   the log was synced up to here
     44-51   tails_from  u64   the tails are those of the ranges that changed from here on
     52-55   tail_count  u32   2^32 - 1: they are not known
@@ -72,7 +72,7 @@ _LOG: Final = logging.getLogger(__name__)
 def read_start(disk: Disk, directory: Path) -> int:
     """Return the position where the log in `directory` starts.
 
-    Raises LogCorruptionError if that cannot be told, LogError if the file cannot be read.
+    Raises LogCorruptionError if the file is damaged, LogError if the file cannot be read.
     """
     path = directory / START_NAME
     data = _maybe_read(disk, path)

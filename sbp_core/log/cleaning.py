@@ -8,7 +8,7 @@ that published some. Everything else is history, which the snapshots of later se
 
 A batch is live if its stream was not deleted and it reaches beyond the start of its range. A staged
 batch is live until its transaction ends; once published, it is live as its offsets are; a dropped
-one is dead. Its own segment does not tell, the segments that published batches do. So all of those
+one is dead. Only the segments that published batches know that. So all of those
 are read before any segment is removed.
 
 No append or read waits for the cleaner. It runs on a thread of its own, and its result becomes
@@ -90,7 +90,7 @@ class Liveness:
         return not self.is_known or self.staged.holds(birth_position)
 
     def weigh(self, extent: Extent, at: int) -> SegmentUse:
-        """Return what a full segment holds. Raises LogCorruptionError if that cannot be told."""
+        """Return what a full segment holds. Raises LogCorruptionError if damage hides it."""
         segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
         if index.may_hide(partial(live_from, self.log)):
             path = segment_path(self.log.directory, segment.base)
@@ -114,14 +114,14 @@ class LivenessSeeker:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._has_published: dict[Segment, bool] = {}
-        """Whether a full segment tells of batches that were staged."""
+        """Whether a full segment published staged batches."""
 
     def find(self) -> Liveness:
         """Look at the whole log. Raises LogError when the disk fails.
 
-        Undecided batches are read before published ones: rows are there before a batch is staged
-        no more, so whatever it becomes meanwhile, it is found. And what is staged from now on does
-        not stand in the full segments of the extent that was taken before.
+        Undecided batches are read before published ones: rows are added before a batch
+        stops being staged, so it is found in one place or the other. Batches that are staged from
+        now on are not in the full segments of the extent that was read before.
         """
         log, extent = self._log, self._log.extent
         starts = partial(live_from, log)
@@ -188,7 +188,7 @@ class Cleaner:
         """Free what can be freed. Raises LogError when the disk fails; try again then.
 
         A segment is rewritten if less of it is live than `live_share_max`, and if what is live
-        takes no more than `room_bytes`. One that is damaged stays as it is, and is logged once.
+        takes at most `room_bytes`. One that is damaged stays as it is, and is logged once.
         """
         found = self._liveness.find()
         cleaned = self._remove_front(found)
@@ -221,7 +221,7 @@ class Cleaner:
         return cleaned
 
     def _maybe_weigh(self, found: Liveness, extent: Extent, at: int) -> SegmentUse | None:
-        """Return what a segment holds, None if that cannot be told."""
+        """Return what a segment holds, None if damage hides it."""
         try:
             return found.weigh(extent, at)
         except LogCorruptionError as error:
@@ -229,7 +229,7 @@ class Cleaner:
             return None
 
     def _remove_front(self, found: Liveness) -> Cleaned:
-        """Remove the first segments, as far as nothing in them is live."""
+        """Remove the first segments, up to the first one with a live batch."""
         extent = found.extent
         dead: list[Segment] = []
         for at, segment in enumerate(extent.sealed):
@@ -293,7 +293,7 @@ class Cleaner:
     def _report(self, segment: Segment, error: LogCorruptionError) -> None:
         if segment not in self._reported:
             self._reported.add(segment)
-            _LOG.error("a segment cannot be cleaned: %s", error)
+            _LOG.error("segment not cleaned: %s", error)
 
 
 def _kept(view: SegmentView, is_live: Callable[[Entry, Location], bool]) -> Iterator[TimedEntry]:
@@ -330,7 +330,7 @@ class SpaceReserve:
         self._is_whole = False
 
     def keep(self) -> None:
-        """Take the space. A failure is logged: the log does without the reserve then."""
+        """Allocate the space. A failure is logged: the log goes on without the reserve then."""
         if self._is_whole:
             return
         try:
@@ -340,7 +340,7 @@ class SpaceReserve:
                 file.pwritev([bytes(LOG_RESERVE_BYTES)], 0)
         except OSError as error:
             self.release()
-            _LOG.warning("%s cannot be kept: %s", self._path, describe_os_error(error))
+            _LOG.warning("reserve not kept: path=%s error=%s", self._path, describe_os_error(error))
         else:
             self._is_whole = True
 

@@ -150,11 +150,11 @@ class OsFile:
         return b"".join(parts)
 
     def maybe_pread_cached(self, length: int, position: int) -> Octets | None:
-        """Return bytes that are in the page cache, None where that cannot be told."""
+        """Return bytes that are in the page cache, None where they are not."""
         buffer = np.empty(length, np.uint8).data
         try:
             got = os.preadv(self._descriptor, [buffer], position, os.RWF_NOWAIT)
-        except OSError:  # not cached, or a file system that does not say; pread tells real errors
+        except OSError:  # not cached, or not supported; pread reports real errors
             return None
         return buffer if got == length else None
 

@@ -1,11 +1,15 @@
 """The log: append groups of entries durably, find batches by stream, range and offset.
 
+Read entry.py and segment_format.py first (the bytes), then segment_writer.py (how a group is
+written), batch_lookup.py and bodies.py (how batches are found and read), recovery/opening.py.
+
 Threads: two may append at a time. Groups are written one after the other and synced one after the
 other, in the same order, but one group may be written while that before it is synced. `open`,
-`close` and `ranges` belong to the threads that append. All else may run in any number of other
-threads. They share two things with the writers: the extent of what can be read, an immutable value
-that every new segment replaces; and rows and ranges, which are added when their group is synced, or
-written if it is not to be synced at once. So nothing is ever found that is not acknowledged soon.
+`close` and `ranges` belong to the threads that append. Everything else may run in any number of
+other threads. They share two things with the writers: the readable extent, an immutable value that
+every new segment replaces; and rows and ranges, which are added when their group is synced, or
+written if it is not to be synced at once. So a batch is found only once it is about to be
+acknowledged.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class LogState(enum.Enum):
-    """OPEN takes appends. FAILED and CLOSED never do again; FAILED still reads."""
+    """OPEN accepts appends. FAILED and CLOSED never do again; FAILED can still be read."""
 
     OPEN = "open"
     FAILED = "failed"
@@ -127,7 +131,7 @@ class Log:
     ) -> Self:
         """Open or create the log in `directory`, exclusively, and recover it.
 
-        `now_ms` tells the wall clock, in milliseconds since the epoch, for the times of groups. A
+        `now_ms` returns the wall clock, in milliseconds since the epoch, for the times of groups. A
         segment is closed when the next group would make it longer than `segment_bytes`.
 
         Raises LogError if another process has the log open or it cannot be read,
@@ -235,7 +239,7 @@ class Log:
     def staged_from(self, staging: Staging, sequence: int) -> Iterator[Slot]:
         """Yield the batches that are staged under an id, from one on; they have no offsets.
 
-        Raises LogError when the log is closed or cannot be read, or they were dropped meanwhile.
+        Raises LogError when the log is closed or cannot be read, or they were dropped in between.
         """
         batches = staging.batches
         for at in range(sequence, len(batches)):
@@ -267,7 +271,7 @@ class Log:
         return self._states.maybe_range(key)
 
     def replace_sealed(self, changes: Mapping[Segment, Segment | None]) -> None:
-        """Let full segments be found no more, or others in their places."""
+        """Remove full segments from what is found, or put others in their places."""
         with self._writing:
             sealed = (changes.get(segment, segment) for segment in self.extent.sealed)
             kept = tuple(segment for segment in sealed if segment is not None)
@@ -309,8 +313,8 @@ class Log:
     def close(self) -> None:
         """Close the log and give the directory back. Idempotent.
 
-        The last group is made provable, and the end is noted, so that damage to it is told from a
-        torn tail; LogWriteError if that fails (nothing that was synced is lost by it).
+        The last group is made provable, and the end is noted, so that damage to it is not taken
+        for a torn tail; LogWriteError if that fails (nothing that was synced is lost by it).
         """
         if self.state is LogState.CLOSED:
             return
@@ -392,10 +396,10 @@ class Log:
                 return
             except LogError:
                 if self.state is LogState.CLOSED or extent is self.extent:
-                    raise  # else what failed may be a segment that is no more
+                    raise  # else what failed may be a segment that was removed
 
     def _looked_up(self, look: Callable[[Extent], _T]) -> _T:
-        """Return what `look` finds; it looks again if a segment was removed or replaced meanwhile.
+        """Return what `look` finds; it looks again if a segment was removed or replaced.
 
         Raises LogError when the log is closed or cannot be read.
         """
@@ -425,7 +429,9 @@ class Log:
             self._active.close()
             self._active = active
             view = active.view(self.disk)
-        self.lookup.write_index(full, list(self._states), before.rows)  # it tells of the new one
+        self.lookup.write_index(
+            full, list(self._states), before.rows
+        )  # it proves that the new segment exists
         if self._maybe_streams_held is not None:
             self._maybe_streams_held |= before.rows.stream_ids
             self._states.forget_deleted(self._maybe_streams_held)
@@ -440,7 +446,8 @@ class Log:
         self._check_readable()
         if self.state is LogState.FAILED:
             failed = LogWriteError(
-                f"the log takes no more appends: {self._failure}. Fix the disk and restart"
+                f"the log accepts no more appends: {self._failure}. Fix the disk, then restart the"
+                " server"
             )
             failed.outcome = outcome
             raise failed

@@ -18,7 +18,7 @@ Header (big-endian):
 
 Body: columns, little-endian, one after the other. The ranges are all those known at the end of the
 segment, by stream and index, as they were there; `row_end` is where the rows of each end. The rows
-are the batches of which the segment tells in the order of the ranges and, within one, of the
+are the batches that the segment lists in the order of the ranges and, within one, of the
 offsets. `prefix_bytes` is 0 for those that stand in the segment itself. The others were staged, in
 this segment or one before it: `position` is where they were written first, `prefix_bytes` what is
 in front of them in their entries. `moved` are the batches that were staged in the segment, if it
@@ -33,7 +33,7 @@ was rewritten: where they were written first, and where they are now, by the fir
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
 read. It is read whole and never mapped: a mapped file that is cut short kills the process that
-looks at it (SIGBUS), and the checksum would say nothing about bytes that change after the check. It
+reads it (SIGBUS), and the checksum would say nothing about bytes that change after the check. It
 is written when the segment behind its own is durable, never before: an index that fits its segment
 says that there is one behind it.
 """
@@ -197,7 +197,7 @@ def is_old_index(path: Path, disk: Disk) -> bool:
 def has_old_index(disk: Disk, directory: Path, segment: Segment) -> bool:
     """Whether there is an index of `segment` that an older version wrote.
 
-    It can be read no more, but says that there was a segment behind, as any index that fits.
+    It cannot be read any longer, but proves that there was a segment behind, as any index does.
     """
     try:
         file = disk.open(index_path(directory, segment.base), is_writable=False)
@@ -345,7 +345,7 @@ class SegmentIndex:
 
     @cached_property
     def has_published(self) -> bool:
-        """Whether the segment tells of batches that were staged."""
+        """Whether the segment published staged batches."""
         return bool(self._columns["prefix_bytes"].any())
 
     def published_rows(self, live_from: Callable[[RangeKey], int]) -> StagedRows:

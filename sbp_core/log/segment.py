@@ -163,7 +163,7 @@ class SegmentViews:
 
     @contextmanager
     def pinned(self, segment: Segment) -> Iterator[SegmentView]:
-        """Keep `segment` open, whatever becomes of its file meanwhile. Raises LogError."""
+        """Keep `segment` open, even if its file is removed or replaced. Raises LogError."""
         view = self.view(segment)
         with self._lock:
             self._pinned[segment] = view
@@ -174,12 +174,12 @@ class SegmentViews:
                 del self._pinned[segment]
 
     def drop(self, segment: Segment) -> None:
-        """Let the view of a segment go that is no more."""
+        """Forget the view of a removed segment."""
         with self._lock:
             self._views.pop(segment, None)
 
     def clear(self) -> None:
-        """Let all views go."""
+        """Forget all views."""
         with self._lock:
             self._views.clear()
 

@@ -1,8 +1,8 @@
-"""Which batches one segment tells of, where they are, and of when, in memory: 33 bytes for each.
+"""The batches that one segment lists, their places and times, in memory: 33 bytes for each.
 
-Those that were appended with their offsets stand in the segment itself. Those that were staged have
-their offsets from a TXN_END entry of the segment; they were written first at the position that is
-said of them, in this segment or an earlier one, which may have been rewritten since.
+Those that were appended with their offsets are in the segment itself. Staged ones got their offsets
+from a TXN_END entry of the segment; their position is where they were written first, in this
+segment or an earlier one, which may have been rewritten since.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class DatedOffset:
 
 
 class RangeRows:
-    """The batches of one range that one segment tells of, in the order of their offsets.
+    """The batches of one range that one segment lists, in the order of their offsets.
 
     One thread may append while others read: they see a batch only when it is complete. Times are in
-    order too, unless the clock was set back meanwhile.
+    order too, unless the clock was set back.
     """
 
     __slots__ = (
@@ -138,7 +138,7 @@ class RangeRows:
         return StagedRows(position[is_live], length[is_live])
 
     def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the batches from the one that holds `offset` on, also those appended meanwhile.
+        """Yield the batches from the one that holds `offset` on, also those appended while it runs.
 
         `offset` is not below the first one. `view` is the segment itself; those that were staged
         may stand elsewhere.
@@ -179,10 +179,10 @@ class RangeRows:
 
 
 class SegmentRows:
-    """The batches that the segment at `base` tells of, by range; and those staged in it.
+    """The batches that the segment at `base` lists, by range; and those staged in it.
 
     `staged_bytes` counts the entries of these, `moved` says where those are now that were written
-    first at another position. Unless it `is_whole`, damage may hide what else the segment tells of.
+    first at another position. Unless it `is_whole`, damage may hide further batches.
     """
 
     def __init__(self, base: int) -> None:

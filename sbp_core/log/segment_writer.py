@@ -29,8 +29,8 @@ _OWN_KINDS: Final = (EntryKind.COMMIT, *SNAPSHOT_KINDS)
 class ActiveSegment:
     """Positions [base, end) of the log, synced up to `synced_upto`.
 
-    `proven_upto` is up to where that can be told from what is on the disk. After an OSError what is
-    there is not known: nothing more may be written.
+    `proven_upto` is up to where the bytes on the disk prove that. After an OSError the contents of
+    the file are unknown: nothing more may be written.
     """
 
     def __init__(self, file: DiskFile, base: int, *, end: int, proven_upto: int) -> None:

@@ -1,8 +1,8 @@
 """The ranges that a server hosts: their states and offsets, as the log has them.
 
 Offsets are assigned when a batch is queued for the next group commit, in queue order, and become
-readable when that commit is durable. So `assigned_offset` runs ahead of `next_offset`, and nobody
-ever reads what a crash could take back.
+readable when that commit is durable. So `assigned_offset` runs ahead of `next_offset`, and no
+client ever reads a record that a crash could take back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class RangeInput(enum.Enum):
-    """What may be asked of a hosted range."""
+    """The operations on a hosted range, as inputs of its state machine."""
 
     APPEND = "append"
     FETCH = "fetch"
@@ -86,13 +86,13 @@ class HostedRange:
         """Offset after the last durable record."""
         self.assigned_offset = start_offset
         self.created_at_ms = NO_TIME
-        """When its stream was created, as far as the log knows."""
+        """When its stream was created, NO_TIME if the log does not have it."""
         self.revision = -1
         """That of the table when this range changed last."""
 
     @property
     def key(self) -> RangeKey:
-        """What tells it from the others, in the log."""
+        """Its key in the log: (stream id, range index)."""
         return self.stream_id, self.range_index
 
     @property
@@ -101,7 +101,7 @@ class HostedRange:
         return None if self.state is RangeState.OPEN else self.assigned_offset
 
     def publish(self, logged: LoggedRange) -> None:
-        """Let everybody see what is durable; what was asked for since then stays."""
+        """Make visible what is committed; what was submitted since then stays."""
         self.start_offset = logged.start_offset
         self.next_offset = logged.next_offset
         self.created_at_ms = logged.created_at_ms
@@ -136,10 +136,10 @@ class HostedRange:
 
 
 class RangeTable:
-    """All ranges of a server, by stream and index. Changed by what the log says only.
+    """All ranges of a server, by stream and index. Committed entries change it, and `move`.
 
-    `revision` counts the changes of what is told of ranges, from a random number on: one of an
-    earlier life of the server is none of this one.
+    `revision` counts the changes of ranges, from a random number on, so that a revision of an
+    earlier start of the server is not taken for one of this start.
     """
 
     def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:

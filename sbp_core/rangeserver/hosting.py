@@ -1,9 +1,9 @@
-"""Which ranges live here: the table, what the placement driver says, and what the log keeps.
+"""The ranges of this server: looked up at the placement driver, stored in the log, then served.
 
 A range that a request names and the table does not know is looked up at the placement driver
 (LIST_RANGES for this server) and written to the log before it is used. All requests that wait for
-the same stream share one look-up. An announcement (SYNC_RANGES) is such a request, ahead of the
-others: anybody can send one, so nothing of it is believed.
+the same stream share one look-up. An announcement (SYNC_RANGES) only starts such a
+look-up early: any peer can send one, so its contents are not trusted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sbp_core.wire.headers import StreamRange, TxnPart
 
 
 class StreamWaiters:
-    """Long polls, by the streams they wait for: a commit that brings their data wakes them."""
+    """Waiting FETCHes by stream: a commit to the stream wakes them."""
 
     def __init__(self) -> None:
         self._events: dict[int, set[asyncio.Event]] = {}
@@ -65,7 +65,7 @@ class StreamWaiters:
             event.set()
 
     def close(self) -> None:
-        """Wake everyone: what they have is what they get."""
+        """Wake all: they are answered with what there is."""
         self.is_closing = True
         for event in self._all:
             event.set()
@@ -76,7 +76,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacedRange:
-    """A range that is placed on this server, and the writers before it, empty where not told."""
+    """A range that is placed on this server, and the writers before it, empty if unknown."""
 
     stream_range: StreamRange
     writers: bytes = b""
@@ -116,7 +116,7 @@ class RangeHost:
         self._placement = placement
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._known_before: dict[int, int] = {}
-        """Of streams the last range that was found to have its writers known: it stays so."""
+        """The last range of each stream whose writers were found to be known: they stay known."""
 
     def publish(self, ranges: Iterable[LoggedRange]) -> None:
         """Make visible what a committed group changed, and wake the FETCHes that wait for it."""
@@ -165,10 +165,10 @@ class RangeHost:
             self._begin_look_up([stream_id])
 
     def knows_writers(self, stream_id: int, range_index: int) -> bool:
-        """Whether it is known here who appended to a stream before a range of it.
+        """Whether the writers that appended to a stream before a range of it are known here.
 
-        Nobody did before the first one. Otherwise the range before has to be here, and all that
-        goes for that one, or the placement driver told.
+        There are none before the first range. Otherwise the range before has to be here with its
+        own writers known, or the placement driver has sent them.
         """
         first = max(self.writers.known_from(stream_id), self._known_before.get(stream_id, 0))
         is_known = self.table.has_ranges(stream_id, range(first, range_index))
@@ -179,7 +179,7 @@ class RangeHost:
     def writers_at_end(self, sealed: HostedRange) -> bytes:
         """Return the writers at the end of a sealed range as they go over the wire.
 
-        Empty if nothing is to be told: it took nothing of any writer, or is not the last one here.
+        Empty if no writer appended to it, or if it is not the last range here.
         """
         is_last = self.table.range_at(sealed.stream_id, -1) is sealed
         if not is_last or not self.knows_writers(*sealed.key):
@@ -261,16 +261,16 @@ class RangeHost:
             if entries:
                 await self._committer.submit(entries)
         except SbpError as error:
-            _LOG.warning("%d streams could not be looked up: %s", len(stream_ids), error)
+            _LOG.warning("range look-up failed: streams=%d error=%s", len(stream_ids), error)
         finally:
             for stream_id in stream_ids:
                 self._lookups.pop(stream_id, None)
 
     def _continues(self, where: StreamRange, ends: Mapping[tuple[int, int], int]) -> bool:
-        """Whether a new range starts where the one before ends, as far as that one is known.
+        """Whether a new range starts where the one before ends, if that one is known.
 
-        What the log here says of the one before goes before its end among `ends`, those listed. A
-        range that starts elsewhere is not hosted: records would be lost, or offsets given twice.
+        Of that the log here has precedence over `ends`, those listed. A range that starts elsewhere
+        is not hosted: records would be lost, or offsets assigned twice.
         """
         if where.end_offset >= 0 or self.table.has_range(where.stream_id, where.range_index):
             return True
@@ -300,6 +300,8 @@ class RangeHost:
             try:
                 count = len(decode_writers(placed.writers))
             except LogCorruptionError as error:
-                _LOG.error("what the placement driver says of stream %d: %s", key[0], error)
+                _LOG.error(
+                    "writers from the placement driver ignored: stream=%d error=%s", key[0], error
+                )
                 return
             yield Entry(EntryKind.RANGE_WRITERS, *key, where.start_offset, count, placed.writers)

@@ -3,10 +3,10 @@
 `identity.json` holds its id, its cluster and the secret that proves it, readable by its owner only.
 It is written atomically: once, and again where a server of an earlier version had no secret.
 
-`driver-commit.json` holds the last commit that the placement driver told this server of. Heartbeats
-send it back, so that a placement driver notices when its store is older than it was. A server
-without the file, or after a power cut, has nothing to compare. Its checksum keeps a damaged file
-from accusing a store that is right.
+`driver-commit.json` holds the last commit that the placement driver reported to this server.
+Heartbeats send it back, so that a placement driver notices when its store is older than it was. A
+server without the file, or after a power cut, has nothing to compare. Its checksum keeps a damaged
+file from accusing a store that is right.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DriverCommit:
         self.number, self.life = read_driver_commit(self._path)
 
     def note(self, number: int, life: str | None) -> None:
-        """Remember what the placement driver told; one that tells nothing changes nothing."""
+        """Store what the placement driver reported; without a life nothing changes."""
         if not life or (number, life) == (self.number, self.life):
             return
         self.number, self.life = number, life

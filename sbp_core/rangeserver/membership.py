@@ -97,7 +97,7 @@ class Membership:
         )
         self._identity: Identity | None = None
         self._dialect = Dialect.SPECIFICATION
-        """What the placement driver speaks, as its last HEARTBEAT says."""
+        """The dialect of the placement driver, by its last HEARTBEAT."""
         self._has_trusted_driver = True
         """Whether the placement driver keeps secrets; one of an earlier version does not."""
         self._advertise_addr = ""
@@ -154,7 +154,7 @@ class Membership:
         return RangeServer(self.server_id, self._advertise_addr)
 
     async def check_log(self) -> None:
-        """Compare the log with what the placement driver was told of it, before it is served.
+        """Compare the log with the end that was reported to the placement driver.
 
         A placement driver that does not answer keeps no server from serving: `join` makes up for
         it. Raises LogCorruptionError if the log is shorter than it was, InvalidRequestError if it
@@ -382,11 +382,11 @@ class Membership:
 
     async def _tell(self, driver: str, *, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> None:
         """Send a heartbeat and the load, best effort: what is answered decides nothing."""
-        told: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
+        sent: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
         if self._load is not None:
-            told.append((Opcode.REPORT_METRICS, self._load))
+            sent.append((Opcode.REPORT_METRICS, self._load))
         try:
-            for opcode, header in told:
+            for opcode, header in sent:
                 await self._client.call(driver, opcode, header, timeout_ms=timeout_ms)
         except SbpError as error:
-            _LOG.debug("the placement driver at %s was not told: %s", driver, error)
+            _LOG.debug("heartbeat to follower failed: placement_driver=%s error=%s", driver, error)

@@ -1,4 +1,4 @@
-"""What a range server counts of its work and reads of its machine (SPEC "REPORT_METRICS")."""
+"""The load of a range server: its requests, and its machine (SPEC "REPORT_METRICS")."""
 
 from __future__ import annotations
 

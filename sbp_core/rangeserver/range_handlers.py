@@ -94,7 +94,7 @@ class RangeOperations:
         }
 
     async def heartbeat(self, call: ServerCall) -> None:
-        """SPEC "HEARTBEAT": keep the connection alive, tell the cluster's id, empty if unknown."""
+        """SPEC "HEARTBEAT": keep the connection alive, return the cluster's id."""
         request = call.decode(HeartbeatRequest)
         cluster_id = self._membership.maybe_cluster_id
         status = SUCCESS

@@ -227,7 +227,7 @@ class RangeServer:
         self._readers.shutdown()
 
     async def _report(self, server: RangeServerTable) -> ReportMetricsRequest:
-        """Return the load to report. Raises OSError when the machine does not tell."""
+        """Return the load to report. Raises OSError."""
         loop = asyncio.get_running_loop()
         free = await self._disk_space.measure()
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)

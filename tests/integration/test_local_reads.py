@@ -331,7 +331,7 @@ def test_a_log_whose_folder_is_no_text(tmp_path, looks, caplog):
         assert (looks.found, looks.failed_count) == ([], 0)
 
     run(folder, body)
-    assert "readers on this machine go through the server" in caplog.text
+    assert "local reads off" in caplog.text
 
 
 def test_a_server_that_keeps_its_files_to_itself(tmp_path, looks):
@@ -355,7 +355,7 @@ def test_a_log_whose_instance_cannot_be_written(tmp_path, looks, caplog):
         assert (looks.found, looks.failed_count) == ([], 0)
 
     run(tmp_path, body)
-    assert "readers on this machine go through the server" in caplog.text
+    assert "local reads off" in caplog.text
 
 
 def test_who_does_not_ask_gets_octets(tmp_path):

@@ -164,7 +164,7 @@ def test_the_first_failure_is_the_end(operation: str, what: str, code: int, nth:
     assert caught.value.outcome is Outcome.UNKNOWN
     calls = disk.calls.copy()
     for _ in range(3):
-        with pytest.raises(LogWriteError, match=r"takes no more.*0\.log") as later:
+        with pytest.raises(LogWriteError, match=r"accepts no more.*0\.log") as later:
             log.append([note(100)])
         assert later.value.outcome is Outcome.NOT_APPLIED
     assert log.state is LogState.FAILED

@@ -132,7 +132,7 @@ def test_the_operator_is_told_once_that_appends_are_refused_and_that_they_are_no
         await machine.space.measure()
         await machine.space.measure()
         (message,) = told()
-        assert "taken again" in message
+        assert "accepted again" in message
         machine.probe.free = FLOOR
         await machine.space.measure()
         with pytest.raises(DiskFullError):

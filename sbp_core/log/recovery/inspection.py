@@ -88,7 +88,7 @@ class LogInspection:
     `faults` is what is wrong with its files. `lost` is what is not there, by these faults or since
     an earlier repair. A torn tail is no fault: a crash leaves it, and the next start cuts it.
     `ranges` are all ranges at the log's end, `writers` those writers of whom nothing is missing,
-    `staged` those transactions that are undecided, as far as can be told, and wholly there.
+    `staged` those transactions that seem undecided and are whole.
     """
 
     faults: tuple[LogFault, ...]

@@ -58,8 +58,8 @@ class LastSegment:
     """The segment in which the log goes on: `read` it, then `repair` it where a crash tore it.
 
     Then it ends at `end`. Below `promised` nothing is torn: the log was synced up to there, or
-    farther. If it `is_cut`, it ends before that and must not be touched. `states_at_base` tells the
-    states as the segment before has them, given those of this one's snapshot if only ranges are
+    farther. If it `is_cut`, it ends before that and must not be touched. `states_at_base` returns
+    the states from the segment before, given those of this one's snapshot if only ranges are
     missing there; it raises LogError.
     """
 

@@ -5,12 +5,12 @@ what came after. The headers of the others are read, so that a missing file is n
 entries are verified when they are served.
 
 Bytes that were written but not yet synced reach the disk in any order, or not at all, so a damaged
-entry may stand before intact ones after a mere crash. Rot is told from a torn tail by
-`durable_upto`, which every group commit carries: what lies below the highest one found was synced.
+entry may stand before intact ones after a mere crash. `durable_upto`, which every
+group commit carries, separates rot from a torn tail: what is below the highest one was synced.
 
-* Damage at or above it was not synced, as far as is known (it may be the very last group before an
-  unclean end); with `fsync = "always"` that is to say, not acknowledged. The log is cut there, and
-  goes on in a new segment, away from blocks that may have failed.
+* Damage at or above it is in bytes that are not known to be synced (those of the last group before
+  an unclean end may be); with `fsync = "always"` those were not acknowledged. The log is cut there,
+  and goes on in a new segment, away from blocks that may have failed.
 * Damage below it to the body of a batch, whose header says whose it is: reported, and a FETCH of
   that batch is refused. All else is served.
 * Damage below it to the snapshot that the last segment begins with: the ranges are taken from the
@@ -18,8 +18,8 @@ entry may stand before intact ones after a mere crash. Rot is told from a torn t
 * What is below the high-water mark (boundaries.py) was synced, too. A last segment that ends before
   it lost its end: the log goes on behind that, in a new segment, with the offsets that the ranges
   had. Lost batches are refused by name, and served again once the file is put back whole.
-* Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. That the
-  last one is missing is told by the index of the one before: an index is written when the segment
+* Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. The index
+  of the segment before shows that the last one is missing: an index is written when the segment
   behind its own is durable.
 """
 
@@ -301,7 +301,7 @@ def _states_at(
 ) -> RangeStates:
     """Return the states as they were at `base`, from the segment that ends there.
 
-    Its index tells the ranges, but nothing else: unless the rest is known the segment is read.
+    Its index has the ranges, but nothing else: unless the rest is known the segment is read.
     """
     if sealed:
         index = _maybe_index(disk, directory, sealed[-1])

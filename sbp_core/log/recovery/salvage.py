@@ -36,7 +36,7 @@ class Coverage:
         """Where intact batches were written first that were staged, in order."""
 
     def add(self, entry: Entry, location: Location) -> None:
-        """Take note of an intact entry, in the order of the log. Raises LogCorruptionError."""
+        """Note an intact entry, in the order of the log. Raises LogCorruptionError."""
         key = (entry.stream_id, entry.range_index)
         if entry.kind is EntryKind.BATCH:
             self._cover(key, entry.base_offset, entry.base_offset + entry.count)
@@ -65,7 +65,7 @@ class Coverage:
         return at < len(self._staged) and self._staged[at] == position
 
     def _cover(self, key: RangeKey, base_offset: int, end_offset: int) -> None:
-        """Take note of records. Those that follow each other take no more room than one."""
+        """Note records. Those that follow each other take the memory of one."""
         found = self._found.setdefault(key, [])
         if found and found[-1][1] == base_offset:
             base_offset, _ = found.pop()
@@ -93,7 +93,7 @@ class SegmentReading:
     that hides entries makes all forgotten that appended before. Staged batches may have been
     published or dropped by an entry that is hidden.
 
-    `batch_count` are its intact batches, `has_records` tells whether there are any, or the end of a
+    `batch_count` are its intact batches, `has_records` says whether there are any, or the end of a
     transaction that published some.
     """
 
@@ -204,7 +204,7 @@ class SegmentReading:
         records = RecordSpan.of(entry)
         key = (records.stream_id, records.range_index)
         known = self.states.maybe_range(key)
-        if known is None:  # the entries that said who appended before it may be missing, too
+        if known is None:  # the entries about its earlier writers may be missing, too
             self.states.writers.forget_before(*key)
             known = LoggedRange(*key, records.base_offset, records.base_offset)
         is_seal = entry.kind is EntryKind.SEAL

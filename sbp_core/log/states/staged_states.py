@@ -7,8 +7,8 @@ have TXN_ENDED_IDS_MAX ids together, and the last published one however many it 
 follow from the entries alone, beginning with the snapshot at the start of a segment.
 
 The place of a staged batch whose entry is damaged is known, but not its transaction. The next
-intact batch of that transaction says how many are missing in front of it. If no more are lost there
-than are missing, the lost ones are these.
+intact batch of that transaction says how many are missing in front of it. If exactly that many
+are lost there, they are these.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class StagedStates:
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.
 
-        A STAGED entry without its body was damaged: it does not say whose it is. Later
-        batches of its transaction may tell. Else they do not follow, and do not count.
+        A STAGED entry without its body was damaged: its transaction is not known.
+        Later batches of that may reveal it. Otherwise they do not follow, and do not count.
         """
         match entry.kind:
             case EntryKind.STAGED:

@@ -120,7 +120,7 @@ class WriterStates:
     def known_from(self, stream_id: int) -> int:
         """Return the index of the range at whose start the writers of a stream became known here.
 
-        From there on as far as all ranges of the stream are here.
+        That holds if all later ranges of the stream are here as well.
         """
         return self._known_from.get(stream_id, 0)
 
@@ -140,9 +140,9 @@ class WriterStates:
                 writer = known or WriterState(writer_id, sequence - 1, ())
                 self._put(entry.stream_id, writer.after(sequence, batch))
             case EntryKind.RANGE_WRITERS if entry.range_index > self.known_from(entry.stream_id):
-                told = decode_writers(entry.body)
+                known_before = decode_writers(entry.body)
                 self._forget(entry.stream_id)
-                for writer in told:
+                for writer in known_before:
                     self._put(entry.stream_id, writer)
                 self._known_from[entry.stream_id] = entry.range_index
             case EntryKind.STREAM_DELETED:

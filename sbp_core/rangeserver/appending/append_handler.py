@@ -58,8 +58,8 @@ from sbp_core.wire.status import SUCCESS, status_for
 from sbp_core.wire.txn_id import is_copy
 
 _Outcome = Entry | PendingAppend | NumberedBatch | StagedRepeat | Status
-"""Of an item: a batch to append, without and with a number; one that was; one that is still to be
-compared with what is staged; or why it is refused."""
+"""The outcome of an item: a batch to append, without and with a number; one that was appended
+before; one that is still to be compared with what is staged; or why it is refused."""
 
 
 class _Frame(Struct):
@@ -240,11 +240,11 @@ class AppendHandler(PromptHandler):
         """Do the same for a batch with a number. Raises SbpError when it is refused.
 
         What was appended once stays so, whatever became of its range: so a repeat is looked for
-        first. Whether a batch is the next one, only the open range can tell.
+        first. Only the open range knows whether a batch is the next one.
         """
         number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
         check_number(number)
-        is_told = self._host.knows_writers(*hosted.key)  # before the look: it may come meanwhile
+        has_writers = self._host.knows_writers(*hosted.key)  # first: they may arrive in between
         repeated = self._writers.maybe_repeat(number, record_count, item.batch)
         if repeated is not None:
             if isinstance(repeated, PendingAppend):
@@ -252,7 +252,7 @@ class AppendHandler(PromptHandler):
             return repeated
         check_latest(hosted, item.range_index)
         hosted.receive(RangeInput.APPEND)
-        if not is_told:
+        if not has_writers:
             self._host.look_up_soon(hosted.stream_id)
             raise WritersNotThereError(
                 StatusCode.WRITERS_NOT_THERE,

@@ -1,4 +1,4 @@
-"""The batches of an APPEND frame: cut from its payload, told from repeats, and numbered.
+"""The batches of an APPEND frame: cut from its payload, compared with earlier ones, and numbered.
 
 A writer numbers its batches of a stream 0, 1, 2, ... The next one is appended, a repeat gets the
 answer of the first, everything else is refused. The log does not know yet the numbered batches that
@@ -72,7 +72,7 @@ def split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable[
 
 
 Numberer = tuple[int, str] | tuple[int, int, str]
-"""Who numbers batches: a writer of a stream, or a transaction in a range of one."""
+"""A source of numbered batches: (stream id, writer id), or (stream id, range index, txn id)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,18 +97,18 @@ class PendingAppend:
 
 
 class InFlight:
-    """What was taken and is not written yet."""
+    """Numbered batches that were accepted and are not committed yet."""
 
     def __init__(self) -> None:
         self._batches: dict[Numberer, dict[int, PendingAppend]] = {}
-        """Of each numberer its batches by sequence, in that order."""
+        """The batches of each numberer by sequence, in that order."""
 
     def of(self, numberer: Numberer) -> Mapping[int, PendingAppend]:
         """Return the batches of a writer or transaction by their sequences, in order."""
         return self._batches.get(numberer, {})
 
     def maybe_last(self, numberer: Numberer) -> int | None:
-        """Return the last sequence that was taken, None if nothing of it waits."""
+        """Return the last sequence that was accepted, None if none is in flight."""
         batches = self._batches.get(numberer)
         return next(reversed(batches)) if batches else None
 
@@ -120,13 +120,13 @@ class InFlight:
         record_count: int,
         batch: memoryview,
     ) -> PendingAppend:
-        """Take note of the next batch, which is appended; `follow` comes next."""
+        """Note the next batch, which is appended; `follow` must be called next."""
         append = PendingAppend(numberer, sequence, base_offset, record_count, batch)
         self._batches.setdefault(numberer, {})[sequence] = append
         return append
 
     def follow(self, appends: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
-        """Let the batches that were begun wait for `written`, which nobody must cancel.
+        """Let the batches that were begun wait for `written`, which must not be cancelled.
 
         Those that wait for something else already, and second mentions, are left as they are.
         """
@@ -138,7 +138,7 @@ class InFlight:
         written.add_done_callback(partial(self._on_written, begun))
 
     def _on_written(self, begun: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
-        """Forget what the log knows by now; after a failure nothing it knows can be relied on."""
+        """Forget what the log has by now; after a failure its contents are unknown."""
         if written.exception() is not None:
             return
         for append in begun:
@@ -150,7 +150,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class BatchNumber:
-    """What a writer calls a batch of a stream."""
+    """The number of a batch: a stream, a writer, and its sequence there."""
 
     stream_id: int
     writer_id: str
@@ -174,13 +174,13 @@ def check_number(number: BatchNumber) -> None:
         )
     if not 0 <= number.sequence <= _SEQUENCE_MAX:
         raise _invalid(
-            f"writer {number.writer_id} names no sequence, or {number.sequence}; its first batch"
-            " of a stream has sequence 0, each next one 1 more"
+            f"writer {number.writer_id} gave sequence {number.sequence}: its first batch of a"
+            " stream must have sequence 0, each next one 1 more"
         )
 
 
 class Writers:
-    """The writers of all streams, with what was taken from them and is not written yet."""
+    """The writers of all streams: those in the log, and their batches in flight."""
 
     def __init__(self, known: WriterStates, in_flight: InFlight) -> None:
         self._known = known
@@ -189,11 +189,11 @@ class Writers:
     def maybe_repeat(
         self, number: BatchNumber, record_count: int, batch: memoryview
     ) -> PendingAppend | NumberedBatch | None:
-        """Return where a batch is, or will be, that was taken before; None for one that was not.
+        """Return where a batch is, or will be, that was accepted before; None for one that was not.
 
         Raises WriterRepeatError for one of which the place is not known any more, and
         InvalidRequestError if the one before was another batch: to acknowledge this one would be
-        to lose it. Batches of old logs have no digest, and are told apart by their counts only.
+        to lose it. Batches of old logs have no digest, and are compared by their counts only.
         """
         if number.sequence > self._last_sequence(number):
             return None
@@ -205,8 +205,8 @@ class Writers:
         if found is None:
             raise WriterRepeatError(
                 StatusCode.WRITER_REPEAT,
-                f"a {number} was appended before; only of the last {limits.WRITER_BATCHES_KEPT} it"
-                " is known where, and what was in them",
+                f"{number} was appended before, and its offset is no longer known: a server keeps"
+                f" the last {limits.WRITER_BATCHES_KEPT} batches of a writer",
             )
         if found.record_count != record_count:
             raise _invalid(
@@ -249,7 +249,7 @@ class Writers:
         )
 
     def _last_sequence(self, number: BatchNumber) -> int:
-        """Return the last sequence that was taken from the writer, -1 if none is known."""
+        """Return the last sequence that was accepted from the writer, -1 if none is known."""
         last = self._in_flight.maybe_last(number.writer)
         if last is not None:
             return last

@@ -52,7 +52,7 @@ Publish = Callable[[Sequence[LoggedRange]], None]
 _LOG: Final = logging.getLogger(__name__)
 
 _UNSYNCED_KINDS: Final = APPENDED_KINDS - {EntryKind.STAGED}
-"""Of what may be acknowledged before it is synced, with a sync interval."""
+"""Kinds that may be acknowledged before they are synced, with a sync interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class _Job:
 class GroupCommitter:
     """Writes entries to the log in the order of their submission, on threads of its own.
 
-    One group is written and synced at a time. Only if much waits meanwhile is the next one written
-    while that is synced. After a failed write or sync nothing is acknowledged any more: `failed`
-    ends and every submission fails. `sync_interval_ms` is how long an acknowledged batch may stay
-    unsynced, 0 for not at all.
+    One group is written and synced at a time. Only if much is queued by then is the next one
+    written while that is synced. After a failed write or sync nothing is acknowledged any more:
+    `failed` ends and every submission fails. `sync_interval_ms` is how long an acknowledged batch
+    may stay unsynced, 0 for not at all.
     """
 
     def __init__(self, log: Log, sync_interval_ms: int = 0) -> None:
@@ -96,7 +96,7 @@ class GroupCommitter:
         self._pending_bytes = 0
         self._memory_bytes = 0
         self._jobs: deque[_Job] = deque()
-        """What the threads are at, in the order in which it is acknowledged."""
+        """The running jobs, in the order in which they are acknowledged."""
         self._threads: Final = ThreadPoolExecutor(2, thread_name_prefix="sbp-log-writer")
         self._loop = asyncio.get_running_loop()
         self._publish: Publish | None = None
@@ -117,7 +117,7 @@ class GroupCommitter:
         return self._pending_bytes
 
     def check_room(self, memory_bytes: int) -> None:
-        """Raise ThrottledError when an append would wait for which there is no memory."""
+        """Raise ThrottledError when there is no memory for another append to wait."""
         if self._memory_bytes + memory_bytes > limits.PENDING_APPEND_BYTES_MAX:
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
@@ -126,7 +126,7 @@ class GroupCommitter:
 
     @contextmanager
     def hold(self, memory_bytes: int) -> Iterator[None]:
-        """Count the memory of who waits for entries of others, too (see `check_room`)."""
+        """Count the memory of a call that waits for entries of other calls (see `check_room`)."""
         self._memory_bytes += memory_bytes
         try:
             yield
@@ -220,7 +220,7 @@ class GroupCommitter:
                 job.work()
             except SbpError as error:
                 self._loop.call_soon_threadsafe(self._fail, error)
-            except Exception as error:  # noqa: BLE001 - whoever waits must be told of all failures
+            except Exception as error:  # noqa: BLE001 - every failure ends all waiting calls
                 _LOG.exception("the log failed unexpectedly")
                 failure = LogWriteError(f"the log failed unexpectedly: {error}")
                 self._loop.call_soon_threadsafe(self._fail, failure)
@@ -231,7 +231,7 @@ class GroupCommitter:
         self._threads.submit(on_thread)
 
     def _on_done(self, job: _Job) -> None:
-        """Finish the jobs that are done in their order; begin anew."""
+        """Finish the jobs that are done, in their order; begin the next."""
         job.is_done = True
         try:
             while self._jobs and self._jobs[0].is_done:
@@ -290,7 +290,7 @@ class GroupCommitter:
 
 
 def _refuse(done: asyncio.Future[int], error: SbpError) -> None:
-    """Tell who waits for it. Who left meanwhile is no news: `failed` tells of the log."""
+    """Fail a submission; the error counts as retrieved, as its caller may be gone."""
     done.set_exception(
         LogWriteError(f"the log cannot be written, nothing more is acknowledged: {error}")
     )

@@ -54,7 +54,7 @@ _ONLY_IF_DECIDED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What was done, now or before: so many records from `base_offset` on, -1 for none."""
+    """The result, now or before: `record_count` records from `base_offset` on, -1 for none."""
 
     base_offset: int
     record_count: int
@@ -70,7 +70,7 @@ class EndTxnHandler:
         self._at_work: set[asyncio.Task[_Ended]] = set()
 
     async def __call__(self, call: ServerCall) -> None:
-        """Answer one frame. What is begun is brought to its end, also if nobody waits any more."""
+        """Answer one frame. An end that was begun is finished, even if the call is cancelled."""
         infos = call.decode(EndTxnRequest).end_requests
         await self._host.learn((info.stream_id, info.range_index) for info in infos if info.commit)
         await respond_all(
@@ -82,7 +82,7 @@ class EndTxnHandler:
     async def drop(self, stream_id: int, range_index: int, txn_ids: Sequence[str]) -> int:
         """Drop what is staged under some ids in a range, in all of the stream if that is -1.
 
-        Return how many records were dropped. What was published stays. Raises LogWriteError.
+        Return how many records were dropped. Published batches stay. Raises LogWriteError.
         """
         info = EndTxnInfo(stream_id, txn_ids=tuple(txn_ids), range_index=range_index)
         return (await self._finish(info)).record_count
@@ -109,7 +109,7 @@ class EndTxnHandler:
 
     def _on_finished(self, task: asyncio.Task[_Ended]) -> None:
         self._at_work.discard(task)
-        task.exception()  # nobody may be there any more to be told
+        task.exception()  # retrieved here: the call may have been cancelled
 
     async def _end(self, info: EndTxnInfo) -> _Ended:
         check_txn_ids(info.txn_ids)
@@ -131,7 +131,7 @@ class EndTxnHandler:
         if done is not None:
             return done
         if info.range_index < 0:
-            raise _invalid("say which range is to publish, by its range_index")
+            raise _invalid("END_TXN with commit must name the range to publish in: set range_index")
         hosted = self._host.table.range_at(info.stream_id, -1)
         check_latest(hosted, info.range_index)
         hosted.receive(RangeInput.APPEND)
@@ -246,7 +246,7 @@ class StagedSweep:
         record_count = await self._drop(stream_id, range_index, txn_ids)
         if record_count:
             _LOG.info(
-                "%d records that were staged in range %d of stream %d are dropped: %s",
+                "staged records dropped: records=%d range=%d stream=%d transactions=%s",
                 record_count,
                 range_index,
                 stream_id,

@@ -1,10 +1,10 @@
-"""Batches that are staged under transactions: the next one is taken, a repeat is answered.
+"""Staging batches under transactions: the next one is accepted, a repeat gets the same answer.
 
-What is staged is on this server's disk until its transaction ends, so no digest of it is kept: a
-batch with a number that is staged is compared with the bytes there.
+Staged batches are on this server's disk until their transaction ends, so no digest of them is kept:
+a batch with the number of a staged one is compared with the bytes there.
 
-From the moment when somebody begins to end a transaction nothing more is taken for it, and what
-waits for the disk is waited for. What the log knows then is all there is.
+From the moment when END_TXN begins, nothing more is accepted for the transaction, and batches in
+flight are waited for. Then the log has all of it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import is_txn_id, original_of
 
 NO_OFFSET: Final = -1
-"""What is staged has no offset."""
+"""The base offset of a staged batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedNumber:
-    """What a transaction calls a batch of a range."""
+    """The number of a staged batch: a range, a transaction, and its sequence there."""
 
     stream_id: int
     range_index: int
@@ -118,7 +118,7 @@ def check_txn_ids(txn_ids: Collection[str]) -> None:
                 " A-Z a-z 0-9 . _ ~ -"
             )
     if not txn_ids or len(set(txn_ids)) < len(txn_ids):
-        raise _invalid("name one transaction or more, each once")
+        raise _invalid("txn_ids must name at least one transaction, and each only once")
 
 
 def _number_of(item: Item) -> StagedNumber:
@@ -129,34 +129,34 @@ def _number_of(item: Item) -> StagedNumber:
     if info.writer_id is not None:
         raise _invalid("a transaction numbers its batches itself; stage them without writer_id")
     if number.range_index < 0:
-        raise _invalid(f"{number}: say which range, by its range_index")
+        raise _invalid(f"{number}: a staged batch must name its range, by range_index")
     if number.sequence < 0:
         raise _invalid(
-            f"transaction {number.txn_id} names no sequence, or {number.sequence}; its first batch"
-            " in a range has sequence 0, each next one 1 more"
+            f"transaction {number.txn_id} gave sequence {number.sequence}: its first batch in a"
+            " range must have sequence 0, each next one 1 more"
         )
     return number
 
 
 class Stagings:
-    """What is staged in all ranges, with what was taken and is not written yet."""
+    """The staged batches of all ranges: those in the log, and those in flight."""
 
     def __init__(self, known: StagedStates, in_flight: InFlight) -> None:
         self.known = known
         self._in_flight = in_flight
         self._closing: Counter[tuple[int, str]] = Counter()
         self._count_max = len(known.stagings())
-        """So many stagings there are at most; what has ended since they were counted is in it."""
+        """An upper bound of the number of stagings: those that ended since the count are in it."""
         self._ends: dict[tuple[int, str], asyncio.Future[int]] = {}
-        """Of transactions, by stream and id, the end that waits for the disk."""
+        """The ends in flight, by stream and transaction."""
 
     def accept(
         self, item: Item, latest: HostedRange, record_count: int
     ) -> tuple[PendingAppend | StagedRepeat, Sequence[Entry]]:
-        """Take a batch; return where it is, or will be, and the entries that stage it.
+        """Accept a batch; return where it is, or will be, and the entries that stage it.
 
-        There are none for a repeat, which is still to be compared with what is staged. That is
-        looked for first: what was staged once stays so, whatever became of its range. `latest` is
+        There are none for a repeat, which is still to be compared with the staged batch. Repeats
+        are looked for first: a staged batch stays, whatever became of its range. `latest` is
         the stream's latest range. Raises SbpError when it is refused.
         """
         number = _number_of(item)
@@ -175,7 +175,7 @@ class Stagings:
 
     @contextmanager
     def closing(self, stream_id: int, txn_ids: Iterable[str]) -> Iterator[None]:
-        """Take nothing for these transactions meanwhile."""
+        """Accept nothing for these transactions inside the block."""
         places = [(stream_id, txn_id) for txn_id in txn_ids]
         self._closing.update(places)
         try:
@@ -189,9 +189,9 @@ class Stagings:
     async def settle(
         self, stream_id: int, range_indexes: Sequence[int], txn_ids: Sequence[str]
     ) -> None:
-        """Wait until the log knows all that was taken for transactions, and whether they ended.
+        """Wait until the log has all batches that were accepted for transactions, and their ends.
 
-        They are `closing`, so that is all there will be. What could not be written does not count.
+        They are `closing`, so there will be no more. Failed writes do not count.
         """
         while waiting := self._waiting(stream_id, range_indexes, txn_ids):
             await asyncio.wait(waiting)
@@ -199,7 +199,7 @@ class Stagings:
     def follow_end(
         self, stream_id: int, txn_ids: Iterable[str], written: asyncio.Future[int]
     ) -> None:
-        """Let others who would end these transactions wait for `written`."""
+        """Let later ends of these transactions wait for `written`."""
         for txn_id in txn_ids:
             place = (stream_id, txn_id)
             self._ends[place] = written
@@ -208,9 +208,9 @@ class Stagings:
     def _maybe_repeat(
         self, number: StagedNumber, record_count: int, batch: memoryview
     ) -> PendingAppend | StagedRepeat | None:
-        """Return a batch that was taken before; None for one that was not.
+        """Return a batch that was accepted before; None for one that was not.
 
-        Raises TxnEndedError if nothing is taken any more, InvalidRequestError if the one before was
+        Raises TxnEndedError if the transaction ended, InvalidRequestError if the one before was
         another batch.
         """
         place = (number.stream_id, number.txn_id)

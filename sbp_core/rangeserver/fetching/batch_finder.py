@@ -1,8 +1,8 @@
-"""What a FETCH asks for, item by item, and which batches answer it (SPEC "FETCH").
+"""Find the batches that answer a FETCH, item by item (SPEC "FETCH").
 
-A search is a generator: it yields what to look up in the log, and is given the slots of it. So the
-same search serves an answer from memory alone (`from_memory`), which comes to nothing where the
-disk has to be asked, and one that waits (`BatchFinder.find`).
+A search is a generator: it yields what to look up in the log, and receives the slots. So the same
+search serves an answer from memory alone (`from_memory`), which returns None where the disk has to
+be read, and one that waits (`BatchFinder.find`).
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Wanted(Struct, frozen=True):
     """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
 
     `next_offset` is the range's tail, `end_offset` the bound of the request, negative for none;
-    `max_bytes` counts bodies. With `batch_bytes_min` they end before a batch that is smaller. Of a
-    `maybe_staging` offsets count its batches.
+    `max_bytes` counts bodies. With `batch_bytes_min` they end before a batch that is smaller. With
+    `maybe_staging` the offsets count the batches of that.
     """
 
     key: RangeKey
@@ -150,7 +150,7 @@ def response_of(answers: Sequence[Answer]) -> FetchResponse:
 
 
 def from_memory(log: Log, search: Search[T]) -> T | None:
-    """Return what a search comes to, None if the disk has to be asked."""
+    """Return the result of a search, None if the disk has to be read."""
     try:
         wanted = next(search)
         while True:
@@ -176,7 +176,7 @@ class BatchFinder:
         self._threads = threads
 
     async def find(self, search: Search[T]) -> T:
-        """Return what a search comes to."""
+        """Return the result of a search; may wait for the disk."""
         try:
             wanted = next(search)
             while True:
@@ -204,8 +204,7 @@ class BatchFinder:
     def answer(self, item: Item, min_bytes: int) -> Search[Answer]:
         """Search the batches of a request, which waits for `min_bytes`; 0 does not wait.
 
-        What was trimmed or deleted while it was looked for is not lost: the request is judged
-        again.
+        If the range was trimmed or deleted during the search, the request is evaluated again.
         """
         try:
             hosted, offset = self._locate(item)
@@ -248,10 +247,10 @@ class BatchFinder:
         return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
 
     def with_more(self, answers: Sequence[Answer]) -> list[Search[Answer]]:
-        """Search what answers of places may have besides: the large batches behind.
+        """Search large batches to add to answers that are places.
 
-        Places take little room, and a request for a few batches takes a server as much time as one
-        for many. The answers of a frame share LOCAL_READ_PLACES_BYTES_MAX.
+        Places are small, and a request for a few batches costs a server as much time as one for
+        many. The answers of a frame share LOCAL_READ_PLACES_BYTES_MAX.
         """
         share_bytes = limits.LOCAL_READ_PLACES_BYTES_MAX // max(len(answers), 1)
         return [self._with_more(each, share_bytes - each.length_bytes) for each in answers]
@@ -299,12 +298,14 @@ class BatchFinder:
         """Return what a request for staged batches is answered from. Raises SbpError if none.
 
         NotFoundError says that nothing is staged in a range that is here, RangeNotFoundError that
-        this server knows nothing of it.
+        the range is not here.
         """
         if item.txn_id is None:
-            raise _invalid("a frame asks for what is staged, or for what is not, never for both")
+            raise _invalid(
+                "a FETCH must ask either for staged batches or for committed ones, not for both"
+            )
         if item.range_index < 0:
-            raise _invalid("what is staged is read range by range: name a range_index")
+            raise _invalid("staged batches are read range by range: set range_index")
         self._table.range_at(item.stream_id, item.range_index)
         staging = self._log.staged.maybe_staging(item.stream_id, item.range_index, item.txn_id)
         if staging is None:

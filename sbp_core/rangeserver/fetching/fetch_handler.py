@@ -2,8 +2,8 @@
 
 SPEC "FETCH".
 
-A request that waits holds memory. Where others need that, it is answered at once with what there
-is; its peer may ask again.
+A request that waits holds memory. If other requests need that, it is answered at once with what
+there is; the client may ask again.
 
 Every request of a frame is answered exactly once: as soon as `min_bytes` of its stream are there,
 or its end offset or the end of a sealed range is reached, or `max_wait_ms` passed (then with what
@@ -73,7 +73,7 @@ class _Frame(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Shared:
-    """What all fetches of a server share. `sending_count` of them are about to send a frame."""
+    """The parts that all fetches of a server share; `sending_count` are about to send a frame."""
 
     host: RangeHost
     log: Log
@@ -120,10 +120,10 @@ class FetchHandler(PromptHandler):
 class _Fetch:
     """A FETCH frame in progress. It collects the answers that are ready, and sends them.
 
-    In a dialect of one frame per answer all requests are answered as soon as one is ready. What is
-    staged under transactions is answered by a frame for each request, and not waited for.
+    In a dialect of one frame per answer all requests are answered as soon as one is ready. Requests
+    for staged batches are answered by a frame each, and do not wait.
 
-    `maybe_local` says where large batches are to a reader that takes them from the files itself.
+    `maybe_local` gives the places of large batches to a client that reads the files itself.
     """
 
     __slots__ = (
@@ -157,7 +157,10 @@ class _Fetch:
         self._waiting: Sequence[Item] = [item_of(info) for info in request.fetch_requests]
         self._is_staged = any(item.txn_id is not None for item in self._waiting)
         if self._is_staged and call.is_one_frame and len(self._waiting) > 1:
-            raise _invalid("ask for what is staged under one transaction at a time")
+            raise _invalid(
+                "with one frame per answer a FETCH may ask for one transaction's staged batches:"
+                " send several"
+            )
         is_local = maybe_local is not None and maybe_local.may_serve(call, request)
         self._maybe_local = maybe_local if is_local and not self._is_staged else None
         self._min_bytes = max(request.min_bytes, 1)

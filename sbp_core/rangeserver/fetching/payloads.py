@@ -114,14 +114,14 @@ class LocalReads:
         self._maybe_path: str | None = None
 
     def publish(self, cluster_id: str | None) -> None:
-        """Let readers know the log, which is of this cluster.
+        """Let local readers find the log of this cluster.
 
-        Where that cannot be written, or the directory be told, or the cluster has no id, readers
-        are served like all others.
+        If that cannot be written, or the path is not text, or the cluster has no id, readers on
+        this machine are served like all others.
         """
         path = self._directory / INSTANCE_NAME
         if cluster_id is None:
-            _LOG.debug("readers on this machine go through the server: the cluster has no id")
+            _LOG.debug("local reads off: the cluster has no id")
             return
         try:
             directory = str(self._directory.resolve())
@@ -129,12 +129,10 @@ class LocalReads:
             content = encode_instance(self._instance, cluster_id)
             write_file(self._disk, path, [content], is_durable=False)
         except UnicodeEncodeError:
-            _LOG.warning(
-                "readers on this machine go through the server: %r is no text", self._directory
-            )
+            _LOG.warning("local reads off: the path %r is not valid UTF-8", self._directory)
         except OSError as error:
             _LOG.warning(
-                "readers on this machine go through the server: writing %s failed: %s",
+                "local reads off: writing %s failed: %s",
                 path,
                 describe_os_error(error),
             )
@@ -142,7 +140,7 @@ class LocalReads:
             self._maybe_path = directory
 
     def may_serve(self, call: ServerCall, request: FetchRequest) -> bool:
-        """Whether places will do for who asks."""
+        """Whether a request may be answered with places."""
         if self._maybe_path is None:
             return False
         if call.agreement.isolation:  # it takes turns with other classes, which files do not

@@ -1,4 +1,4 @@
-"""Which read of the log is next, and how many are at work.
+"""Which read of the log is next, and how many run at a time.
 
 Classes take turns, in proportion to bytes: deficit round robin. A class is given READ_QUANTUM_BYTES
 for each of its turns and starts reads as long as that lasts; the rest, less than its next read
@@ -6,7 +6,7 @@ needs, is kept for its next turn. So a read larger than a quantum comes about af
 no class waits for more than the turns of the others. A class is known only while it has reads
 waiting: one that comes back starts at the end of the round with nothing kept. Within a class reads
 are first come, first served. A call has one read at a time and a connection RESPONSES_RESERVED_MAX,
-so calls and connections take turns there, too.
+so calls and connections take turns within a class as well.
 
 A read keeps its place until its response frame was handed to the socket: reading is the smaller
 part of what a frame costs, and so at most READS_AT_WORK_MAX frames lie in memory. Nothing may wait
@@ -31,7 +31,7 @@ _SHARED: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class ReadClass:
-    """What is served apart from the rest: an isolation class, its tail and its catch-up reads."""
+    """Reads that share a turn: the tail reads, or the catch-up reads, of an isolation class."""
 
     isolation: str
     is_tail: bool
@@ -46,13 +46,13 @@ class ReadJob:
 
     @property
     def charge_bytes(self) -> int:
-        """What the class pays for it."""
+        """Bytes that the class is charged for it."""
         return max(self.length_bytes, limits.READ_CHARGE_BYTES_MIN)
 
 
 @dataclass(slots=True)
 class _Backlog:
-    """The jobs of a class, the oldest first, and what it may still spend in its turn."""
+    """The jobs of a class, the oldest first, and the bytes that it may still read in its turn."""
 
     credit_bytes: int
     jobs: OrderedDict[ReadJob, None] = field(default_factory=OrderedDict)
@@ -88,7 +88,7 @@ class ReadQueue:
         return None
 
     def remove(self, job: ReadJob) -> bool:
-        """Take out a job whose turn never came; False when it waits no more."""
+        """Take out a job that waits; False if it does not."""
         for key in (job.read_class, _shared(job.read_class)):
             backlog = self._classes.get(key)
             if backlog is not None and job in backlog.jobs:
@@ -117,7 +117,7 @@ class ReadScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody reads and nobody waits."""
+        """Whether no read is running or waiting."""
         return not self._turns
 
     @asynccontextmanager
@@ -125,7 +125,7 @@ class ReadScheduler:
         """Run `read` on a thread when it is the turn of `job`; give what it returned.
 
         The next job begins when the body is over, or when this task is cancelled, though then the
-        thread may be busy for a while yet. What `read` raises passes through.
+        thread may be busy for a while yet. Exceptions of `read` are raised.
         """
         loop = asyncio.get_running_loop()
         turn = self._turns[job] = loop.create_future()

@@ -1,1 +1,1 @@
-"""What a range server does with time and space: retention, cleaning, freeing."""
+"""Retention, and freeing the space of dead batches."""

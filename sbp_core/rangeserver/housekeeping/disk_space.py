@@ -31,10 +31,10 @@ _LOG: Final = logging.getLogger(__name__)
 class DiskSpace:
     """Refuses appends while there would be less than `floor_bytes` left of the disk of `folder`.
 
-    What is free is looked at by `measure`, for the metrics, and every DISK_LOOK_INTERVAL_MS while
-    appends come; nothing waits for that. In between the bytes that were let in are subtracted, and
-    so are those of `pending_bytes`, which the log has not written yet. The first refusal is logged,
-    and so is the look that finds room again for an append of any size.
+    The free space is read by `measure`, for the metrics, and every DISK_LOOK_INTERVAL_MS while
+    appends arrive; nothing waits for that. In between the bytes of admitted appends are subtracted,
+    and so are `pending_bytes`, which the log has not written yet. The first refusal is logged, and
+    so is the reading that finds space for an append of any size again.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DiskSpace:
         self._folder = folder
         self.floor_bytes = floor_bytes
         self.lent_bytes = 0
-        """Of what is free, what was given back to free more with it: it is not for appends."""
+        """Free bytes that were released from the reserve for cleaning: not for appends."""
         self._probe = probe
         self._clock = clock
         self._threads = threads
@@ -58,7 +58,7 @@ class DiskSpace:
         self._free_bytes: int | None = None
         self._admitted_bytes = 0
         self._written_bytes = 0
-        """Of those that were let in, what was on the disk when it was looked at."""
+        """Admitted bytes that were on the disk when the free space was read."""
         self._refusing = False
         self._looked_at = clock.monotonic()
         self._look: asyncio.Task[None] | None = None
@@ -71,13 +71,13 @@ class DiskSpace:
 
     @property
     def _maybe_left_bytes(self) -> int | None:
-        """What was free at the last look, without what was admitted since."""
+        """The free space when it was last read, less the bytes admitted since."""
         if self._free_bytes is None:
             return None
         return self._free_bytes - (self._admitted_bytes - self._written_bytes)
 
     async def measure(self) -> int:
-        """Return the free space in bytes. Raises OSError when the machine does not tell."""
+        """Return the free space in bytes. Raises OSError."""
         self._looked_at = self._clock.monotonic()
         written = self._admitted_bytes - self._pending_bytes()
         loop = asyncio.get_running_loop()
@@ -85,20 +85,18 @@ class DiskSpace:
         self._free_bytes, self._written_bytes = free, written
         if self._refusing and not self.is_short:
             self._refusing = False
-            _LOG.warning(
-                "appends to the log in %s are taken again: its disk has room", self._folder
-            )
+            _LOG.warning("appends accepted again: folder=%s has free space", self._folder)
         return free
 
     async def refresh(self) -> None:
-        """Look at the disk; what was known of it stays when the machine does not tell."""
+        """Read the free space; on failure the last known one stays."""
         try:
             await self.measure()
         except OSError as error:
-            _LOG.warning("the free space of %s is not known: %s", self._folder, error)
+            _LOG.warning("free space unknown: folder=%s error=%s", self._folder, error)
 
     def admit(self, length: int) -> None:
-        """Take note of an append of so many bytes. Raises DiskFullError if there is no room."""
+        """Admit an append of `length` bytes. Raises DiskFullError if the disk is too full."""
         age_ms = 1000 * (self._clock.monotonic() - self._looked_at)
         if age_ms >= limits.DISK_LOOK_INTERVAL_MS and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self.refresh())
@@ -117,14 +115,14 @@ class DiskSpace:
         )
         if not self._refusing:
             self._refusing = True
-            _LOG.warning("appends to the log in %s are refused: %s", self._folder, error)
+            _LOG.warning("appends refused: folder=%s reason=%s", self._folder, error)
         return error
 
 
 class SpaceFreer:
     """Frees what is dead in one log. It belongs to one thread; `stop` may be called from any.
 
-    `free_bytes` tells how much room the disk of the log has; it raises OSError.
+    `free_bytes` returns the free space on the disk of the log; it raises OSError.
     """
 
     def __init__(self, log: Log, free_bytes: Callable[[], int], disk_space: DiskSpace) -> None:

@@ -1,10 +1,9 @@
-"""Now and then: trim what has been kept long enough, tell the placement driver, free disk space.
+"""Periodic work: trim by retention, drop dead transactions, free disk space.
 
-What was staged and will never be published is dropped in between (see appending/end_txn.py).
-
-The placement driver says how long a stream is kept, the log how old its batches are. A trim is
-durable here before the placement driver hears of it; as long as it knows less than the log, it is
-told again. A stream that it does not know is left alone.
+The placement driver knows how long a stream is kept, the log how old its batches are. A trim is
+durable here before it is reported to the placement driver, and reported again until that has
+recorded it. A stream that the placement driver does not know is left alone. Dead transactions are
+dropped by `StagedSweep` (appending/end_txn.py).
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Housekeeping:
                 _LOG.error("disk space cannot be freed now: %s", error)
 
     async def _pause(self) -> None:
-        """Wait for the next round: not long where appends wait for room, or may soon."""
+        """Wait for the next round: only briefly while the disk is short of space."""
         left_ms = self._interval_ms
         while left_ms > 0:
             step_ms = min(left_ms, limits.DISK_SHORT_CHECK_INTERVAL_MS)

@@ -3,7 +3,7 @@
 Records that are removed for their age cannot be brought back, and a wall clock may be wrong: a bad
 time server, a dead battery, an operator. So the wall clock decides only after it has kept pace with
 the monotonic clock for CLOCK_EVEN_MS, give or take CLOCK_LEAP_MS. Looks at it do not count, only
-time: a server that looks often would believe it within seconds. Nothing of this is kept over a
+time: a server that looks often would believe it within seconds. None of this survives a
 restart. The time begins again then, so a server that starts with a wrong clock removes nothing
 before an operator had the same time to notice.
 """
@@ -27,7 +27,7 @@ class Retention:
     period_ms: int = 0
     size_bytes: int = 0
     created_at_ms: int = -1
-    """When the stream was created, by which it is told from another one of the same id."""
+    """When the stream was created, which distinguishes it from another one with the same id."""
 
     @property
     def is_for_ever(self) -> bool:
@@ -37,7 +37,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a server holds of a stream: records up to `next_offset`, and their bytes."""
+    """The records of a stream on this server, up to `next_offset`, and their bytes."""
 
     start_offset: int
     next_offset: int
@@ -47,8 +47,8 @@ class Held:
 def expired_below(held: Held, batches: Iterable[Slot], retention: Retention, now_ms: int) -> int:
     """Return the offset below which the records of a stream may go.
 
-    `batches` are all that the server holds, oldest first; no more of them are looked at than may
-    go. A batch goes when its time is over, or while all that are left exceed the size; what is
+    `batches` are all that the server holds, oldest first; only those that may go are read, and one
+    more. A batch goes when its time is over, or while all that are left exceed the size; what is
     newer than a batch that stays, stays. The newest batch never goes for its size.
     """
     offset, left_bytes = held.start_offset, held.size_bytes
