@@ -7,13 +7,17 @@ import random
 
 import pytest
 from core_cluster import core_cluster, rows_batch, values_of
+from log_files import logged
+from staged_appends import end, one_stream, stage
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import StatusCode, StorageError
-from sbp_core.log.disk import OsFile
+from sbp_core.log.disk import OsDisk, OsFile
+from sbp_core.log.entry import SNAPSHOT_KINDS
 from sbp_core.log.states.range_states import RecordSpan
-from sbp_core.segment_format import SEGMENT_HEADER_BYTES
+from sbp_core.rangeserver.appending.commit import GroupCommitter
+from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind
 
 STREAM, OTHER = 1, 2
 
@@ -159,3 +163,39 @@ def test_whether_the_cache_is_told_of_or_not_the_same_is_served(tmp_path, monkey
         assert await cluster.read(STREAM, 3) == wanted[3:]
 
     run(body, tmp_path)
+
+
+def test_every_entry_of_the_log_was_submitted_to_the_group_committer(tmp_path, monkeypatch):
+    """What does not go that way would not be copied to other servers."""
+    submitted = []
+    submit = GroupCommitter.submit
+
+    def noted(committer, entries, memory_bytes=0):
+        submitted.extend(entries)
+        return submit(committer, entries, memory_bytes)
+
+    monkeypatch.setattr(GroupCommitter, "submit", noted)
+
+    async def body():
+        async with one_stream(tmp_path) as (cluster, stream_id, client):
+            await append(cluster, stream_id, b"a")
+            assert await stage(client, stream_id, None, "b", writer="w") == [1]
+            assert await stage(client, stream_id, "t", "c") == [-1]
+            assert await end(client, stream_id, "t") == (2, 1)
+            assert await stage(client, stream_id, "u", "d") == [-1]
+            assert await end(client, stream_id, "u", commit=False) == (-1, 1)
+            await cluster.client.trim_streams({stream_id: 1})
+            await cluster.client.seal_streams([stream_id])
+            await append(cluster, stream_id, b"e")
+            await cluster.client.delete_streams([stream_id])
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+    found = [entry for entry, _ in logged(OsDisk(), tmp_path / "rs" / "log")]
+    kinds = {entry.kind for entry in found}
+    moved_only = {EntryKind.RANGE_WRITERS}  # of a range that comes from another server
+    assert kinds == set(EntryKind) - {EntryKind.COMMIT} - SNAPSHOT_KINDS - moved_only
+
+    def of(entry):
+        return entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count
+
+    assert list(map(of, found)) == list(map(of, submitted))
