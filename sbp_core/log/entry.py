@@ -20,6 +20,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import Struct
+
 from sbp_core.errors import LogCorruptionError
 from sbp_core.segment_format import (
     ENTRY_CHECKED,
@@ -76,8 +78,7 @@ class Entry:
         return self.prefix or self.body
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(Struct, frozen=True):
     """Where an entry is: bytes counted from the start of the log, over all segments."""
 
     position: int
@@ -95,15 +96,8 @@ def encode_entry(entry: Entry, position: int) -> list[Octets]:
     if entry.prefix:
         parts.insert(0, entry.prefix)
     length = entry.length - ENTRY_PREFIX_BYTES
-    checked = ENTRY_CHECKED.pack(
-        position,
-        length,
-        entry.kind,
-        entry.stream_id,
-        entry.range_index,
-        entry.base_offset,
-        entry.count,
-    )
+    fields = entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count
+    checked = ENTRY_CHECKED.pack(position, length, *fields)
     header_crc = crc32c((checked,))
     prefix = ENTRY_PREFIX.pack(length, header_crc, crc32c(parts, header_crc))
     return [prefix + checked[-_FIELDS_BYTES:], *parts]
@@ -111,14 +105,7 @@ def encode_entry(entry: Entry, position: int) -> list[Octets]:
 
 def entry_of(header: EntryHeader, body: Octets = b"") -> Entry:
     """Return the entry with this header, and the body that was checked against it."""
-    return Entry(
-        header.kind,
-        header.stream_id,
-        header.range_index,
-        header.base_offset,
-        header.record_count,
-        body,
-    )
+    return Entry(*header[3:], body)
 
 
 def decode_entry(data: memoryview, position: int) -> Entry:
