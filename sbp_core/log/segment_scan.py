@@ -203,11 +203,9 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
 
     A compacted one does not say what became of its ranges: that is LogCorruptionError, too.
     """
-    if segment.generation:
-        reason = "the segment behind it lost the snapshot of its ranges, and this one was compacted"
-        raise corruption(file.path, segment.base, reason)
-    if segment.is_cut:
-        reason = "the segment behind it lost the snapshot of its ranges, and this one lost its end"
+    if segment.generation or segment.is_cut:
+        why = "was compacted" if segment.generation else "lost its end"
+        reason = f"the segment behind it lost the snapshot of its ranges, and this one {why}"
         raise corruption(file.path, segment.base, reason)
     replay = Replay(file.path, SegmentRows(segment.base))
     scanner = SegmentScanner(file, segment.base, segment.size)

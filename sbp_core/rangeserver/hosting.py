@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, Protocol
 
 from sbp_core.errors import (
@@ -37,7 +38,6 @@ class StreamWaiters:
 
     def __init__(self) -> None:
         self._events: dict[int, set[asyncio.Event]] = {}
-        self._all: set[asyncio.Event] = set()
         self.is_closing = False
         """Whether the server drains, so that no call should wait any longer."""
 
@@ -46,13 +46,11 @@ class StreamWaiters:
         """Give an event that is set by each `notify` of these streams, and by `close`."""
         event = asyncio.Event()
         watched = set(stream_ids)
-        self._all.add(event)
         for stream_id in watched:
             self._events.setdefault(stream_id, set()).add(event)
         try:
             yield event
         finally:
-            self._all.discard(event)
             for stream_id in watched:
                 events = self._events[stream_id]
                 events.discard(event)
@@ -67,7 +65,7 @@ class StreamWaiters:
     def close(self) -> None:
         """Wake all: they are answered with what there is."""
         self.is_closing = True
-        for event in self._all:
+        for event in chain.from_iterable(self._events.values()):
             event.set()
 
 

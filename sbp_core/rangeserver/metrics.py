@@ -41,7 +41,6 @@ class Metrics:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began_at = clock.monotonic()
-        self._window_seconds = limits.METRICS_WINDOW_MS / 1000
         self._intervals: deque[tuple[float, Tally, Tally]] = deque()
         """(end, appends, fetches) from one report to the next."""
         self._active: dict[tuple[int, int], float] = {}
@@ -68,7 +67,7 @@ class Metrics:
         appends, fetches = self.appends, self.fetches
         self._intervals.append((now, appends, fetches))
         self.appends, self.fetches, self._began_at = Tally(), Tally(), now
-        oldest = now - self._window_seconds
+        oldest = now - limits.METRICS_WINDOW_MS / 1000
         while self._intervals[0][0] <= oldest:
             self._intervals.popleft()
         self._active = {each: at for each, at in self._active.items() if at >= oldest}
@@ -103,8 +102,6 @@ def _clamp(value: float, maximum: int = _INT16_MAX) -> int:
 
 
 _STATM: Final = Path("/proc/self/statm")
-_RESIDENT_FIELD: Final = 1
-"""Its second number: resident pages."""
 
 
 class HostProbe:
@@ -120,5 +117,5 @@ class HostProbe:
 
     def memory_used_bytes(self) -> int:
         """Return the resident set of this process."""
-        pages = int(_STATM.read_text(encoding="ascii").split()[_RESIDENT_FIELD])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        _, resident_pages, *_ = _STATM.read_text(encoding="ascii").split()
+        return int(resident_pages) * os.sysconf("SC_PAGE_SIZE")

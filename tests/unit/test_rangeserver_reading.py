@@ -7,7 +7,7 @@ from log_stagings import KEY, commit, staged
 
 from sbp_core.log import bodies as log_bodies
 from sbp_core.log.bodies import RecentBodies
-from sbp_core.rangeserver.fetching.payloads import PayloadParts, read_slots
+from sbp_core.rangeserver.fetching.payloads import joined, read_slots
 from sbp_core.records import encode_envelope
 from sbp_core.wire.checksum import crc32
 
@@ -78,13 +78,6 @@ def test_answers_of_which_all_are_known_make_a_payload_that_is():
     known = [read_slots(log, KEY, [slot]) for slot in slots]
     log.recent = RecentBodies()
     unknown = read_slots(log, KEY, slots[:1])
-    parts = PayloadParts()
-    assert parts.crc32 == crc32([])
-    for bodies in known:
-        parts.add(bodies)
-    assert parts.crc32 == crc32(LARGE)
-    parts.add(unknown)
-    assert parts.crc32 is None
-    parts.add(known[0])
-    assert parts.crc32 is None
-    assert parts.buffers == [*LARGE, LARGE[0], LARGE[0]]
+    assert joined([]) == ([], crc32([]))
+    assert joined(known) == (LARGE, crc32(LARGE))
+    assert joined([*known, unknown, known[0]]) == ([*LARGE, LARGE[0], LARGE[0]], None)

@@ -248,16 +248,8 @@ class StagedStates:
         for place in product(ranges, ended.txn_ids):
             txns.stagings.pop(place, None)
         txns.forget(ended.batches.positions)
-        txns.add_end(
-            LoggedTxnEnd(
-                ended.txn_ids,
-                ended.is_commit,
-                entry.range_index,
-                entry.base_offset,
-                entry.count,
-                time_ms,
-            )
-        )
+        what = (entry.range_index, entry.base_offset, entry.count)
+        txns.add_end(LoggedTxnEnd(ended.txn_ids, ended.is_commit, *what, time_ms))
 
 
 def staged_entry(  # noqa: PLR0917 - the fields of an entry, in its order

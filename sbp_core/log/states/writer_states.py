@@ -32,7 +32,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -226,14 +226,7 @@ class MarkReader:
                 writers.apply(self._mark, time_ms)
             self._mark = None
         elif entry.kind is EntryKind.WRITER_MARK:
-            self._mark = Entry(
-                entry.kind,
-                entry.stream_id,
-                entry.range_index,
-                entry.base_offset,
-                entry.count,
-                bytes(entry.body),
-            )
+            self._mark = replace(entry, body=bytes(entry.body))
             self._mark_end = location.end
         else:
             writers.apply(entry, time_ms)

@@ -17,7 +17,6 @@ from msgspec import Struct
 from sbp_core import limits
 from sbp_core.errors import (
     DiskFullError,
-    InvalidRequestError,
     LogWriteError,
     SbpError,
     StatusCode,
@@ -34,6 +33,7 @@ from sbp_core.rangeserver.appending.append_items import (
     PendingAppend,
     Writers,
     check_number,
+    invalid,
     split_payload,
 )
 from sbp_core.rangeserver.appending.commit import GroupCommitter
@@ -207,10 +207,9 @@ class AppendHandler(PromptHandler):
         info = item.info
         try:
             if info.sequence >= 0 and info.writer_id is None and info.txn_id is None:
-                raise InvalidRequestError(
-                    StatusCode.INVALID_REQUEST,
+                raise invalid(
                     f"sequence {info.sequence} belongs to no writer: append with a writer_id, or"
-                    " without sequence",
+                    " without sequence"
                 )
             record_count = accept_batch(item.batch).record_count
             hosted = self._host.table.range_at(item.stream_id, -1)

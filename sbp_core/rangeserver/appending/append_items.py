@@ -53,7 +53,7 @@ def split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable[
     for info in infos:
         end = position + info.batch_length
         if info.batch_length < 0 or end > len(payload):
-            raise _invalid(
+            raise invalid(
                 f"the batch of request {info.request_index} takes bytes {position}..{end} of a"
                 f" payload of {len(payload)}; nothing of this frame was appended",
             )
@@ -65,7 +65,7 @@ def split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable[
         yield Item(info, stream_id, range_index, payload[position:end])
         position = end
     if position != len(payload):
-        raise _invalid(
+        raise invalid(
             f"the batches take {position} bytes, the payload has {len(payload)}; nothing of this"
             " frame was appended",
         )
@@ -168,12 +168,12 @@ class BatchNumber:
 def check_number(number: BatchNumber) -> None:
     """Raise InvalidRequestError unless a batch can be called so."""
     if not is_writer_id(number.writer_id):
-        raise _invalid(
+        raise invalid(
             f"{shown(number.writer_id)} cannot name a writer: use 1 to"
             f" {limits.WRITER_ID_LENGTH_MAX} of A-Z a-z 0-9 . _ -"
         )
     if not 0 <= number.sequence <= _SEQUENCE_MAX:
-        raise _invalid(
+        raise invalid(
             f"writer {number.writer_id} gave sequence {number.sequence}: its first batch of a"
             " stream must have sequence 0, each next one 1 more"
         )
@@ -209,12 +209,12 @@ class Writers:
                 f" the last {limits.WRITER_BATCHES_KEPT} batches of a writer",
             )
         if found.record_count != record_count:
-            raise _invalid(
+            raise invalid(
                 f"{number} had {found.record_count} records, this one has {record_count}: two"
                 " writers must not have the same id"
             )
         if not _is_repeat(found, batch):
-            raise _invalid(
+            raise invalid(
                 f"{number} was appended before with other content, so this one was not stored: a"
                 " retry must send the same bytes, and two writers must not have the same id. See"
                 " what is in the stream, and go on as a new writer"
@@ -264,5 +264,6 @@ def _is_repeat(found: PendingAppend | NumberedBatch, batch: memoryview) -> bool:
     return not found.digest or found.digest == digest_batch(batch)
 
 
-def _invalid(message: str) -> InvalidRequestError:
+def invalid(message: str) -> InvalidRequestError:
+    """Return the error of a request that no retry can make right."""
     return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

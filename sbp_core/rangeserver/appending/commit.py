@@ -15,12 +15,12 @@ entries in the same order. Jobs are committed in their order, and only `_on_comm
 (`RangeHost.publish`: the table of ranges, which bounds every FETCH and DESCRIBE_RANGES) and ends
 futures. It must stay the only place that does.
 
-Three things are visible before that, and bounded elsewhere. Offsets are assigned and a range is
-sealed for further appends when the entry is submitted, so that the entries behind it follow from
-it. The log knows writers and staged batches when they are written, so that the next group can
-follow from them; repeats are answered from InFlight until the original is committed, and END_TXN
-waits for that (`Stagings.settle`). And a FETCH of what is staged under a transaction, which only
-the placement driver needs, may see a batch that is written and not synced yet.
+Three things are visible earlier. Offsets are assigned, and a range is sealed or deleted in the
+table (`RangeTable.move`), when the entry is submitted, as the entries behind it follow from it: so
+DESCRIBE_RANGES may show a seal that is not committed yet. The log knows writers and staged batches
+when they are written, for the next group; repeats are answered from InFlight until the original is
+committed, and END_TXN waits for that (`Stagings.settle`). And a FETCH of the batches staged under a
+transaction may see one that is written and not synced yet.
 
 With a sync interval batches are committed when they are written, and synced at most that much
 later. A decision (a seal, a trim, a new range) is something others build on: it is synced before it
@@ -93,7 +93,8 @@ class GroupCommitter:
         self._is_sync_due = False
         self._queue: deque[_Submission] = deque()
         self._queued_bytes = 0
-        self._pending_bytes = 0
+        self.pending_bytes = 0
+        """Bytes that wait for the disk, and are in no index yet."""
         self._memory_bytes = 0
         self._jobs: deque[_Job] = deque()
         """The running jobs, in the order in which they are acknowledged."""
@@ -111,17 +112,12 @@ class GroupCommitter:
         self._publish = publish
         self._begin_soon()
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that wait for the disk, and are in no index yet."""
-        return self._pending_bytes
-
     def check_room(self, memory_bytes: int) -> None:
         """Raise ThrottledError when there is no memory for another append to wait."""
         if self._memory_bytes + memory_bytes > limits.PENDING_APPEND_BYTES_MAX:
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
-                f"{self._pending_bytes} bytes wait for the disk already; try again later",
+                f"{self.pending_bytes} bytes wait for the disk already; try again later",
             )
 
     @contextmanager
@@ -147,7 +143,7 @@ class GroupCommitter:
         length = sum([entry.length for entry in entries])
         self._queue.append(_Submission(tuple(entries), length, memory_bytes, done))
         self._queued_bytes += length
-        self._pending_bytes += length
+        self.pending_bytes += length
         self._memory_bytes += memory_bytes
         self._begin_soon()
         return done
@@ -251,7 +247,7 @@ class GroupCommitter:
         assert self._publish is not None
         self._publish(appended.ranges)
         for submission in submissions:
-            self._pending_bytes -= submission.length
+            self.pending_bytes -= submission.length
             self._memory_bytes -= submission.memory_bytes
             if not submission.done.done():
                 submission.done.set_result(appended.time_ms)

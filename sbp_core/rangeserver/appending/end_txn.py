@@ -20,7 +20,6 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client.programs.range_placement import chunks
 from sbp_core.errors import (
-    InvalidRequestError,
     SbpError,
     StatusCode,
     TxnEndedError,
@@ -29,8 +28,9 @@ from sbp_core.errors import (
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
+from sbp_core.rangeserver.appending.append_items import invalid
 from sbp_core.rangeserver.appending.commit import GroupCommitter
-from sbp_core.rangeserver.appending.staging import Stagings, check_txn_ids
+from sbp_core.rangeserver.appending.staging import NO_OFFSET, Stagings, check_txn_ids
 from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.server.answers import respond_all
@@ -47,7 +47,6 @@ from sbp_core.wire.txn_id import maybe_batch_of
 
 _LOG: Final = logging.getLogger(__name__)
 
-_NO_OFFSET: Final = -1
 _ONLY_IF_DECIDED: Final = -1
 """As the record count of a part: it is not to be given up, unless it is dead already."""
 
@@ -131,14 +130,14 @@ class EndTxnHandler:
         if done is not None:
             return done
         if info.range_index < 0:
-            raise _invalid("END_TXN with commit must name the range to publish in: set range_index")
+            raise invalid("END_TXN with commit must name the range to publish in: set range_index")
         hosted = self._host.table.range_at(info.stream_id, -1)
         check_latest(hosted, info.range_index)
         hosted.receive(RangeInput.APPEND)
         stagings = self._staged(info)
         record_count = sum(staging.record_count for staging in stagings)
         if not record_count:
-            return _Ended(_NO_OFFSET, 0)
+            return _Ended(NO_OFFSET, 0)
         entry = commit_entry(*hosted.key, hosted.assigned_offset, stagings)
         base_offset = hosted.assign(record_count)
         await self._write(info.txn_ids, entry)
@@ -156,7 +155,7 @@ class EndTxnHandler:
         for end in reversed(ends):
             for txn_id in set(info.txn_ids) & set(end.txn_ids):
                 if end.is_commit:
-                    raise _invalid(
+                    raise invalid(
                         f"transaction {txn_id} was published in stream {info.stream_id} together"
                         f" with others, {len(end.txn_ids)} in all; the first is {end.txn_ids[0]}"
                     )
@@ -195,7 +194,7 @@ class EndTxnHandler:
         if staged:
             txn_ids = list(dict.fromkeys(staging.txn_id for staging in staged))
             await self._write(txn_ids, drop_entry(info.stream_id, info.range_index, txn_ids))
-        return _Ended(_NO_OFFSET, sum(staging.record_count for staging in staged))
+        return _Ended(NO_OFFSET, sum(staging.record_count for staging in staged))
 
     async def _write(self, txn_ids: Sequence[str], entry: Entry) -> None:
         failpoint("txn.before_end")
@@ -267,7 +266,3 @@ class StagedSweep:
         else:
             return None
         return TxnPart(staging.txn_id, staging.stream_id, record_count, staging.range_index)
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

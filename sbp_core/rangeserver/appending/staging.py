@@ -32,7 +32,7 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, staged_entry
 from sbp_core.log.states.writer_states import NumberedBatch
-from sbp_core.rangeserver.appending.append_items import InFlight, Item, PendingAppend
+from sbp_core.rangeserver.appending.append_items import InFlight, Item, PendingAppend, invalid
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
 from sbp_core.records import are_same
 from sbp_core.wire.status import shown
@@ -102,10 +102,9 @@ def compare(log: Log, repeats: Iterable[StagedRepeat]) -> None:
 
 def other_content(number: StagedNumber) -> InvalidRequestError:
     """Return the error of a batch whose number another one has."""
-    return InvalidRequestError(
-        StatusCode.INVALID_REQUEST,
+    return invalid(
         f"{number} was staged before with other content, so this one was not stored: a retry must"
-        " send the same bytes, and two transactions must not have the same id",
+        " send the same bytes, and two transactions must not have the same id"
     )
 
 
@@ -113,12 +112,12 @@ def check_txn_ids(txn_ids: Collection[str]) -> None:
     """Raise InvalidRequestError unless these can be the ids of one transaction or more."""
     for txn_id in txn_ids:
         if not is_txn_id(txn_id):
-            raise _invalid(
+            raise invalid(
                 f"{shown(txn_id)} cannot name a transaction: use 1 to {limits.TXN_ID_LENGTH_MAX} of"
                 " A-Z a-z 0-9 . _ ~ -"
             )
     if not txn_ids or len(set(txn_ids)) < len(txn_ids):
-        raise _invalid("txn_ids must name at least one transaction, and each only once")
+        raise invalid("txn_ids must name at least one transaction, and each only once")
 
 
 def _number_of(item: Item) -> StagedNumber:
@@ -127,11 +126,11 @@ def _number_of(item: Item) -> StagedNumber:
     number = StagedNumber(item.stream_id, item.range_index, info.txn_id or "", info.sequence)
     check_txn_ids((number.txn_id,))
     if info.writer_id is not None:
-        raise _invalid("a transaction numbers its batches itself; stage them without writer_id")
+        raise invalid("a transaction numbers its batches itself; stage them without writer_id")
     if number.range_index < 0:
-        raise _invalid(f"{number}: a staged batch must name its range, by range_index")
+        raise invalid(f"{number}: a staged batch must name its range, by range_index")
     if number.sequence < 0:
-        raise _invalid(
+        raise invalid(
             f"transaction {number.txn_id} gave sequence {number.sequence}: its first batch in a"
             " range must have sequence 0, each next one 1 more"
         )
@@ -191,7 +190,7 @@ class Stagings:
     ) -> None:
         """Wait until the log has all batches that were accepted for transactions, and their ends.
 
-        They are `closing`, so there will be no more. Failed writes do not count.
+        They are `closing`, so nothing is added. Failed writes do not count.
         """
         while waiting := self._waiting(stream_id, range_indexes, txn_ids):
             await asyncio.wait(waiting)
@@ -229,7 +228,7 @@ class Stagings:
             count = staging.batches.record_counts[number.sequence]
             found = StagedRepeat(number, staging, count, batch)
         if found.record_count != record_count:
-            raise _invalid(
+            raise invalid(
                 f"{number} had {found.record_count} records, this one has {record_count}: two"
                 " transactions must not have the same id"
             )
@@ -253,7 +252,7 @@ class Stagings:
                 WriterGapError.encode_expected(expected),
             )
         if expected >= limits.TXN_BATCHES_MAX:
-            raise _invalid(
+            raise invalid(
                 f"{number} was not staged: one stream takes {limits.TXN_BATCHES_MAX} batches of a"
                 " transaction; stage larger ones"
             )
@@ -292,7 +291,3 @@ class Stagings:
             return last + 1
         staging = self.known.maybe_staging(*number.numberer)
         return 0 if staging is None else staging.batch_count
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

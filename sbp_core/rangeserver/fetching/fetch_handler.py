@@ -39,8 +39,9 @@ from sbp_core.rangeserver.fetching.batch_finder import (
 )
 from sbp_core.rangeserver.fetching.payloads import (
     LocalReads,
-    PayloadParts,
+    SlotBodies,
     are_worth_places,
+    joined,
     read_slots,
 )
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
@@ -82,6 +83,7 @@ class _Shared:
     reads: ReadScheduler
     clock: Clock
     metrics: Metrics
+    maybe_local: LocalReads | None
     sending_count: int = 0
 
 
@@ -100,8 +102,8 @@ class FetchHandler(PromptHandler):
         maybe_local: LocalReads | None = None,
     ) -> None:
         finder = BatchFinder(host.table, log, readers)
-        self._shared = _Shared(host, log, waiters, finder, ReadScheduler(readers), clock, metrics)
-        self._maybe_local = maybe_local
+        reads = ReadScheduler(readers)
+        self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, maybe_local)
 
     def begin(self, call: ServerCall) -> Rest | None:
         """Answer one FETCH frame at once if that needs no wait for anything.
@@ -109,7 +111,7 @@ class FetchHandler(PromptHandler):
         Raises InvalidRequestError when it has too many requests.
         """
         began_at = self._shared.clock.monotonic()
-        fetch = _Fetch(self._shared, call, call.decode(FetchRequest), began_at, self._maybe_local)
+        fetch = _Fetch(self._shared, call, call.decode(FetchRequest), began_at)
         frame = fetch.maybe_prompt_frame()
         if frame is None:
             return fetch.answer
@@ -123,19 +125,8 @@ class _Fetch:
     In a dialect of one frame per answer all requests are answered as soon as one is ready. Requests
     for staged batches are answered by a frame each, and do not wait.
 
-    `maybe_local` gives the places of large batches to a client that reads the files itself.
+    `_maybe_local` gives the places of large batches to a client that reads the files itself.
     """
-
-    __slots__ = (
-        "_began_at",
-        "_call",
-        "_give_up_at",
-        "_is_staged",
-        "_maybe_local",
-        "_min_bytes",
-        "_shared",
-        "_waiting",
-    )
 
     def __init__(
         self,
@@ -143,7 +134,6 @@ class _Fetch:
         call: ServerCall,
         request: FetchRequest,
         began_at: float,
-        maybe_local: LocalReads | None,
     ) -> None:
         self._shared = shared
         self._call = call
@@ -161,6 +151,7 @@ class _Fetch:
                 "with one frame per answer a FETCH may ask for one transaction's staged batches:"
                 " send several"
             )
+        maybe_local = shared.maybe_local
         is_local = maybe_local is not None and maybe_local.may_serve(call, request)
         self._maybe_local = maybe_local if is_local and not self._is_staged else None
         self._min_bytes = max(request.min_bytes, 1)
@@ -317,7 +308,7 @@ class _Fetch:
         a reader thread; what is in memory is faster without one.
         """
         served: list[Answer] = []
-        parts = PayloadParts()
+        parts: list[SlotBodies] = []
         for answer in answers:
             if not answer.slots:
                 served.append(answer)
@@ -327,9 +318,10 @@ class _Fetch:
             error = bodies.error
             if error is not None and not may_wait:
                 return None
-            parts.add(bodies)
+            parts.append(bodies)
             served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
-        payload = self._call.pack(parts.buffers, parts.crc32) if parts.buffers else _NOTHING
+        buffers, crc32 = joined(parts)
+        payload = self._call.pack(buffers, crc32) if buffers else _NOTHING
         return _Frame(served, response_of(served), payload)
 
     def _job(self, answers: Sequence[Answer]) -> ReadJob:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,21 +52,17 @@ class SlotBodies:
     crc32: int | None
 
 
-class PayloadParts:
-    """The buffers of a payload in their order, and its CRC-32 for as long as it is known."""
-
-    def __init__(self) -> None:
-        self.buffers: list[Octets] = []
-        self.crc32: int | None = 0
-
-    def add(self, bodies: SlotBodies) -> None:
-        """Put the bytes of more slots behind."""
-        self.buffers += bodies.buffers
-        if self.crc32 is not None and bodies.crc32 is not None:
-            body_bytes = sum(map(len, bodies.buffers))
-            self.crc32 = crc32_joined(self.crc32, bodies.crc32, body_bytes)
+def joined(parts: Iterable[SlotBodies]) -> tuple[list[Octets], int | None]:
+    """Return the buffers of a payload in their order, and its CRC-32 if it is known."""
+    buffers: list[Octets] = []
+    crc32: int | None = 0
+    for part in parts:
+        buffers += part.buffers
+        if crc32 is not None and part.crc32 is not None:
+            crc32 = crc32_joined(crc32, part.crc32, sum(map(len, part.buffers)))
         else:
-            self.crc32 = None
+            crc32 = None
+    return buffers, crc32
 
 
 def read_slots(
@@ -131,11 +127,8 @@ class LocalReads:
         except UnicodeEncodeError:
             _LOG.warning("local reads off: the path %r is not valid UTF-8", self._directory)
         except OSError as error:
-            _LOG.warning(
-                "local reads off: writing %s failed: %s",
-                path,
-                describe_os_error(error),
-            )
+            reason = describe_os_error(error)
+            _LOG.warning("local reads off: writing %s failed: %s", path, reason)
         else:
             self._maybe_path = directory
 

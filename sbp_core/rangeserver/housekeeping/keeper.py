@@ -202,8 +202,7 @@ class LogNotes:
 
     async def stop(self) -> None:
         """End after the note that is being written."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await cancel_all([self._task])
 
     async def _run(self) -> None:
         is_failing = False
