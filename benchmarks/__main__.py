@@ -32,11 +32,11 @@ JAVA_OPTIONS: Final = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
 )
-"""As the README advises: Java does not check again what is in Arrow's columns."""
+"""As docs/how-to/tune.md advises: Java does not check again what is in Arrow's columns."""
 ARROW: Final = "spark.sql.execution.arrow"
 ARROW_BYTES: Final = 4 * 1024 * 1024
 ARROW_ROWS: Final = 10_000
-"""As the README advises, too: the rows that a task writes come in batches of so many, and of this
+"""As that page advises, too: the rows that a task writes come in batches of so many, and of this
 size, told to Spark as a number of rows."""
 WARM_UPS: Final = 5
 """Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java. In

@@ -46,17 +46,6 @@ def tidy_docstring(*event: Any) -> None:
         lines[first:end] = ["::", "", *(f"    {line}" for line in lines[first:end])]
 
 
-def leave_out_missing(app: Any, page: str, source: list[str]) -> None:
-    """Leave pages out of the start page's lists that are not there."""
-    if page == "index":
-        listed = r"^((?:get-started|how-to)/[\w-]+)\n"
-        exists = app.env.found_docs.__contains__
-        source[0] = re.sub(
-            listed, lambda each: each[0] if exists(each[1]) else "", source[0], flags=re.MULTILINE
-        )
-
-
 def setup(app: Any) -> None:
     """Connect what this file does to Sphinx."""
     app.connect("autodoc-process-docstring", tidy_docstring)
-    app.connect("source-read", leave_out_missing)

@@ -40,7 +40,7 @@ and in another terminal
    sbp streams create greetings
    echo hello | sbp produce greetings
    sbp consume greetings
-then README.md, "Twenty lines that work", or notebooks/01_quickstart.ipynb, step by step."""
+then docs/get-started/first-query.md, or notebooks/01_quickstart.ipynb, step by step."""
 
 
 @dataclass(frozen=True, slots=True)

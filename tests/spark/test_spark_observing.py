@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 from spark_streams import append_values, numbered
 from waiting import until
 
 from sbp_spark.lag import LagListener, lag
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture
@@ -58,21 +54,6 @@ def test_a_listener_tells_how_far_each_micro_batch_is_behind(
 
 def told(query, *lists):
     return [[found for query_id, found in each if str(query_id) == str(query.id)] for each in lists]
-
-
-def test_the_listener_of_the_readme_works(spark, sbp, new_streams, client, checkpoint, capsys):
-    (code,) = re.findall(r"```python\n(from sbp_spark.lag .*?)```", README.read_text(), re.DOTALL)
-    stream, copy = new_streams(2)
-    append_values(client, stream, numbered(0, 25))
-    names = {"spark": spark, "endpoint": sbp.endpoint}
-    exec(compile(code, str(README), "exec"), names)
-    try:
-        sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
-        shown = []
-        until(lambda: shown.append(capsys.readouterr().out) or stream in "".join(shown))
-    finally:
-        spark.streams.removeListener(names["listener"])
-    assert f"{stream} is behind by 0 records" in "".join(shown)
 
 
 def test_lines_of_a_task_say_which_it_is(spark, sbp, new_streams, client):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import chart
 from sbp_core.errors import StatusCode
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION
@@ -83,13 +84,18 @@ def test_every_option_of_either_side_has_a_row(generate):
         assert all(row.replace("\\|", "").count("|") == 4 for row in rows)
 
 
-def test_the_readme_knows_only_options_that_exist():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("## The source and the sink")[2].partition("\n\nAll options")[0]
-    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
-    assert rows
-    sides = {"source": {spec.name for spec in SOURCE_OPTIONS}}
-    sides["sink"] = {spec.name for spec in SINK_OPTIONS}
-    sides["both"] = sides["source"] & sides["sink"]
-    for names, side in rows:
-        assert set(re.findall(r"`(\w+)`", names)) <= sides[side.strip()]
+def test_the_pages_name_only_options_that_exist():
+    known = {spec.name for spec in (*SOURCE_OPTIONS, *SINK_OPTIONS)}
+    for page, column in (("tune", 1), ("migrate-from-kafka", 2)):
+        text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+        parts = [part for part in text.split("\n## ") if part.startswith("Options of ")]
+        rows = [line.split("|") for part in parts for line in part.splitlines() if "| `" in line]
+        names = {name for row in rows for name in re.findall(r"(?<!= )`(\w+)`", row[column])}
+        assert len(names) > 5
+        assert names - known <= {"lz4"}
+
+
+def test_the_chart_of_the_readme_is_drawn_from_the_benchmark_page():
+    groups = chart.read_groups(chart.PAGE.read_text(encoding="utf-8"))
+    assert [len(group.rates) for group in groups] == [2, 2, 2, 3, 3, 3]
+    assert chart.CHART.read_text(encoding="utf-8") == chart.draw(groups)
