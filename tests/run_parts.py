@@ -20,7 +20,8 @@ from typing import IO
 ROOT = Path(__file__).parents[1]
 EXIT_OK, EXIT_INTERRUPTED, EXIT_NO_TESTS = 0, 130, 5  # the last one is pytest's
 
-SPARK = ["tests/spark", "tests/notebooks", "tests/docs"]
+SPARK = ["tests/spark", "tests/notebooks"]
+SPARK += [f"tests/docs/test_{name}.py" for name in ("documents", "first_query")]
 DRIVERS = [f"tests/faults/test_{name}.py" for name in ("driver_kill", "sink_kill", "speculation")]
 SOON_DONE = ["-m", "not exhaustive"]
 ALONE = {"--pdb", "--trace", "-s", "-h", "--help", "--version", "--co", "--collect-only"}
