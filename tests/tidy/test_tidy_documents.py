@@ -161,3 +161,9 @@ def test_ci_runs_the_commands_of_the_readme():
         r"^<!-- CI runs this block.*-->\n```sh\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL
     )
     assert re.findall(r"^make \w+", block, re.MULTILINE) == ["make demo", "make test"]
+
+
+def test_the_readme_is_read_in_two_minutes():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 120
+    assert len(readme.split()) <= 900
