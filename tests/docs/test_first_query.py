@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -29,9 +30,10 @@ def test_the_first_exactly_once_query_runs_from_the_readme(tmp_path, record_prop
             [sys.executable, "-"],
             input=code,
             cwd=tmp_path,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},  # as its block of set-up says
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=500,
             check=False,
         )
     seconds = time.monotonic() - began
