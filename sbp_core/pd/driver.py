@@ -11,7 +11,7 @@ from sbp_core.errors import SbpError
 from sbp_core.pd.driver_settings import PlacementDriverSettings
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.metadata.store import StoreThread
-from sbp_core.pd.servers.registry import Membership
+from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock, cancel_all

@@ -23,7 +23,7 @@ from sbp_core.errors import (
     StatusError,
     UnsupportedError,
 )
-from sbp_core.server.intake import Held, memory_bytes
+from sbp_core.server.budget import Held, memory_bytes
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Payload

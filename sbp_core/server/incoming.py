@@ -1,7 +1,7 @@
 """The receiving side of one connection: frames are read and handled while there is room for them.
 
-Memory is bounded: while there is no room for more requests (intake.py), or the peer does not read
-its answers (unread.py), the socket is not read. Time is bounded too: a peer gets so long to send
+Memory is bounded: while there is no room for more requests (budget.py), or the peer does not read
+its answers (outgoing.py), the socket is not read. Time is bounded too: a peer gets so long to send
 its first frame, and to complete one that it began; less while others wait for what it holds.
 """
 
@@ -12,11 +12,9 @@ import logging
 from typing import Final, Protocol
 
 from sbp_core import limits
-from sbp_core.server.budget import Budget
-from sbp_core.server.intake import Held, Intake, memory_bytes
-from sbp_core.server.outgoing import Outgoing
+from sbp_core.server.budget import Budget, Held, Intake, memory_bytes
+from sbp_core.server.outgoing import Echo, Outgoing, Unread
 from sbp_core.server.runtime import Clock, Turns
-from sbp_core.server.unread import Echo, Unread
 from sbp_core.session.connection import Connection
 from sbp_core.session.states import Event
 from sbp_core.sockets import AsyncSocket

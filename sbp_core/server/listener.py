@@ -20,9 +20,9 @@ from sbp_core.errors import ConfigurationError, SbpError, StatusCode, ThrottledE
 from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
 from sbp_core.server.budget import Budget
 from sbp_core.server.dispatch import Dispatcher, Handler
+from sbp_core.server.outgoing import Unread
 from sbp_core.server.peer import Peer
 from sbp_core.server.runtime import Clock, Turns
-from sbp_core.server.unread import Unread
 from sbp_core.session.connection import Connection
 from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode

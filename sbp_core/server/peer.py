@@ -1,7 +1,8 @@
 """One accepted connection: bytes through the session, requests to the dispatcher, answers back.
 
-What is received waits in incoming.py, what is sent in outgoing.py, each for room; what is being
-served is in work.py. Handlers wait in `send_response` or `reserve` while the peer does not read.
+`Peer` puts the parts together: incoming.py reads frames, outgoing.py sends answers, and `Work` has
+the requests in progress. Handlers wait in `send_response` or `reserve` while the peer does not
+read.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, cast
+from functools import partial
+from typing import Any, Final, cast
 
 from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
-from sbp_core.server.budget import Budget
-from sbp_core.server.dispatch import Dispatcher
+from sbp_core.server.budget import Budget, Held
+from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
 from sbp_core.server.incoming import Incoming, is_overdue
-from sbp_core.server.intake import Held
-from sbp_core.server.outgoing import Outgoing
+from sbp_core.server.outgoing import Outgoing, Unread
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.trust import Standing
-from sbp_core.server.unread import Unread
-from sbp_core.server.work import Work
 from sbp_core.session.connection import Connection, Payload
 from sbp_core.session.negotiation import NOTHING, Agreement, accept
 from sbp_core.session.states import (
@@ -336,3 +335,78 @@ class Peer(asyncio.BufferedProtocol):
         told = self._dispatcher.speech.error(reason)
         self._outgoing.send(self._session.send_farewell(told))
         self.close()
+
+
+class Work:
+    """What is served for one connection; `on_ended` is called with what ended a piece of it.
+
+    That is None, or the error with which its answer could not be sent.
+    """
+
+    def __init__(self, clock: Clock, on_ended: Callable[[BaseException | None], None]) -> None:
+        self._clock = clock
+        self._on_ended = on_ended
+        self._tasks: dict[asyncio.Task[None], Held] = {}
+        self._deferred_count = 0
+        self._used_at = clock.monotonic()
+        self._was_used = False
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether tasks are running."""
+        return bool(self._tasks)
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether anything is being served."""
+        return bool(self._tasks) or self._deferred_count > 0
+
+    def go_on(self, rest: Serving | None, held: Held, *, is_use: bool) -> None:
+        """Do what is left of a request that counts for what is `held`."""
+        if rest is None:
+            held.end()
+        elif isinstance(rest, Deferred):
+            self._deferred_count += 1
+            rest.when_due(partial(self._on_due, rest, held))
+        else:
+            task = asyncio.create_task(rest)
+            self._tasks[task] = held
+            task.add_done_callback(partial(self._on_done, is_use))
+
+    def cancel(self) -> None:
+        """Cancel the tasks; calls without one end in their own time."""
+        for task in self._tasks:
+            task.cancel()
+
+    def forsake(self) -> list[asyncio.Task[Any]]:
+        """Give back what tasks count for that did not end; return those."""
+        for held in self._tasks.values():
+            held.end()
+        return list(self._tasks)
+
+    def note_use(self) -> None:
+        """A request begins or ends. PING and the HEARTBEAT of a client are no use."""
+        self._used_at = self._clock.monotonic()
+        self._was_used = True
+
+    def idle_ms(self, now: float) -> float:
+        """Return for how long nothing was asked for, in ms."""
+        return 1000 * (now - self._used_at)
+
+    def spare_ms(self, now: float) -> float:
+        """Return for how long a newcomer could have had the place, in ms; negative before that."""
+        spared_ms = limits.SPARED_CONNECTION_MS if self._was_used else limits.UNUSED_CONNECTION_MS
+        return self.idle_ms(now) - spared_ms
+
+    def _on_due(self, deferred: Deferred, held: Held) -> None:
+        rest = deferred.finish()
+        self._deferred_count -= 1
+        self.go_on(rest, held, is_use=True)
+        self.note_use()
+        self._on_ended(None)
+
+    def _on_done(self, is_use: bool, task: asyncio.Task[None]) -> None:  # noqa: FBT001
+        self._tasks.pop(task).end()
+        if is_use:
+            self.note_use()
+        self._on_ended(None if task.cancelled() else task.exception())

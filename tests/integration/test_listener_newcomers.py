@@ -17,7 +17,7 @@ from listener_bench import (
 )
 
 from sbp_core import limits
-from sbp_core.server.unread import Unread
+from sbp_core.server.outgoing import Unread
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.opcodes import Flag, Opcode
 

@@ -24,7 +24,7 @@ from manual_clock import ManualClock
 from sbp_core.errors import SbpError
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.model import RangeServerRecord
-from sbp_core.pd.servers.registry import Joining, Membership
+from sbp_core.pd.range_servers import Joining, Membership
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import RangeServer
 

@@ -8,7 +8,7 @@ from manual_clock import ManualClock
 from sbp_core import limits
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
-from sbp_core.pd.servers.registry import Membership, Placement
+from sbp_core.pd.range_servers import Membership, Placement
 
 SERVER_IDS = st.integers(1, 6)
 COUNTS = st.dictionaries(SERVER_IDS, st.integers(0, 5))

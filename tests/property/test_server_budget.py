@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbp_core import limits
-from sbp_core.server.budget import Account, Budget, Lane
-from sbp_core.server.intake import Intake
+from sbp_core.server.budget import Account, Budget, Intake, Lane
 
 BYTES_MAX = 3 * limits.CONNECTION_IN_FLIGHT_BYTES_MAX
 OWN_BYTES = limits.CONNECTION_OWN_BYTES

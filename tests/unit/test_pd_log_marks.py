@@ -13,7 +13,7 @@ from sbp_core.errors import InvalidRequestError
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.metadata.store import StoreThread
 from sbp_core.pd.model import LogMark
-from sbp_core.pd.servers.log_marks import NO_POSITION, LogMarks, maybe_log_mark
+from sbp_core.pd.range_servers import NO_POSITION, LogMarks, maybe_log_mark
 
 A, B = "a" * 32, "b" * 32
 

@@ -5,7 +5,7 @@ from manual_clock import ManualClock
 
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
-from sbp_core.pd.servers.registry import Membership, Placement
+from sbp_core.pd.range_servers import Membership, Placement
 
 ONE = RangeServerRecord(1, "10.0.0.1:10911")
 TWO = RangeServerRecord(2, "10.0.0.2:10911")

@@ -5,7 +5,7 @@ import asyncio
 from manual_clock import ManualClock
 
 from sbp_core import limits
-from sbp_core.server.unread import Backlog, Unread
+from sbp_core.server.outgoing import Backlog, Unread
 
 OWN = limits.CONNECTION_UNREAD_OWN_BYTES
 STALL_MS = limits.WRITE_STALL_MS

@@ -17,10 +17,9 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import ServerLoad
-from sbp_core.pd.servers.log_marks import NO_POSITION, LogMarks, maybe_log_mark
-from sbp_core.pd.servers.registry import Joining, Membership
+from sbp_core.pd.range_servers import NO_POSITION, Joining, LogMarks, Membership, maybe_log_mark
 from sbp_core.pd.streams import change_operations as changes
-from sbp_core.pd.streams import range_operations as ranges
+from sbp_core.pd.streams import sealing as ranges
 from sbp_core.pd.streams import stream_operations as operations
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers

@@ -30,7 +30,7 @@ from sbp_core.pd.model import (
     server_table,
     stream_table,
 )
-from sbp_core.pd.servers.registry import Placement
+from sbp_core.pd.range_servers import Placement
 from sbp_core.wire.headers import (
     CreateStreamResult,
     DeleteStreamResult,

@@ -1,8 +1,15 @@
-"""The range servers that are alive: which get new ranges, and which process may be one.
+"""The range servers of a cluster: which are alive, which may join, where ranges go, their logs.
 
-SPEC "HEARTBEAT", "REPORT_METRICS". The secret of a server tells who it is. An address changes hands
-only when the process that was heard from there lately is known to be gone: a copied data directory
-has the right secret too, and anybody can get an id of their own and announce an address of others.
+SPEC "HEARTBEAT", "REPORT_METRICS". A range server proves its id by its secret. An address passes to
+another server only when the process that was heard from there lately is known to be gone: a copied
+data directory has the right secret too, and any process can get an id and announce the address of
+another server.
+
+Range servers are also held to what they reported about their logs. A log that ends before its
+reported position, or that has another id, lost records. A server cannot always notice that itself:
+a folder restored from an older copy is intact. So the placement driver keeps the id and the synced
+position of each log: when it is new, every HIGH_WATER_KEPT_INTERVAL_MS while it grows, and when the
+placement driver stops.
 """
 
 from __future__ import annotations
@@ -24,11 +31,12 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import RangeServerRecord, ServerLoad
+from sbp_core.pd.model import LogMark, RangeServerRecord, ServerLoad
 from sbp_core.server.peers import holds
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing, denied, is_same
 from sbp_core.wire.headers import RangeServer
+from sbp_core.wire.status import shown
 
 _LOG: Final = logging.getLogger(__name__)
 _KEEP_DATA: Final = "Your data was not touched"
@@ -255,3 +263,101 @@ def _check_secret(server_id: int, given: str | None, stored: str) -> None:
 
 def _invalid(message: str) -> InvalidRequestError:
     return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
+
+
+NO_POSITION: Final = -1
+_LOG_ID_DIGITS: Final = 32
+
+
+class LogMarks:
+    """Remembers the logs of range servers, on one event loop."""
+
+    def __init__(self, store: StoreThread, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._latest: dict[int, LogMark] = {}
+        self._kept_at: dict[int, float] = {}
+        self._unkept: dict[int, LogMark] = {}
+
+    async def promised(self, said: LogMark) -> int:
+        """Return how far a server said before that its log is synced, NO_POSITION if it did not.
+
+        Raises InvalidRequestError if it has another log now.
+        """
+        known = await self._known(said.server_id)
+        if known is None:
+            return NO_POSITION
+        other = maybe_other_log(known, said.log_id)
+        if other is not None:
+            raise InvalidRequestError(StatusCode.INVALID_REQUEST, other)
+        return known.position
+
+    async def note(self, said: LogMark) -> int:
+        """Take note of what a server says of its log; return and raise as `promised` does."""
+        promised = await self.promised(said)
+        known = self._latest.get(said.server_id)
+        mark = said
+        if known is not None:
+            log_id = said.log_id or known.log_id
+            mark = LogMark(said.server_id, log_id, max(said.position, known.position))
+        if mark != known:
+            self._latest[said.server_id] = mark
+            await self._keep(mark, is_new=known is None or known.log_id != mark.log_id)
+        return promised
+
+    async def flush(self) -> None:
+        """Write down what was not due yet."""
+        unkept, self._unkept = self._unkept, {}
+        for mark in unkept.values():
+            await self._store.run(_keep, mark)
+
+    async def _known(self, server_id: int) -> LogMark | None:
+        if server_id not in self._latest:
+            found = await self._store.run(lambda store: store.log_marks.maybe_mark(server_id))
+            if found is not None:  # anybody may ask for any id: those without a mark cost nothing
+                self._latest.setdefault(server_id, found)
+        return self._latest.get(server_id)
+
+    async def _keep(self, mark: LogMark, *, is_new: bool) -> None:
+        now = self._clock.monotonic()
+        kept_at = self._kept_at.get(mark.server_id)
+        is_due = kept_at is None or 1000 * (now - kept_at) >= limits.HIGH_WATER_KEPT_INTERVAL_MS
+        if is_new or is_due:
+            self._kept_at[mark.server_id] = now
+            self._unkept.pop(mark.server_id, None)
+            await self._store.run(_keep, mark)
+        else:
+            self._unkept[mark.server_id] = mark
+
+
+def maybe_other_log(known: LogMark, log_id: str) -> str | None:
+    """Return what is wrong if a server has a log of another id now; either may have none."""
+    if not known.log_id or not log_id or known.log_id == log_id:
+        return None
+    return (
+        f"range server {known.server_id} has the log {log_id}, and had {known.log_id}, which was"
+        f" synced up to position {known.position}: another log is in its folder; put the right one"
+        " back. Nothing was changed. Without a copy, what was in it is lost: move the data"
+        " directory of the range server away to start as a new server, and delete and create again"
+        " the streams that had ranges in it"
+    )
+
+
+def _keep(store: MetadataStore, mark: LogMark) -> None:
+    store.log_marks.keep(mark)
+
+
+def maybe_log_mark(server_id: int, log_id: str | None, position: int) -> LogMark | None:
+    """Return what a HEARTBEAT says of a server's log, None if nothing.
+
+    Raises InvalidRequestError for what is no id of a log.
+    """
+    if position < 0:
+        return None
+    digits = log_id or ""
+    is_hex = all(digit in "0123456789abcdef" for digit in digits)
+    if digits and (len(digits) != _LOG_ID_DIGITS or not is_hex):
+        raise InvalidRequestError(
+            StatusCode.INVALID_REQUEST, f"{shown(digits)} is no log_id of a HEARTBEAT"
+        )
+    return LogMark(server_id, digits, position)
