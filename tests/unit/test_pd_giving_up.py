@@ -23,14 +23,8 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.sqlite_transactions import SqliteTransactions
 from sbp_core.pd.txns.ending import RangeServers
-from sbp_core.pd.txns.giving_up import (
-    EARLIER_FIRST,
-    STOPPING,
-    UNANSWERED,
-    GiveUpWishes,
-    refusal,
-    told,
-)
+from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpWishes
+from sbp_core.pd.txns.txn_handlers import refusal, told
 from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
 from sbp_core.wire.opcodes import Opcode
 

@@ -60,8 +60,7 @@ _ENDING, _COPYING, _COPIED, _STUCK, _MOVING, _PUBLISHED, _SETTLED = PublicationS
 
 
 def _row(**targets: PublicationState) -> dict[PublicationInput, PublicationState | Refusal]:
-    named = {"STREAM_DELETED": _SETTLED, **targets}
-    return {each: named.get(each.name, REFUSED) for each in PublicationInput}
+    return {each: targets.get(each.name, REFUSED) for each in PublicationInput}
 
 
 PUBLICATION: Final = Machine(
@@ -75,9 +74,18 @@ PUBLICATION: Final = Machine(
             COPIES_LACKING=_COPYING,
             INCOMPLETE=_STUCK,
             FAULT=_STUCK,
+            STREAM_DELETED=_SETTLED,
         ),
-        _COPYING: _row(COPIED=_COPIED, COPIES_REFUSED=_ENDING, FAULT=_STUCK),
-        _COPIED: _row(DONE=_PUBLISHED, SEALED=_MOVING, INCOMPLETE=_STUCK, FAULT=_STUCK),
+        _COPYING: _row(
+            COPIED=_COPIED, COPIES_REFUSED=_ENDING, FAULT=_STUCK, STREAM_DELETED=_SETTLED
+        ),
+        _COPIED: _row(
+            DONE=_PUBLISHED,
+            SEALED=_MOVING,
+            INCOMPLETE=_STUCK,
+            FAULT=_STUCK,
+            STREAM_DELETED=_SETTLED,
+        ),
         _STUCK: _row(
             DONE=_PUBLISHED,
             SEALED=_MOVING,
@@ -85,8 +93,9 @@ PUBLICATION: Final = Machine(
             INCOMPLETE=_STUCK,
             FAULT=_STUCK,
             GIVEN_UP=_SETTLED,
+            STREAM_DELETED=_SETTLED,
         ),
-        _MOVING: _row(MOVED=_ENDING),
+        _MOVING: _row(MOVED=_ENDING, STREAM_DELETED=_SETTLED),
         _PUBLISHED: _row(RECORDED=_SETTLED),
         _SETTLED: _row(),
     },

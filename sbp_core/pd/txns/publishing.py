@@ -11,22 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import SbpError
+from sbp_core.errors import RequestTimeoutError, SbpError, ShuttingDownError, StatusCode
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route
-from sbp_core.pd.txns.giving_up import (
-    EARLIER_FIRST,
-    STOPPING,
-    GiveUpWishes,
-    PublicationKey,
-    Reason,
-)
 from sbp_core.pd.txns.publications import (
     Publication,
     PublicationInput,
@@ -51,7 +45,21 @@ _PAUSING: Final = {
     PublicationInput.FAULT,
     PublicationInput.COPIES_REFUSED,
 }
-"""What a publication learns that does not bring it on."""
+"""Inputs that leave the publication waiting before its next try."""
+
+UNANSWERED: Final = RequestTimeoutError(
+    StatusCode.REQUEST_TIMEOUT, "its range server has not answered yet"
+)
+STOPPING: Final = ShuttingDownError(
+    StatusCode.RS_SHUTTING_DOWN, "the placement driver is about to stop"
+)
+EARLIER_FIRST: Final = "an earlier batch has to be published there first, or given up"
+
+PublicationKey = tuple[int, int]
+"""(decision's number, stream id)."""
+
+Reason = Exception | str
+"""Why a publication is not given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,82 @@ class OpenDecisions:
         if not decision.hidden_in:
             decision.is_over.set()
             del self._open[txn_number]
+
+
+@dataclass(slots=True)
+class _Wish:
+    """That some want to give up a publication: what they are told, and how many they are."""
+
+    answer: asyncio.Future[Exception | None]
+    waiter_count: int = 0
+
+
+class GiveUpWishes:
+    """Wishes to give publications up, and pauses between the tries to publish, which they end."""
+
+    def __init__(self) -> None:
+        self._wishes: dict[PublicationKey, _Wish] = {}
+        self._pauses: dict[PublicationKey, asyncio.Event] = {}
+
+    async def wish(self, key: PublicationKey, timeout_ms: float) -> Exception | None:
+        """Return why a publication is not given up; None if it is, or is published.
+
+        UNANSWERED if nobody knows in time. When nobody waits any longer, nobody wants it any more.
+        """
+        wish = self._wishes.setdefault(key, _Wish(asyncio.get_running_loop().create_future()))
+        wish.waiter_count += 1
+        if key in self._pauses:
+            self._pauses[key].set()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await asyncio.shield(wish.answer)
+        except TimeoutError:
+            return UNANSWERED
+        finally:
+            wish.waiter_count -= 1
+            if not wish.waiter_count and self._wishes.get(key) is wish:
+                del self._wishes[key]
+
+    @contextmanager
+    def granting(self, key: PublicationKey) -> Iterator[bool]:
+        """Whether somebody wants a publication to be given up: if so, it is, or why not is raised.
+
+        Who wants it is told afterwards.
+        """
+        wish = self._wishes.pop(key, None)
+        reason: Exception | None = STOPPING
+        try:
+            yield wish is not None
+        except Exception as error:
+            reason = error
+            raise
+        else:
+            reason = None
+        finally:
+            if wish is not None:
+                wish.answer.set_result(reason)
+
+    def answer(self, key: PublicationKey, reason: Exception | None) -> None:
+        """Tell who wants it why a publication is not given up; None if it needs nothing more."""
+        wish = self._wishes.pop(key, None)
+        if wish is not None:
+            wish.answer.set_result(reason)
+
+    def stop(self) -> None:
+        """Tell all that nothing is given up now."""
+        for key in list(self._wishes):
+            self.answer(key, STOPPING)
+
+    async def pause(self, key: PublicationKey, seconds: float) -> None:
+        """Wait, until somebody wants the publication to be given up at most."""
+        is_wished = self._pauses.setdefault(key, asyncio.Event())
+        try:
+            async with asyncio.timeout(seconds):
+                await is_wished.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._pauses[key]
 
 
 class Publisher:

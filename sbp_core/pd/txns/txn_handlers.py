@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -12,13 +13,15 @@ from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
     StatusCode,
+    StatusError,
+    StorageError,
+    TransportError,
     UnsupportedError,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.ending import RangeServers
-from sbp_core.pd.txns.giving_up import refusal, told
-from sbp_core.pd.txns.publishing import Progress, Publisher
+from sbp_core.pd.txns.publishing import STOPPING, UNANSWERED, Progress, Publisher, Reason
 from sbp_core.pd.txns.transactions import (
     AbortedTxn,
     Manifest,
@@ -44,6 +47,9 @@ from sbp_core.wire.txn_id import is_producer, is_txn_id, maybe_batch_of
 
 _UNKNOWN: Final = -1
 """In place of a number: not known, or there is none."""
+
+_TOLD_MAX: Final = 10
+"""Streams that a message names."""
 
 _WAIT_SHARE: Final = 0.75
 """Of the time that the caller waits; the rest is for the answer to get there."""
@@ -206,6 +212,37 @@ async def _respond(
             parts=some,
         ),
     )
+
+
+def told(reasons: Mapping[int, Reason]) -> str:
+    """Return why publications are not given up, by their streams, and what helps."""
+    some = [
+        f"stream {stream_id}: {reason}{_remedy(reason)}"
+        for stream_id, reason in islice(reasons.items(), _TOLD_MAX)
+    ]
+    more = [f"and {len(reasons) - _TOLD_MAX} streams more"] if len(reasons) > _TOLD_MAX else []
+    return "; ".join([*some, *more])
+
+
+def refusal(batch: str, reasons: Mapping[int, Reason]) -> StatusError:
+    """Return the error for a batch of which nothing is given up; it may be tried again, or not."""
+    message = (
+        f"{batch} waits, and is not given up: only what a range server says to be incomplete is."
+        f" {told(reasons)}"
+    )
+    for unsettled in (STOPPING, UNANSWERED):
+        if unsettled in reasons.values():
+            return type(unsettled)(unsettled.code, message)
+    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
+
+
+def _remedy(reason: Reason) -> str:
+    match reason:
+        case TransportError():
+            return " (it is published when that server is back)"
+        case StorageError(code=StatusCode.RS_DATA_CORRUPTED):
+            return " (stop the server that has it, run `sbp log repair`, then give up what is lost)"
+    return ""
 
 
 def _wait_ms(request: CommitTxnRequest) -> float:
