@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference that are made from the code.
+"""Write what is made from the code: pages of docs/reference, and conf/server.toml.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit 1 when the committed ones differ
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +29,16 @@ from sbp_core.wire.status import SUCCESS_CODES
 from sbp_spark.command import CHECKPOINT
 from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Option
 
-REFERENCE: Final = Path(__file__).parent / "reference"
+DOCS: Final = Path(__file__).parent
+REFERENCE: Final = DOCS / "reference"
+CONF: Final = DOCS.parent / "conf"
+
+CONF_INTRODUCTION: Final = """\
+# Settings of `sbp serve --config conf/server.toml`. Every key is here, with its default; a key that
+# is left out has that default too. Options of the command line win over this file.
+"""
+EXAMPLES: Final = {"advertise_host": "log.example.org", "ready_file": "sbp-ready.json"}
+"""Values of settings that have no default."""
 
 OURS_NEVER: Final = "never this project's"
 ALSO_ACCEPTED: Final = f"servers of the ElasticStream family; {OURS_NEVER}"
@@ -442,6 +454,28 @@ def configuration_document() -> str:
     return "\n".join(lines)
 
 
+def setting_lines(key: str, setting: Field[Any]) -> Iterator[str]:
+    """Yield a key of conf/server.toml, below its meaning, unit and limit."""
+    yield from textwrap.wrap(
+        setting.metadata["doc"], 100, initial_indent="# ", subsequent_indent="# "
+    )
+    unit = setting.metadata["unit"]
+    yield f"# {f'Unit: {unit}. ' if unit else ''}Limit: {setting.metadata['limit']}"
+    default = setting.default
+    value = str(default) if isinstance(default, Path) else default
+    yield f"{key} = {json.dumps(value)}" if default is not None else f'# {key} = "{EXAMPLES[key]}"'
+
+
+def server_configuration() -> str:
+    """Return conf/server.toml."""
+    lines = [CONF_INTRODUCTION]
+    for section, keys in SECTIONS.items():
+        lines += [f"[{section}]", ""]
+        for key, setting in keys.items():
+            lines += [*setting_lines(key, setting), ""]
+    return "\n".join(lines)
+
+
 def documents() -> dict[Path, str]:
     """Return the generated documents, by path."""
     return {
@@ -450,6 +484,7 @@ def documents() -> dict[Path, str]:
         REFERENCE / "options.md": options_document(),
         REFERENCE / "cli.md": cli_document(),
         REFERENCE / "configuration.md": configuration_document(),
+        CONF / "server.toml": server_configuration(),
     }
 
 

@@ -1,9 +1,9 @@
-"""How many streams, ranges, cursors and decisions there may be; more are refused.
+"""How many streams, ranges, cursors and decisions the metadata may hold; more are refused.
 
-Everything that clients can make without end has a limit here, or grows with something that has one:
-replicas with ranges, writers and schemas with streams (SCHEMA_VERSIONS_MAX each), parts with
-decisions. Range servers take 100 bytes each, and an id by itself takes none. The starts of the
-store take 60 bytes each, and are not made by clients.
+Everything that clients can create without end has a limit here, or grows with something that has
+one: replicas with ranges, writers and schemas with streams (SCHEMA_VERSIONS_MAX each), parts with
+decisions. Range servers take 100 bytes each, and an id by itself takes none. Each start of the
+placement driver takes 60 bytes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,48 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.server.settings import integer_setting
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CapacityLimits:
-    """The settings of the same names."""
+    """The settings of the placement driver that bound its metadata."""
 
-    streams_max: int = limits.STREAMS_MAX
-    ranges_per_stream_max: int = limits.RANGES_PER_STREAM_MAX
-    cursors_max: int = limits.CURSORS_MAX
-    decisions_max: int = limits.DECISIONS_MAX
-    aborted_txns_max: int = limits.ABORTED_TXNS_MAX
+    streams_max: int = integer_setting(
+        "Streams in the cluster; creating more is refused.",
+        1,
+        limits.ROWS_MAX,
+        default=limits.STREAMS_MAX,
+        unit="streams",
+    )
+    ranges_per_stream_max: int = integer_setting(
+        "Ranges of one stream that are not trimmed; creating more is refused.",
+        1,
+        limits.ROWS_MAX,
+        default=limits.RANGES_PER_STREAM_MAX,
+        unit="ranges",
+    )
+    cursors_max: int = integer_setting(
+        "Cursors of all consumer groups together; creating more is refused.",
+        1,
+        limits.ROWS_MAX,
+        default=limits.CURSORS_MAX,
+        unit="cursors",
+    )
+    decisions_max: int = integer_setting(
+        "Committed batches of producers that are kept; committing more is refused.",
+        1,
+        limits.ROWS_MAX,
+        default=limits.DECISIONS_MAX,
+        unit="batches",
+    )
+    aborted_txns_max: int = integer_setting(
+        "Aborted transactions that are kept, for 30 days; aborting more is refused.",
+        1,
+        limits.ROWS_MAX,
+        default=limits.ABORTED_TXNS_MAX,
+        unit="transactions",
+    )
 
 
 class Capacity:

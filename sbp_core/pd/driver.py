@@ -1,23 +1,48 @@
-"""A placement driver: the store, the membership and the listener put together."""
+"""A placement driver: its settings, and the store, the membership and the listener put together."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import SbpError
-from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.metadata.sqlite_store import SqliteStore
 from sbp_core.pd.metadata.store import StoreThread
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock, cancel_all
+from sbp_core.server.settings import ListenerSettings, integer_setting, port_setting
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementDriverSettings(ListenerSettings, CapacityLimits):
+    """How one placement driver runs. Raises ConfigurationError when a value cannot work."""
+
+    port: int = port_setting(12378)
+    heartbeat_timeout_ms: int = integer_setting(
+        "Time without a heartbeat after which a range server gets no new ranges;"
+        " three of its heartbeats at least.",
+        limits.HEARTBEAT_TIMEOUT_MS_MIN,
+        limits.HEARTBEAT_TIMEOUT_MS_MAX,
+        default=limits.HEARTBEAT_TIMEOUT_MS,
+        unit="milliseconds",
+    )
+    batch_number_leap_max: int = integer_setting(
+        "How far a producer's batch number may be above its last one. A larger number is refused,"
+        " as no number below it could be committed afterwards. Raise it for writes whose"
+        " txnVersion grows faster, such as a time in milliseconds.",
+        1,
+        2**63 - 1,
+        default=limits.BATCH_NUMBER_LEAP_MAX,
+    )
 
 
 class PlacementDriver:
@@ -44,9 +69,7 @@ class PlacementDriver:
         Raises ConfigurationError when the data directory or the address cannot be used.
         """
         settings = self._settings
-        store = await StoreThread.open(
-            lambda: SqliteStore(settings.data_dir, settings.capacity_limits)
-        )
+        store = await StoreThread.open(lambda: SqliteStore(settings.data_dir, settings))
         store.failed.add_done_callback(self._on_failure)
         handlers = PlacementDriverHandlers(
             store,

@@ -1,14 +1,19 @@
-"""What an operator may set for a range server."""
+"""Settings of a range server."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
-from sbp_core.errors import ConfigurationError
-from sbp_core.server.settings import ListenerSettings, check_integer
+from sbp_core.server.settings import (
+    ListenerSettings,
+    choice_setting,
+    integer_setting,
+    port_setting,
+    setting,
+)
 
 FSYNC_ALWAYS: Final = "always"
 FSYNC_INTERVAL: Final = "interval"
@@ -16,130 +21,72 @@ FSYNC_INTERVAL: Final = "interval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeServerSettings(ListenerSettings):
-    """Settings of one range server; the metadata of each field documents it in conf/server.toml.
+    """How one range server runs. Raises ConfigurationError when a value cannot work."""
 
-    Raises ConfigurationError when a value cannot work.
-    """
-
-    port: int = field(
-        default=10911, metadata=ListenerSettings.__dataclass_fields__["port"].metadata
-    )
-    placement_driver: str = field(
-        metadata={
-            "doc": "Where the placement driver listens.",
-            "unit": "",
-            "limit": "host:port",
-        }
-    )
-    segment_bytes: int = field(
+    port: int = port_setting(10911)
+    placement_driver: str = setting("Where the placement driver listens.", "host:port")
+    segment_bytes: int = integer_setting(
+        "Size at which the log starts a new segment file.",
+        limits.SEGMENT_BYTES_MIN,
+        limits.SEGMENT_BYTES_MAX,
         default=limits.SEGMENT_BYTES,
-        metadata={
-            "doc": "Size at which the log starts a new segment file.",
-            "unit": "bytes",
-            "limit": f"{limits.SEGMENT_BYTES_MIN}..{limits.SEGMENT_BYTES_MAX}",
-        },
+        unit="bytes",
     )
-    fsync: str = field(
+    fsync: str = choice_setting(
+        "When an append is acknowledged: always, when it is synced to disk; interval, when it is"
+        " written, so that a power failure loses what was not synced yet. What transactions stage"
+        " is always synced.",
+        (FSYNC_ALWAYS, FSYNC_INTERVAL),
         default=FSYNC_ALWAYS,
-        metadata={
-            "doc": "When an append is acknowledged: always, once it is synced to disk; interval,"
-            " once it is written, so that a power cut takes what was not synced yet.",
-            "unit": "",
-            "limit": f"{FSYNC_ALWAYS}, {FSYNC_INTERVAL}",
-        },
     )
-    fsync_interval_ms: int = field(
+    fsync_interval_ms: int = integer_setting(
+        "How long an acknowledged append may stay unsynced when fsync is interval.",
+        1,
+        limits.FSYNC_INTERVAL_MS_MAX,
         default=limits.FSYNC_INTERVAL_MS,
-        metadata={
-            "doc": "How long an acknowledged append may stay unsynced where fsync is interval.",
-            "unit": "milliseconds",
-            "limit": f"1..{limits.FSYNC_INTERVAL_MS_MAX}",
-        },
+        unit="milliseconds",
     )
-    disk_free_floor_bytes: int = field(
+    disk_free_floor_bytes: int = integer_setting(
+        "Free disk space to keep: below it appends are refused, and reads continue.",
+        0,
+        limits.DISK_FREE_FLOOR_BYTES_MAX,
         default=limits.DISK_FREE_FLOOR_BYTES,
-        metadata={
-            "doc": "Free disk space that is kept: with less, appends are refused, and reads go on.",
-            "unit": "bytes",
-            "limit": f"0..{limits.DISK_FREE_FLOOR_BYTES_MAX}",
-        },
+        unit="bytes",
     )
-    local_reads: bool = field(
+    local_reads: bool = choice_setting(
+        "Whether clients on this machine are told where records are in the log. Clients that may"
+        " open its files, as processes of the same user may, then read them without the server.",
+        (True, False),
         default=True,
-        metadata={
-            "doc": "Whether readers on this machine are told where records are in the log, so that"
-            " those who may open its files, as processes of the same user may, read them without"
-            " the server.",
-            "unit": "",
-            "limit": "true, false",
-        },
     )
-    heartbeat_interval_ms: int = field(
+    heartbeat_interval_ms: int = integer_setting(
+        "Pause between heartbeats to the placement driver.",
+        1,
+        limits.HEARTBEAT_TIMEOUT_MS // 3,
         default=limits.HEARTBEAT_INTERVAL_MS,
-        metadata={
-            "doc": "Pause between heartbeats to the placement driver.",
-            "unit": "milliseconds",
-            "limit": f"1..{limits.HEARTBEAT_TIMEOUT_MS // 3}",
-        },
+        unit="milliseconds",
     )
-    retention_check_interval_ms: int = field(
+    retention_check_interval_ms: int = integer_setting(
+        "Pause between checks for records whose retention is over and for disk space to free.",
+        1,
+        limits.RETENTION_CHECK_INTERVAL_MS_MAX,
         default=limits.RETENTION_CHECK_INTERVAL_MS,
-        metadata={
-            "doc": "Pause between looks for records whose retention is over and for disk space to"
-            " free.",
-            "unit": "milliseconds",
-            "limit": f"1..{limits.RETENTION_CHECK_INTERVAL_MS_MAX}",
-        },
+        unit="milliseconds",
     )
-    staged_timeout_ms: int = field(
+    staged_timeout_ms: int = integer_setting(
+        "How long batches stay staged for a transaction without a decision; then it is aborted, and"
+        " they are dropped.",
+        1,
+        limits.STAGED_TIMEOUT_MS_MAX,
         default=limits.STAGED_TIMEOUT_MS,
-        metadata={
-            "doc": "How long something stays staged for a transaction that is not decided: then it"
-            " is given up, and dropped.",
-            "unit": "milliseconds",
-            "limit": f"1..{limits.STAGED_TIMEOUT_MS_MAX}",
-        },
+        unit="milliseconds",
     )
 
     @property
     def sync_interval_ms(self) -> int:
-        """How long an acknowledged append may stay unsynced; 0 for not at all."""
+        """How long an acknowledged append may stay unsynced; 0: it is synced before."""
         return self.fsync_interval_ms if self.fsync == FSYNC_INTERVAL else 0
 
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
         parse_endpoint(self.placement_driver)
-        check_integer(
-            "segment_bytes",
-            self.segment_bytes,
-            limits.SEGMENT_BYTES_MIN,
-            limits.SEGMENT_BYTES_MAX,
-        )
-        if self.fsync not in {FSYNC_ALWAYS, FSYNC_INTERVAL}:
-            raise ConfigurationError(
-                f"fsync: expected {FSYNC_ALWAYS} or {FSYNC_INTERVAL}, got {self.fsync!r}"
-            )
-        if not isinstance(self.local_reads, bool):
-            raise ConfigurationError(
-                f"local_reads: expected true or false, got {self.local_reads!r}"
-            )
-        check_integer("fsync_interval_ms", self.fsync_interval_ms, 1, limits.FSYNC_INTERVAL_MS_MAX)
-        check_integer(
-            "disk_free_floor_bytes",
-            self.disk_free_floor_bytes,
-            0,
-            limits.DISK_FREE_FLOOR_BYTES_MAX,
-        )
-        check_integer(
-            "heartbeat_interval_ms",
-            self.heartbeat_interval_ms,
-            1,
-            limits.HEARTBEAT_TIMEOUT_MS // 3,
-        )
-        check_integer(
-            "retention_check_interval_ms",
-            self.retention_check_interval_ms,
-            1,
-            limits.RETENTION_CHECK_INTERVAL_MS_MAX,
-        )
-        check_integer("staged_timeout_ms", self.staged_timeout_ms, 1, limits.STAGED_TIMEOUT_MS_MAX)

@@ -1,19 +1,65 @@
-"""The settings that both servers share, and the addresses in them.
+"""Settings of servers: how one is declared and checked, and those that both servers share.
 
-The metadata of the fields are what conf/server.toml says. An address is host:port, as servers
-advertise themselves (SPEC "HEARTBEAT", advertise_addr).
+A setting is one field: its declaration has the default, the limit that is checked, and the text of
+conf/server.toml. `sbp_core.cluster` offers the fields as settings of `sbp serve`.
+
+An address is host:port, as servers advertise it (SPEC "HEARTBEAT", advertise_addr).
 """
 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from sbp_core import limits
 from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConfigurationError
 from sbp_core.wire.dialect import Dialect, parse_dialect
+
+
+def setting(doc: str, limit: str, *, default: Any = MISSING) -> Any:
+    """Declare a setting whose class checks it; without a default it has to be given."""
+    return field(default=default, metadata={"doc": doc, "unit": "", "limit": limit})
+
+
+def integer_setting(
+    doc: str, low: int, high: int, *, default: int | Any = MISSING, unit: str = ""
+) -> Any:
+    """Declare a setting that is an integer from `low` to `high`."""
+    return field(
+        default=default,
+        metadata={"doc": doc, "unit": unit, "limit": f"{low}..{high}", "bounds": (low, high)},
+    )
+
+
+def choice_setting(doc: str, choices: tuple[str | bool, ...], *, default: str | bool) -> Any:
+    """Declare a setting that has one of some values."""
+    words = ", ".join(str(each).lower() if isinstance(each, bool) else each for each in choices)
+    metadata = {"doc": doc, "unit": "", "limit": words, "choices": choices}
+    return field(default=default, metadata=metadata)
+
+
+def port_setting(default: int | Any = MISSING) -> Any:
+    """Declare the port that a server listens on."""
+    doc = "TCP port to listen on; 0 lets the system pick one."
+    return integer_setting(doc, 0, 65_535, default=default)
+
+
+def check_settings(settings: Any) -> None:
+    """Raise ConfigurationError unless each field has a value that its declaration allows."""
+    for each in fields(settings):
+        value, limit = getattr(settings, each.name), each.metadata["limit"]
+        if "bounds" in each.metadata:
+            low, high = each.metadata["bounds"]
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise ConfigurationError(
+                    f"{each.name}: expected an integer in {limit}, got {value!r}"
+                )
+        choices = each.metadata.get("choices")
+        if choices and (type(value), value) not in [(type(one), one) for one in choices]:
+            raise ConfigurationError(f"{each.name}: expected one of {limit}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,84 +69,64 @@ class ListenerSettings:
     Raises ConfigurationError when a value cannot work.
     """
 
-    data_dir: Path = field(
-        metadata={
-            "doc": "Directory of the data; made when missing, used by one process at a time.",
-            "unit": "",
-            "limit": "a directory that can be written",
-        }
+    data_dir: Path = setting(  # noqa: RUF009 - a field of the dataclass
+        "Directory of the data; created when missing, used by one process at a time.",
+        "a directory that can be written",
     )
-    host: str = field(
+    host: str = setting(
+        "Interface to listen on.",
+        "a host name or an IP address; 0.0.0.0 and :: need advertise_host",
         default="127.0.0.1",
-        metadata={
-            "doc": "Interface to listen on.",
-            "unit": "",
-            "limit": "a host name or an IP address; 0.0.0.0 and :: need advertise_host",
-        },
     )
-    port: int = field(
-        metadata={
-            "doc": "TCP port to listen on; 0 lets the system pick one.",
-            "unit": "",
-            "limit": "0..65535",
-        },
-    )
-    advertise_host: str | None = field(
+    port: int = port_setting()
+    advertise_host: str | None = setting(
+        "Host that clients connect to; the value of host when not set.",
+        "a host name or an IP address of this machine",
         default=None,
-        metadata={
-            "doc": "Host that clients are told to connect to; the value of host when not set.",
-            "unit": "",
-            "limit": "a host name or an IP address of this machine",
-        },
     )
-    advertise_port: int = field(
+    advertise_port: int = integer_setting(
+        "Port that clients connect to, if it is forwarded to this one; 0 is the port to listen on.",
+        0,
+        65_535,
         default=0,
-        metadata={
-            "doc": "Port that clients are told to connect to, where it is forwarded to this one;"
-            " 0 is the port to listen on.",
-            "unit": "",
-            "limit": "0..65535",
-        },
     )
-    connections_per_address_max: int = field(
+    connections_per_address_max: int = integer_setting(
+        "Connections that one server accepts from one address (for IPv6, from one /64 network);"
+        " those from the machine itself are not counted.",
+        1,
+        limits.CONNECTIONS_MAX,
         default=limits.CONNECTIONS_PER_ADDRESS_MAX,
-        metadata={
-            "doc": "Connections that one server takes from one address (of IPv6, from one /64"
-            " network); those from the machine itself are not counted.",
-            "unit": "connections",
-            "limit": f"1..{limits.CONNECTIONS_MAX}",
-        },
+        unit="connections",
     )
-    dialect: str = field(
+    dialect: str = setting(
+        "Dialect of the protocol that the servers speak; clients detect it.",
+        ", ".join(Dialect),
         default=Dialect.SPECIFICATION.value,
-        metadata={
-            "doc": "What the servers speak; clients recognise it by themselves.",
-            "unit": "",
-            "limit": ", ".join(Dialect),
-        },
     )
 
     def __post_init__(self) -> None:
+        check_settings(self)
         parse_dialect(self.dialect)
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
-        check_listening(self.host, self.port, self.advertise_host)
-        check_integer("advertise_port", self.advertise_port, 0, 65_535)
-        check_integer(
-            "connections_per_address_max",
-            self.connections_per_address_max,
-            1,
-            limits.CONNECTIONS_MAX,
-        )
+        _check_host("host", self.host)
+        if self.advertise_host is not None:
+            _check_host("advertise_host", self.advertise_host)
+        public_host = self.host if self.advertise_host is None else self.advertise_host
+        if is_wildcard(public_host):
+            raise ConfigurationError(
+                f"advertise_host: clients cannot connect to {public_host}, which means every"
+                " interface; set advertise_host to the name or address of this machine"
+            )
 
     def public_endpoint(self, port: int) -> str:
-        """Return the "host:port" that clients are told by a server that listens on `port`."""
+        """Return the "host:port" that clients connect to, for a server that listens on `port`."""
         host = self.host if self.advertise_host is None else self.advertise_host
         return join_address(host, self.advertise_port or port)
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` means every interface, which nobody can connect to."""
+    """Whether `host` means every interface, which is no address to connect to."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -110,29 +136,6 @@ def is_wildcard(host: str) -> bool:
 def join_address(host: str, port: int) -> str:
     """Return host:port, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_listening(host: object, port: object, advertise_host: object) -> None:
-    """Raise ConfigurationError unless a server can listen and be reached with these settings.
-
-    Port 0 lets the system pick one. A host that means every interface needs `advertise_host`.
-    """
-    check_integer("port", port, 0, 65_535)
-    _check_host("host", host)
-    if advertise_host is not None:
-        _check_host("advertise_host", advertise_host)
-    public_host = host if advertise_host is None else advertise_host
-    if is_wildcard(str(public_host)):
-        raise ConfigurationError(
-            f"advertise_host: nobody can connect to {public_host}, which is every"
-            " interface; set advertise_host to the name or address of this machine"
-        )
-
-
-def check_integer(name: str, value: object, low: int, high: int) -> None:
-    """Raise ConfigurationError unless `value` is an integer from `low` to `high`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(f"{name}: expected an integer in {low}..{high}, got {value!r}")
 
 
 def _check_host(name: str, host: object) -> None:

@@ -23,8 +23,7 @@ from sbp_core.client import (
 from sbp_core.errors import InvalidRequestError, NotFoundError, TxnAbortedError
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
-from sbp_core.pd.driver import PlacementDriver
-from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 

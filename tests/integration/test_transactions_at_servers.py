@@ -23,8 +23,7 @@ from sbp_core.errors import (
     UnsupportedError,
     WriterGapError,
 )
-from sbp_core.pd.driver import PlacementDriver
-from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.server.transactions_at_servers import (
     Ended,
     TxnEnd,

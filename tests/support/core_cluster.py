@@ -10,8 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from sbp_core.client import AsyncClient, FetchItem
-from sbp_core.pd.driver import PlacementDriver
-from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, split_envelopes

@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference are what the code says."""
+"""The generated pages of docs/reference and conf/server.toml are what the code says."""
 
 import importlib.util
 import re

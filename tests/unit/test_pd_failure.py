@@ -6,8 +6,7 @@ import sqlite3
 from raw_client import RawClient
 
 from sbp_core.errors import StatusCode
-from sbp_core.pd.driver import PlacementDriver
-from sbp_core.pd.driver_settings import PlacementDriverSettings
+from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.wire.headers import DescribeStreamsRequest, decode_system_error
 from sbp_core.wire.opcodes import Opcode
 
