@@ -29,7 +29,7 @@ from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.pd.data_dir import has_metadata
+from sbp_core.pd.metadata.data_dir import has_metadata
 from sbp_core.pd.metadata.sqlite_inspection import remedy_of_lost_metadata
 from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings

@@ -11,7 +11,7 @@ from sbp_core.cli import output
 from sbp_core.cli.parsing import Actions
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
-from sbp_core.pd.metadata.store_check import (
+from sbp_core.pd.metadata.sqlite_inspection import (
     DRIVER_NAME,
     StoreReport,
     Witness,

@@ -109,6 +109,6 @@ _WORDS: Final = {
 def _refusal(noun: str, remedy: str, setting: str, limit: int) -> InvalidRequestError:
     return InvalidRequestError(
         StatusCode.INVALID_REQUEST,
-        f"{setting} of the placement driver allows {limit} {noun}, which are there: {remedy}, or"
-        " raise the setting",
+        f"{setting} of the placement driver allows {limit} {noun}, and that many exist: {remedy},"
+        " or raise the setting",
     )

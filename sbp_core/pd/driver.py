@@ -10,8 +10,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
-from sbp_core.pd.metadata.store import StoreThread
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
@@ -48,7 +47,7 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
 class PlacementDriver:
     """One placement driver with its metadata in a directory. It starts once and stops once.
 
-    `failed` ends with the reason when its metadata can be neither read nor written any more. The
+    `failed` ends with the reason when its metadata can be neither read nor written any longer. The
     owner then stops it and exits with an error.
     """
 
@@ -69,7 +68,7 @@ class PlacementDriver:
         Raises ConfigurationError when the data directory or the address cannot be used.
         """
         settings = self._settings
-        store = await StoreThread.open(lambda: SqliteStore(settings.data_dir, settings))
+        store = await StoreThread.open(lambda: MetadataStore(settings.data_dir, settings))
         store.failed.add_done_callback(self._on_failure)
         handlers = PlacementDriverHandlers(
             store,
@@ -95,20 +94,20 @@ class PlacementDriver:
             raise
         self._store, self._listener, self._handlers = store, listener, handlers
         self._port = port
-        self._looking = asyncio.create_task(self._name_missing_servers(store))
+        self._looking = asyncio.create_task(self._log_missing_servers(store))
         return self.endpoint
 
-    async def _name_missing_servers(self, store: StoreThread) -> None:
-        """Log, once, which servers host open ranges and were not heard since the start."""
+    async def _log_missing_servers(self, store: StoreThread) -> None:
+        """Log which servers host open ranges and have sent no heartbeat since the start, once."""
         await asyncio.sleep(self._settings.heartbeat_timeout_ms / 1000)
         counts = await store.run(lambda store: store.open_range_counts())
-        addresses = await store.run(lambda store: store.server_addresses())
+        addresses = await store.run(lambda store: store.servers.addresses())
         live = self._membership.live_server_ids()
         for server_id in sorted(counts.keys() - {*live}):
             _LOG.warning(
-                "range server missing: server %d, last at %s, hosts %d open ranges and was not"
-                " heard since the start; start it with its data directory",
-                *(server_id, addresses.get(server_id, "an unknown address"), counts[server_id]),
+                "range server missing server=%d address=%s open_ranges=%d: no heartbeat since the"
+                " start; start it with its data directory",
+                *(server_id, addresses.get(server_id, "unknown"), counts[server_id]),
             )
 
     async def stop(self) -> None:

@@ -164,7 +164,7 @@ class Joining:
             raise _invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
         parse_endpoint(announced.advertise_addr or "")
         server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
-        stored = await self._store.run(lambda store: store.secrets.maybe_secret(server.server_id))
+        stored = await self._store.run(lambda store: store.servers.maybe_secret(server.server_id))
         if stored is not None:
             _check_secret(server.server_id, secret, stored)
         for other in self._membership.conflicting(server):
@@ -185,7 +185,7 @@ class Joining:
         secret = None
         if announced is not None and announced.server_id in standing.server_ids:
             secret = await self._store.run(
-                lambda store: store.secrets.maybe_secret(announced.server_id)
+                lambda store: store.servers.maybe_secret(announced.server_id)
             )
         await self.heard(announced, secret, standing)
 
@@ -240,15 +240,15 @@ def _register(
     store: MetadataStore, cluster_id: str, server: RangeServerRecord, secret: str | None
 ) -> str | None:
     """Remember where a server is, and the secret it came with first; return the one it has."""
-    if not store.register_server(server):
+    if not store.servers.register(server):
         raise _invalid(
             f"server id {server.server_id} was never allocated by this placement driver"
             f" (cluster {cluster_id}); connect to the one that did, or bring its"
             f" data directory back. {_KEEP_DATA}"
         )
     if secret:
-        return store.secrets.claim(server.server_id, secret)
-    return store.secrets.maybe_secret(server.server_id)
+        return store.servers.claim_secret(server.server_id, secret)
+    return store.servers.maybe_secret(server.server_id)
 
 
 def _check_secret(server_id: int, given: str | None, stored: str) -> None:
@@ -313,7 +313,7 @@ class LogMarks:
 
     async def _known(self, server_id: int) -> LogMark | None:
         if server_id not in self._latest:
-            found = await self._store.run(lambda store: store.log_marks.maybe_mark(server_id))
+            found = await self._store.run(lambda store: store.servers.maybe_log_mark(server_id))
             if found is not None:  # anybody may ask for any id: those without a mark cost nothing
                 self._latest.setdefault(server_id, found)
         return self._latest.get(server_id)
@@ -344,7 +344,7 @@ def maybe_other_log(known: LogMark, log_id: str) -> str | None:
 
 
 def _keep(store: MetadataStore, mark: LogMark) -> None:
-    store.log_marks.keep(mark)
+    store.servers.keep_log_mark(mark)
 
 
 def maybe_log_mark(server_id: int, log_id: str | None, position: int) -> LogMark | None:

@@ -139,7 +139,7 @@ METADATA, MARK = f"{DRIVER}/metadata.sqlite", f"{DRIVER}/metadata.mark"
 
 REPAIRED: Final[dict[str, tuple[Damage, str]]] = {
     "a row was changed": (changed_row, "is damaged: table streams"),
-    "the metadata are older": (put_back(DRIVER, "older"), "are older than they were"),
+    "the metadata are older": (put_back(DRIVER, "older"), "are an older copy"),
     "the metadata are older than their mark": (
         put_back(METADATA, "older"),
         r"commit \d+ of life \S+ was the last one, the store ends at commit",

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from manual_clock import ManualClock
 
 from sbp_core.errors import SbpError
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import RangeServerRecord
 from sbp_core.pd.range_servers import Joining, Membership
 from sbp_core.server.trust import Standing
@@ -46,7 +46,7 @@ class Process:
 class SameThread:
     """The store, without its thread."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self.cluster_id = store.cluster_id
 
@@ -62,7 +62,7 @@ class JoiningMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="sbp-joining-"))
-        self.store = SqliteStore(self.folder)
+        self.store = MetadataStore(self.folder)
         self.clock = ManualClock()
         self.membership = Membership(self.clock, TIMEOUT_MS)
         self.joining = Joining(SameThread(self.store), self.membership)
@@ -108,10 +108,10 @@ class JoiningMachine(RuleBasedStateMachine):
         return self.allocate(address, True)
 
     def allocate(self, address, has_secret):
-        server_id = self.store.allocate_server_id()
+        server_id = self.store.servers.allocate_id()
         secret = f"secret of {server_id}" if has_secret else None
         if secret is not None:
-            self.store.secrets.claim(server_id, secret)
+            self.store.servers.claim_secret(server_id, secret)
         process = Process(server_id, secret, address)
         return process if self.start_at(process) else multiple()
 
@@ -169,8 +169,8 @@ class JoiningMachine(RuleBasedStateMachine):
 
     @rule(address=addresses)
     def claim_an_address_with_an_id_of_ones_own(self, address):
-        server_id = self.store.allocate_server_id()
-        self.store.secrets.claim(server_id, "mine")
+        server_id = self.store.servers.allocate_id()
+        self.store.servers.claim_secret(server_id, "mine")
         is_taken = any(each.address == address for each in self.live())
         was_accepted = self.heard(server_id, address, "mine")
         assert was_accepted is not is_taken

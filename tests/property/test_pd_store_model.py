@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
     NO_CURSOR,
     CursorRecord,
@@ -29,7 +29,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="pd-store-"))
         self.path = self.root / "0"
-        self.store = SqliteStore(self.path)
+        self.store = MetadataStore(self.path)
         self.cluster_id = self.store.cluster_id
         self.streams, self.ranges, self.addresses = {}, {}, {}
         self.cursors = {}
@@ -102,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
     def commit_cursors(self, group, moves, time_ms):
         wanted = [(self.pick(pick), offset) for pick, offset in moves]
         expected = [offset == NO_CURSOR or each in self.streams for each, offset in wanted]
-        assert self.store.commit_cursors(group, wanted, time_ms) == expected
+        assert self.store.cursors.commit(group, wanted, time_ms) == expected
         for stream_id, offset in wanted:
             if offset == NO_CURSOR:
                 self.cursors.pop((group, stream_id), None)
@@ -112,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def allocate(self):
-        server_id = self.store.allocate_server_id()
+        server_id = self.store.servers.allocate_id()
         assert server_id not in self.server_ids
         self.server_ids.append(server_id)
 
@@ -120,7 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
     def register(self, server_id, port):
         address = f"h:{port}"
         is_known = server_id in self.server_ids
-        assert self.store.register_server(RangeServerRecord(server_id, address)) == is_known
+        assert self.store.servers.register(RangeServerRecord(server_id, address)) == is_known
         self.bump(is_known and self.addresses.get(server_id) != address)
         if is_known:
             self.addresses[server_id] = address
@@ -130,20 +130,20 @@ class StoreMachine(RuleBasedStateMachine):
         copy = self.path.with_name(str(int(self.path.name) + 1))
         shutil.copytree(self.path, copy)
         self.store.close()
-        self.path, self.store = copy, SqliteStore(copy)
+        self.path, self.store = copy, MetadataStore(copy)
 
     @invariant()
     def store_equals_model(self):
         store = self.store
         assert store.cluster_id == self.cluster_id
-        assert store.server_addresses() == self.addresses
+        assert store.servers.addresses() == self.addresses
         assert store.streams_after(-1, 1000) == [self.streams[i] for i in sorted(self.streams)]
         everything = [self.ranges[key] for key in sorted(self.ranges)]
         assert store.ranges_after((-1, -1), 1000, stream_id=None, server_id=None) == everything
         for group in ("g", "h"):
-            listed = store.cursors_after(group, -1, 1000)
+            listed = store.cursors.after(group, -1, 1000)
             assert listed == [self.cursors[key] for key in sorted(self.cursors) if key[0] == group]
-        groups = [each.name for each in store.groups_after("", 1000)]
+        groups = [each.name for each in store.cursors.groups_after("", 1000)]
         assert groups == sorted({group for group, _ in self.cursors})
         counts = {}
         for server_id in (1, 2, 3):

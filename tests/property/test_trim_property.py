@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import RangeStates
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.rangeserver.hosted_ranges import RangeTable
 from sbp_core.segment_format import EntryKind
@@ -43,7 +43,7 @@ def test_the_store_trims_by_the_definition(lengths, is_open, offsets):
     if is_open or not expected:
         expected.append((len(expected), edges[-1], None))
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder))
+        store = MetadataStore(Path(folder))
         try:
             other, stream_id = stream_id_of(store), stream_id_of(store)
             for index, start, end in expected:

@@ -1,7 +1,7 @@
 """A metadata store with something in every table, and whether another one says the same."""
 
 from sbp_core.errors import ConfigurationError, StatusError
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NewStream, RangeServerRecord, SchemaRecord, SealedRange
 from sbp_core.pd.txns.transactions import Manifest, Part
 
@@ -17,24 +17,24 @@ def contents(store):
 
 
 def fill(store):
-    store.register_server(RangeServerRecord(store.allocate_server_id(), "127.0.0.1:10911"))
+    store.servers.register(RangeServerRecord(store.servers.allocate_id(), "127.0.0.1:10911"))
     store.create_streams(
         [NewStream(f"stream-{number}", 1, 1, 60_000 + number, (1,), 7) for number in range(40)], 123
     )
     store.schemas.register([SchemaRecord(1, 1, "f", b"schema" * 2_000, 5)])
-    store.commit_cursors("group", [(number, 100 * number) for number in range(1, 30)], 9)
+    store.cursors.commit("group", [(number, 100 * number) for number in range(1, 30)], 9)
     store.seal_ranges([SealedRange(3, 0, 17, b"\x01" * 6_000)])
     parts = (Part("p-1-x", 2, 0, 5),)
     store.transactions.commit(Manifest("p", 1, parts, 5, b"digest--"), 50)
     store.transactions.abort([Part("q-1-x", 2, 0, 5)], 60)
     store.delete_streams([40])
-    store.commit_cursors("group", [(number, 100 * number + 1) for number in range(1, 30)], 10)
+    store.cursors.commit("group", [(number, 100 * number + 1) for number in range(1, 30)], 10)
 
 
 def verdict(folder, expected):
     """Return whether a store has these contents when it is opened, None if a file is named."""
     try:
-        store = SqliteStore(folder)
+        store = MetadataStore(folder)
     except ConfigurationError as error:
         return None if "metadata." in str(error) else False
     try:

@@ -43,7 +43,7 @@ class Cluster:
         return answer
 
     async def secret_of(self, server_id):
-        return await self.driver._store.run(lambda store: store.secrets.maybe_secret(server_id))
+        return await self.driver._store.run(lambda store: store.servers.maybe_secret(server_id))
 
     async def allocate(self):
         (answer,) = await self.client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest(host="h"))

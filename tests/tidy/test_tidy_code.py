@@ -14,7 +14,7 @@ UNSAFE = {"pickle", "marshal", "dill", "cloudpickle", "shelve", "eval", "exec", 
 
 IMPURE = {"time", "random", "socket", "open", "os.open"}
 """Clock, chance, network and files enter the servers and the log by ports that tests replace."""
-PORTS = {Path("sbp_core/log/disk.py"), Path("sbp_core/pd/data_dir.py")}
+PORTS = {Path("sbp_core/log/disk.py"), Path("sbp_core/pd/metadata/data_dir.py")}
 
 MAY_PRINT = ("sbp_core/cli", "sbp_spark/java.py")
 

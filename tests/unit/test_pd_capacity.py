@@ -7,7 +7,7 @@ import pytest
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.streams.cursor_handlers import commit_cursors
 from sbp_core.pd.streams.sealing import open_next_ranges, plan_seals
@@ -25,7 +25,7 @@ def opened(tmp_path):
     stores = []
 
     def open_store(**limits):
-        stores.append(SqliteStore(tmp_path / str(len(stores)), CapacityLimits(**limits)))
+        stores.append(MetadataStore(tmp_path / str(len(stores)), CapacityLimits(**limits)))
         return stores[-1]
 
     yield open_store
@@ -86,7 +86,7 @@ def test_cursors_that_are_there_move_on_when_there_is_no_room_for_more(opened):
     codes = [each.status.code for each in results]
     assert codes == [StatusCode.NONE, StatusCode.INVALID_REQUEST, StatusCode.NONE]
     assert "cursors_max" in results[1].status.message
-    assert [each and each.next_offset for each in store.cursors_of("g", [a, b, c])] == [
+    assert [each and each.next_offset for each in store.cursors.of_streams("g", [a, b, c])] == [
         2,
         None,
         None,

@@ -21,7 +21,7 @@ from sbp_core.errors import (
     StorageError,
     TxnAbortedError,
 )
-from sbp_core.pd.metadata.sqlite_transactions import SqliteTransactions
+from sbp_core.pd.metadata.sqlite_transactions import TransactionTables
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpWishes
 from sbp_core.pd.txns.txn_handlers import refusal, told
@@ -224,7 +224,7 @@ def test_what_the_store_cannot_note_is_not_given_up(tmp_path, peer, monkeypatch)
             peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}))
             await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
             with monkeypatch.context() as patched:
-                patched.setattr(SqliteTransactions, "give_up", fail)
+                patched.setattr(TransactionTables, "give_up", fail)
                 with pytest.raises(InvalidRequestError, match="the disk is full"):
                     await give_up(cluster, 1)
             await becomes(cluster, "stuck")

@@ -10,8 +10,7 @@ from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
-from sbp_core.pd.metadata.store import StoreThread
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import LogMark
 from sbp_core.pd.range_servers import NO_POSITION, LogMarks, maybe_log_mark
 
@@ -20,7 +19,7 @@ A, B = "a" * 32, "b" * 32
 
 def run(folder: Path, body) -> None:
     async def main() -> None:
-        store = await StoreThread.open(lambda: SqliteStore(folder))
+        store = await StoreThread.open(lambda: MetadataStore(folder))
         clock = ManualClock()
         try:
             await body(store, LogMarks(store, clock), clock)
@@ -31,7 +30,7 @@ def run(folder: Path, body) -> None:
 
 
 async def kept(store: StoreThread, server_id: int = 1) -> LogMark | None:
-    return await store.run(lambda each: each.log_marks.maybe_mark(server_id))
+    return await store.run(lambda each: each.servers.maybe_log_mark(server_id))
 
 
 def test_the_highest_position_counts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from schema_messages import shared_parts_message
 
 from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NewStream, SchemaRecord
 from sbp_core.pd.streams.schema_handlers import Place, describe_schemas, register_schemas
 from sbp_core.records import StreamSchema
@@ -37,7 +37,7 @@ OTHER = schema_of(a=pa.string())
 
 @pytest.fixture
 def store(tmp_path):
-    opened = SqliteStore(tmp_path / "data")
+    opened = MetadataStore(tmp_path / "data")
     yield opened
     opened.close()
 
@@ -122,7 +122,7 @@ def test_schemas_are_there_after_a_crash_and_leave_the_revision_alone(store, str
     register(store, asked(stream_id, 1, FIRST), time_ms=7)
     assert store.revision() == before
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    copy = SqliteStore(tmp_path / "copy")
+    copy = MetadataStore(tmp_path / "copy")
     assert copy.schemas.maybe_newest(stream_id) == record(stream_id, 1, FIRST, 7)
     copy.close()
 

@@ -8,7 +8,7 @@ import pytest
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk, OsFile
 from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
@@ -44,7 +44,7 @@ def stores(request, tmp_path):
             copy = opened[-1][1] if opened else tmp_path / "data"
         if opened:
             opened[-1][0].close()
-        opened.append((SqliteStore(copy), copy))
+        opened.append((MetadataStore(copy), copy))
         return opened[-1][0]
 
     yield open_again
@@ -61,7 +61,7 @@ def test_a_new_store_is_empty(store):
     assert store.revision() == 0
     assert store.streams_after(-1, 10) == []
     assert ranges(store) == []
-    assert store.server_addresses() == {}
+    assert store.servers.addresses() == {}
     assert store.open_range_counts() == {}
 
 
@@ -116,7 +116,7 @@ def test_ids_are_never_issued_again(stores, crash):
         assert stream_ids.isdisjoint(fresh)
         stream_ids.update(fresh)
         store.delete_streams(fresh)
-        server_id = store.allocate_server_id()
+        server_id = store.servers.allocate_id()
         assert server_id not in server_ids
         server_ids.add(server_id)
         store = stores(crash=crash)
@@ -127,15 +127,15 @@ def test_ids_are_never_issued_again(stores, crash):
 @pytest.mark.parametrize("crash", [False, True])
 def test_everything_is_there_after_opening_again(stores, crash):
     store = stores()
-    server = RangeServerRecord(store.allocate_server_id(), "h:1")
-    store.register_server(server)
+    server = RangeServerRecord(store.servers.allocate_id(), "h:1")
+    store.servers.register(server)
     a, _ = create(store, "a", None)
     before = (
         store.cluster_id,
         store.revision(),
         store.streams_after(-1, 10),
         store.maybe_last_range(a),
-        store.server_addresses(),
+        store.servers.addresses(),
     )
     store = stores(crash=crash)
     after = (
@@ -143,35 +143,35 @@ def test_everything_is_there_after_opening_again(stores, crash):
         store.revision(),
         store.streams_after(-1, 10),
         store.maybe_last_range(a),
-        store.server_addresses(),
+        store.servers.addresses(),
     )
     assert after == before
 
 
 def test_only_allocated_servers_are_registered(store):
-    assert not store.register_server(RangeServerRecord(1, "h:1"))
-    server_id = store.allocate_server_id()
-    assert store.register_server(RangeServerRecord(server_id, "h:1"))
-    assert store.register_server(RangeServerRecord(server_id, "h:2"))
-    assert store.server_addresses() == {server_id: "h:2"}
+    assert not store.servers.register(RangeServerRecord(1, "h:1"))
+    server_id = store.servers.allocate_id()
+    assert store.servers.register(RangeServerRecord(server_id, "h:1"))
+    assert store.servers.register(RangeServerRecord(server_id, "h:2"))
+    assert store.servers.addresses() == {server_id: "h:2"}
     for unknown in (-1, 0, server_id + 1, 2**31 - 1):
-        assert not store.register_server(RangeServerRecord(unknown, "h:3"))
-    assert store.server_addresses() == {server_id: "h:2"}
+        assert not store.servers.register(RangeServerRecord(unknown, "h:3"))
+    assert store.servers.addresses() == {server_id: "h:2"}
 
 
 def test_the_revision_grows_with_each_change_and_only_then(store):
-    server_id = store.allocate_server_id()
+    server_id = store.servers.allocate_id()
     seen = [store.revision()]
 
     def changed():
         seen.append(store.revision())
         return seen[-1] > seen[-2]
 
-    store.register_server(RangeServerRecord(server_id, "h:1"))
+    store.servers.register(RangeServerRecord(server_id, "h:1"))
     assert changed()
-    store.register_server(RangeServerRecord(server_id, "h:1"))
+    store.servers.register(RangeServerRecord(server_id, "h:1"))
     assert not changed()
-    store.register_server(RangeServerRecord(server_id, "h:2"))
+    store.servers.register(RangeServerRecord(server_id, "h:2"))
     assert changed()
     (a,) = create(store, "a")
     assert changed()
@@ -244,22 +244,22 @@ def test_text_is_data(store, text):
 def test_each_store_is_a_cluster_of_its_own(tmp_path):
     ids = []
     for name in ("one", "two"):
-        store = SqliteStore(tmp_path / name)
+        store = MetadataStore(tmp_path / name)
         ids.append(store.cluster_id)
         store.close()
     assert ids[0] != ids[1]
 
 
 def test_a_directory_has_one_owner(tmp_path):
-    store = SqliteStore(tmp_path)
+    store = MetadataStore(tmp_path)
     with pytest.raises(ConfigurationError, match="in use by another placement driver"):
-        SqliteStore(tmp_path)
+        MetadataStore(tmp_path)
     store.close()
-    SqliteStore(tmp_path).close()
+    MetadataStore(tmp_path).close()
 
 
 def test_files_are_private(tmp_path):
-    store = SqliteStore(tmp_path / "data")
+    store = MetadataStore(tmp_path / "data")
     create(store, "a")
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "data").iterdir()}
     assert modes
@@ -269,7 +269,7 @@ def test_files_are_private(tmp_path):
 
 
 def test_durability_is_on(tmp_path):
-    store = SqliteStore(tmp_path)
+    store = MetadataStore(tmp_path)
     pragma = {
         name: store._file.query(f"PRAGMA {name}")[0][0]
         for name in ("journal_mode", "synchronous", "foreign_keys", "locking_mode")
@@ -294,11 +294,11 @@ def test_a_directory_that_cannot_be_used(tmp_path, make):
     else:
         path.write_text("not a directory")
     with pytest.raises(ConfigurationError, match=r"data_dir: .* cannot be used: .*; "):
-        SqliteStore(path / "below" if make == "below-file" else path)
+        MetadataStore(path / "below" if make == "below-file" else path)
 
 
 def damaged(tmp_path, damage):
-    store = SqliteStore(tmp_path)
+    store = MetadataStore(tmp_path)
     store.create_streams([new(f"stream-{index}") for index in range(200)], 0)
     store.close()
     path = tmp_path / "metadata.sqlite"
@@ -316,8 +316,8 @@ def test_a_damaged_file_is_refused(tmp_path, position):
 
     path = damaged(tmp_path, damage)
     before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match=r"Bring the newest copy of .* back"):
-        SqliteStore(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"Restore the newest copy of "):
+        MetadataStore(tmp_path)
     assert path.read_bytes() == before
 
 
@@ -326,25 +326,25 @@ def test_a_cut_file_is_refused(tmp_path):
         del octets[len(octets) // 2 :]
 
     damaged(tmp_path, damage)
-    with pytest.raises(ConfigurationError, match=r"Bring the newest copy of .* back"):
-        SqliteStore(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"Restore the newest copy of "):
+        MetadataStore(tmp_path)
 
 
 def test_the_lock_is_released_after_a_refusal(tmp_path):
     (tmp_path / "metadata.sqlite").write_bytes(b"x" * 5000)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="not a database"):
-            SqliteStore(tmp_path)
+            MetadataStore(tmp_path)
 
 
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
 def test_another_schema_version_is_refused(tmp_path, version):
-    SqliteStore(tmp_path).close()
+    MetadataStore(tmp_path).close()
     with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
         connection.execute("UPDATE schema_version SET version = ?", (version,))
     connection.close()
     with pytest.raises(ConfigurationError, match=f"schema version {version}"):
-        SqliteStore(tmp_path)
+        MetadataStore(tmp_path)
 
 
 def test_a_file_of_somebody_else_is_refused(tmp_path):
@@ -352,11 +352,11 @@ def test_a_file_of_somebody_else_is_refused(tmp_path):
         connection.execute("CREATE TABLE photos (id INTEGER)")
     connection.close()
     with pytest.raises(ConfigurationError, match="holds other data"):
-        SqliteStore(tmp_path)
+        MetadataStore(tmp_path)
 
 
 def test_after_a_broken_file_nothing_more_is_served(tmp_path):
-    store = SqliteStore(tmp_path)
+    store = MetadataStore(tmp_path)
     create(store, "a")
 
     class Broken:
@@ -378,7 +378,7 @@ def test_after_a_broken_file_nothing_more_is_served(tmp_path):
 
 
 def test_a_full_disk_is_survived(tmp_path):
-    store = SqliteStore(tmp_path)
+    store = MetadataStore(tmp_path)
     create(store, "a")
     ((pages,),) = store._file.query("PRAGMA page_count")
     store._file.query(f"PRAGMA max_page_count = {pages}")
@@ -393,7 +393,7 @@ def test_a_full_disk_is_survived(tmp_path):
 def test_new_directories_are_synced_into_those_above_them(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(OsDisk, "fsync_dir", lambda _, directory: synced.append(directory))
-    SqliteStore(tmp_path / "a" / "b").close()
+    MetadataStore(tmp_path / "a" / "b").close()
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 

@@ -15,7 +15,7 @@ from sbp_core.errors import (
     TxnAbortedError,
 )
 from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_PER_PRODUCER
-from sbp_core.pd.metadata.sqlite_store import SqliteStore
+from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.txns.transactions import (
     AbortedTxn,
@@ -33,7 +33,7 @@ DIGEST = b"12345678"
 
 @pytest.fixture
 def store(tmp_path):
-    opened = SqliteStore(tmp_path)
+    opened = MetadataStore(tmp_path)
     opened.create_streams([NewStream(name, 1, 1, 0, (1,)) for name in ("a", "b")], 5)
     yield opened
     opened.close()
@@ -155,7 +155,7 @@ def test_what_is_given_up_is_not_committed_and_what_is_committed_is_not_given_up
     assert txns.aborted_after("", 10) == [AbortedTxn("p.4.a", 9), AbortedTxn("y", 9)]
     assert txns.aborted_after("p.4.a", 10) == [AbortedTxn("y", 9)]
     assert txns.aborted_after("", 10, "p") == [AbortedTxn("p.4.a", 9)]
-    with pytest.raises(TxnAbortedError, match=r"p\.4\.a was given up"):
+    with pytest.raises(TxnAbortedError, match=r"p\.4\.a was aborted"):
         txns.commit(manifest(4, part("p.4.a")), 9)
     commit(txns, 4, part("p.4.b"))
 
@@ -235,13 +235,13 @@ def test_a_range_is_looked_up_once(txns, monkeypatch):
 
 
 def test_decisions_are_there_after_a_restart(tmp_path):
-    store = SqliteStore(tmp_path)
+    store = MetadataStore(tmp_path)
     store.create_streams([NewStream("a", 1, 1, 0, (1,))], 5)
     commit(store.transactions, 1, part("p.1.a"))
     store.transactions.abort([part("x")], 9)
     before = store.transactions.unpublished(), store.transactions.aborted_after("", 10)
     store.close()
-    again = SqliteStore(tmp_path)
+    again = MetadataStore(tmp_path)
     assert (again.transactions.unpublished(), again.transactions.aborted_after("", 10)) == before
     assert again.transactions.commit(manifest(1), 9).is_replay
     again.close()

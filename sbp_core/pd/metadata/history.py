@@ -7,8 +7,8 @@ missing, begins a new *epoch* with a higher number. The commits of lower epochs 
 again.
 
 Ids of streams and range servers, and revisions, count on from the last one. A store that lacks its
-latest commits does not know how far they went, so a new epoch's numbers go on from a block of their
-own, a random distance above all that the store knows:
+latest commits does not know how far they went, so a new epoch's numbers continue in a block of
+their own, a random distance above all that the store knows:
 
     what            block (upper bits)   within a block (lower bits)
     stream ids      the epoch            40

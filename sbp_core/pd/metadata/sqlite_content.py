@@ -114,7 +114,7 @@ class Content:
         return True
 
     def adopt(self) -> None:
-        """Go on from what `seal` wrote: it is committed."""
+        """Continue from what `seal` wrote: it is committed."""
         assert self._sealed is not None
         self._number, self._sums, self.checksum = self._sealed
         self.begin()

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import describe_os_error
-from sbp_core.pd.data_dir import DataDir
+from sbp_core.pd.metadata.data_dir import DataDir
 from sbp_core.pd.metadata.history import (
     UNKNOWN_CONTENT,
     CommitId,
@@ -40,17 +40,6 @@ _LOG: Final = logging.getLogger(__name__)
 _FATAL_CODES: Final = frozenset(
     {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 )
-
-
-class Query(Protocol):
-    """Runs statements on the metadata file."""
-
-    def __call__(self, sql: str, *values: int | str | bytes | None) -> list[Any]:
-        """Run one statement; return its rows."""
-
-
-Transaction = Callable[[], AbstractContextManager[None]]
-"""Makes what is run within it atomic and durable."""
 
 
 class SqliteFile:
@@ -156,13 +145,13 @@ class SqliteFile:
         if self.has_commit(claimed):
             return
         message = (
-            "the placement driver's metadata are older than they were, or others: a range server"
-            f" was told of {claimed}, they end at {self.last_commit}. Nothing is changed or given"
-            " out any more. Stop the placement driver and bring the newest copy of its data"
-            " directory back, or, if there is none, go on without what is missing: `sbp pd accept"
+            "the placement driver's metadata are an older copy, or of another cluster: a range"
+            f" server knows {claimed}, and they end at {self.last_commit}. Nothing is read or"
+            " changed from now on. Stop the placement driver and restore the newest copy of its"
+            " data directory, or, without a copy, accept that commits are missing: `sbp pd accept"
             f" {quote(str(self._dir.database.parent))}`"
         )
-        _LOG.critical("%s: %s", self._dir.database, message)
+        _LOG.critical("metadata refused file=%s: %s", self._dir.database, message)
         # Noted as a commit that there was: the next start refuses it, too.
         self._write_mark(claimed, UNKNOWN_CONTENT, is_durable=True)
         self.maybe_failure = StatusError(StatusCode.PD_INTERNAL, message)
@@ -174,7 +163,7 @@ class SqliteFile:
             try:
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.Error as error:
-                _LOG.warning("%s: not checkpointed at the end: %s", self._dir.database, error)
+                _LOG.warning("metadata not checkpointed file=%s: %s", self._dir.database, error)
         self._connection.close()
         if self._mark is not None:
             self._mark.close()
@@ -196,7 +185,7 @@ class SqliteFile:
             # A file without tables would be taken for a new one, should the log be lost.
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         if self._mark is not None and self._mark.maybe_fault is not None:
-            _LOG.warning("%s: %s", data_dir, self._mark.maybe_fault)
+            _LOG.warning("metadata mark damaged folder=%s: %s", data_dir, self._mark.maybe_fault)
         self._content = Content(self._connection)
         with self.transaction():
             self._content.begin_life(current_epoch(self._connection))
@@ -223,7 +212,9 @@ class SqliteFile:
             raise self._failed(error, "UPDATE content") from error
 
     def _failed(self, error: sqlite3.Error, sql: str) -> StatusError:
-        _LOG.error("%s: %s: %s", self._dir.database, sql, error, exc_info=error)
+        _LOG.error(
+            "metadata failed file=%s sql=%r: %s", self._dir.database, sql, error, exc_info=error
+        )
         failure = StatusError(
             StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
         )
@@ -244,8 +235,8 @@ class SqliteFile:
         except OSError as error:
             if self._is_mark_writable:
                 _LOG.warning(
-                    "%s cannot be written: %s; commits from now on would not be missed if they"
-                    " were lost",
+                    "metadata mark not written file=%s: %s; a loss of commits from now on would"
+                    " not be noticed",
                     self._mark.path,
                     describe_os_error(error),
                 )

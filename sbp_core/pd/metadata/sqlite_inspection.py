@@ -1,23 +1,248 @@
-"""Finds out whether a metadata file is as it was committed, and not older than it was."""
+"""Is a metadata file as it was committed, and not older than it was? And accepting it as it is.
+
+`inspect_store` reads an open file, at each start of a placement driver. `check_store` does it for
+a stopped one, on a copy (`sbp pd check`), and `accept_store` lets a damaged or older file be used
+from now on (`sbp pd accept`).
+"""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd.metadata.history import NO_COMMIT, UNKNOWN_CONTENT, CommitId, CommitMark, History
+from sbp_core.log.disk import describe_os_error
+from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME, DataDir
+from sbp_core.pd.metadata.history import (
+    MARK_NAME,
+    NO_COMMIT,
+    UNKNOWN_CONTENT,
+    CommitId,
+    CommitMark,
+    History,
+    begin_epoch,
+    epoch_of,
+    new_life_id,
+)
 from sbp_core.pd.metadata.sqlite_content import (
+    UNREADABLE,
+    add_life,
     commit_number_of,
     committed_row_counts,
     content_checksum_of,
     find_content_faults,
+    has_commit,
     lives_of,
+    take_stock,
 )
 from sbp_core.pd.metadata.sqlite_schema import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.model import LogMark
+
+DRIVER_NAME: Final = "placement-driver"
+"""Of its folder in the one of `sbp serve`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A range server beside the store: its folder, and what it knows of the store.
+
+    `cluster_id` is empty, and `commit` is none, if it does not know that.
+    """
+
+    folder: Path
+    cluster_id: str
+    commit: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What is known of the metadata in a directory."""
+
+    database: Path
+    found: Inspection
+    marked: CommitId = NO_COMMIT
+    notes: tuple[str, ...] = ()
+    """Damage that takes nothing away."""
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether a placement driver may start with it."""
+        return not self.found.faults
+
+    @property
+    def remedy(self) -> str:
+        """What to do if it is not."""
+        return self.found.remedy(self.database.parent)
+
+
+def find_store(folder: Path) -> Path:
+    """Return the data directory of the placement driver that a folder stands for.
+
+    It is that directory, or the one of `sbp serve`. Raises ConfigurationError if it is neither.
+    """
+    for directory in (folder / DRIVER_NAME, folder):
+        if any((directory / name).exists() for name in (DATABASE_NAME, MARK_NAME)):
+            return directory
+    raise ConfigurationError(
+        f"{folder} holds no metadata: name the data folder of a placement driver, or that of"
+        " `sbp serve`"
+    )
+
+
+def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
+    """Read all metadata in a directory, and change nothing.
+
+    `witnesses` know commits that must have been. Raises ConfigurationError while a placement driver
+    runs on it, and for files of others.
+    """
+    database = directory / DATABASE_NAME
+    with _copied(directory) as copy:
+        mark = CommitMark.maybe_open(copy)
+        found = _inspect(database, copy / DATABASE_NAME, mark, witnesses)
+    if mark is None:
+        return StoreReport(database, found)
+    marked = NO_COMMIT if mark.maybe_last is None else mark.maybe_last.commit
+    notes = () if mark.maybe_fault is None else (mark.maybe_fault,)
+    return StoreReport(database, found, marked, notes)
+
+
+def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMark | None:
+    """Return what a stopped placement driver knows of a range server's log; None if nothing.
+
+    So it is if that server is of another cluster, too. Raises ConfigurationError as `check_store`
+    does, and for metadata that are damaged.
+    """
+    with _copied(directory) as copy:
+        found = _inspect(directory / DATABASE_NAME, copy / DATABASE_NAME, None, [])
+        if found.page_faults or found.content_faults:
+            raise ConfigurationError(f"{directory} is damaged, see `sbp pd check {directory}`")
+        if found.version < CONTENT_VERSION:
+            return None
+        with closing(connect(copy / DATABASE_NAME)) as connection:
+            rows = connection.execute(
+                "SELECT server_id, log_id, position FROM log_marks"
+                " WHERE server_id = ? AND ? = (SELECT id FROM cluster)",
+                (server_id, cluster_id),
+            ).fetchall()
+    return LogMark(*rows[0]) if rows else None
+
+
+@contextmanager
+def _copied(directory: Path) -> Iterator[Path]:
+    """Keep placement drivers away, and make a copy of what is in a directory, for a while."""
+    with _locked(directory), tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        try:
+            for each in (DATABASE_NAME, WRITE_AHEAD_LOG_NAME, MARK_NAME):
+                if (directory / each).exists():
+                    shutil.copyfile(directory / each, copy / each)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{directory} cannot be copied to {copy}: {describe_os_error(error)}"
+            ) from error
+        yield copy
+
+
+def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
+    """Let a placement driver start with the metadata in a directory as they are.
+
+    Missing commits are no longer asked for, and no id is given out twice: a new epoch begins.
+    Returns what was wrong; metadata that are intact are left alone. Raises ConfigurationError as
+    `check_store` does, and if the file cannot be read as a whole.
+    """
+    report = check_store(directory, witnesses)
+    if report.is_intact:
+        return report
+    if not report.found.can_be_accepted:
+        raise ConfigurationError(
+            f"{report.database} cannot be accepted: {'; '.join(report.found.faults)}."
+            f" {report.remedy}"
+        )
+    known = [report.marked, *(each.commit for each in witnesses)]
+    above = max([0, *(epoch_of(commit.life_id) for commit in known if commit.life_id)])
+    with _locked(directory) as owned:
+        try:
+            commit = _begin_epoch(owned.database, report.found.version, above)
+        except UNREADABLE as error:
+            raise ConfigurationError(
+                f"{owned.database} cannot be accepted: {error}."
+                f" {remedy_of_lost_metadata(directory)}"
+            ) from error
+        with closing(CommitMark.create(directory)) as mark:
+            mark.write(commit, UNKNOWN_CONTENT)
+            mark.sync()
+    return report
+
+
+def _begin_epoch(database: Path, version: int, above: int) -> CommitId:
+    """Accept what is in a file, in one transaction; return the commit, if its version has any."""
+    with closing(connect(database)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        epoch = begin_epoch(connection, above)
+        commit = NO_COMMIT
+        if version >= CONTENT_VERSION:
+            number = commit_number_of(connection) + 1
+            commit = CommitId(number, new_life_id(epoch))
+            add_life(connection, commit.life_id, number)
+            take_stock(connection, number)
+        connection.execute("COMMIT")
+        return commit
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[DataDir]:
+    """Keep placement drivers away."""
+    owned = DataDir(directory, is_made=False)
+    try:
+        yield owned
+    finally:
+        owned.release()
+
+
+def _inspect(
+    database: Path, copy: Path, mark: CommitMark | None, witnesses: list[Witness]
+) -> Inspection:
+    try:
+        with closing(connect(copy)) as connection:
+            found = inspect_store(connection, database, mark)
+            if not found.version:
+                missed = [
+                    f"the store is empty, and {each.folder} belongs to cluster {each.cluster_id}"
+                    for each in witnesses
+                    if each.cluster_id
+                ]
+                return replace(found, history_faults=(*found.history_faults, *missed))
+            if found.version < CONTENT_VERSION or found.content_faults or found.page_faults:
+                return found
+            ((own,),) = connection.execute("SELECT id FROM cluster")
+            foreign = [each for each in witnesses if each.cluster_id not in {own, ""}]
+            missed = [
+                f"{each.folder}: knows {each.commit}, which the store lacks"
+                for each in witnesses
+                if each not in foreign and not has_commit(connection, each.commit)
+            ]
+            return replace(
+                found,
+                history_faults=(*found.history_faults, *missed),
+                foreign_servers=tuple(
+                    f"{each.folder} belongs to cluster {each.cluster_id}, and these are the"
+                    f" metadata of cluster {own}"
+                    for each in foreign
+                ),
+            )
+    except UNREADABLE as error:
+        return Inspection(0, page_faults=(str(error),))
+    finally:
+        if mark is not None:
+            mark.close()
+
 
 _PAGE_FAULTS_MAX: Final = 10
 """Faults that SQLite finds in a file and a report lists."""
@@ -52,26 +277,26 @@ class Inspection:
     def remedy(self, directory: Path) -> str:
         """Return what to do about the faults of the store in a directory."""
         if self.foreign_servers:
-            return "One of these folders is in the wrong place: bring the right one back"
+            return "One of these folders is in the wrong place: restore the right one"
         if self.page_faults or not self.version:
             return remedy_of_lost_metadata(directory)
         return (
-            f"Bring the newest copy of {directory} back, or, if there is none, go on without what"
-            f" is missing: `sbp pd accept {quote(str(directory))}`"
+            f"Restore the newest copy of {directory}, or, without a copy, accept that commits"
+            f" are missing: `sbp pd accept {quote(str(directory))}`"
         )
 
     @property
     def can_be_accepted(self) -> bool:
-        """Whether a placement driver can go on with what is there."""
+        """Whether `accept_store` can make the file usable."""
         return bool(self.version) and not self.page_faults and not self.foreign_servers
 
 
 def remedy_of_lost_metadata(directory: Path) -> str:
     """Return what to do where nothing can be read of the metadata in a directory."""
     return (
-        f"The metadata cannot be repaired. Bring the newest copy of {directory} back. Without one,"
-        " what is in the logs of the range servers cannot be served any more: begin a new cluster,"
-        " in an empty data_dir"
+        f"The metadata cannot be repaired. Restore the newest copy of {directory}. Without a copy,"
+        " the records in the logs of the range servers can no longer be served: start a new"
+        " cluster in an empty data_dir"
     )
 
 
@@ -125,7 +350,9 @@ def inspect_store(
         return Inspection(version, content_faults=tuple(content_faults))
     history = History(lives_of(connection), commit_number_of(connection))
     if mark is None:
-        mark_faults: tuple[str, ...] = ("it is missing, so nobody knows whether commits are",)
+        mark_faults: tuple[str, ...] = (
+            "it is missing, so it is unknown whether commits are missing too",
+        )
     else:
         mark_faults = _find_history_faults(history, content_checksum_of(connection), mark)
     return Inspection(
@@ -155,7 +382,7 @@ def _find_history_faults(
         return ()
     last = mark.maybe_last
     if last is None:
-        return ("it is damaged, so nobody knows whether commits are missing",)
+        return ("it is damaged, so it is unknown whether commits are missing",)
     if not history.has(last.commit):
         end = f"ends at {history.last}" if history.last.life_id else "is empty"
         return (f"{last.commit} was the last one, the store {end}",)

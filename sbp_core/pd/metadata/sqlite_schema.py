@@ -36,7 +36,7 @@ _WRITERS: Final = (
         writers BLOB NOT NULL
     )""",
 )
-"""Of each stream that has a sealed range: the writers at the end of the last one."""
+"""The writers at the end of the last sealed range of each stream."""
 
 _TRANSACTIONS: Final = (
     """CREATE TABLE txns (
@@ -66,12 +66,12 @@ _TRANSACTIONS: Final = (
     ) WITHOUT ROWID""",
     """CREATE INDEX aborted_txns_by_time ON aborted_txns (aborted_at_ms)""",
 )
-"""Of each decision the parts that are not published yet: without any, it is published."""
+"""A decision has a row in `txn_parts` for each part that is not published yet."""
 
 _ONE_SHOT: Final = (
     """CREATE INDEX txns_one_shot ON txns (decided_at_ms) WHERE producer GLOB 'once-*'""",
 )
-"""Of the decisions of producers that have one batch, when they were made."""
+"""When the decisions of producers with a single batch were made."""
 
 _STREAM_SCHEMAS: Final = (
     """CREATE TABLE schemas (
@@ -83,7 +83,7 @@ _STREAM_SCHEMAS: Final = (
         PRIMARY KEY (stream_id, version)
     )""",
 )
-"""Of each stream that has a schema: the versions of it, the first one is 1."""
+"""The versions of the schema of each stream that has one, from 1 on."""
 
 _GIVEN_UP: Final = (
     """CREATE TABLE given_up_parts (
@@ -98,7 +98,7 @@ _GIVEN_UP: Final = (
     ) WITHOUT ROWID""",
     """CREATE INDEX given_up_parts_by_id ON given_up_parts (txn_id)""",
 )
-"""Of decisions: the parts that are lost, and are not waited for any more."""
+"""Parts of decisions that are lost and were given up."""
 
 _SERVER_SECRETS: Final = (
     """CREATE TABLE server_secrets (
@@ -114,7 +114,7 @@ _LOG_MARKS: Final = (
         position INTEGER NOT NULL
     )""",
 )
-"""Of each range server: how far it said that its log is synced."""
+"""How far each range server reported that its log is synced."""
 
 _SCHEMA: Final = (
     """CREATE TABLE schema_version (version INTEGER NOT NULL)""",

@@ -1,4 +1,4 @@
-"""The decisions of transactions in the metadata file, statement by statement."""
+"""Transactions: tables `txns`, `txn_parts`, `given_up_parts`, `aborted_txns`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.pd.capacity import Capacity
-from sbp_core.pd.metadata.sqlite_file import Query, Transaction
+from sbp_core.pd.metadata.sqlite_file import SqliteFile
 from sbp_core.pd.txns.transactions import (
     AbortedTxn,
     Decision,
@@ -50,20 +50,13 @@ _FORGET_ONE_SHOT: Final = (
 )
 
 
-class SqliteTransactions:
-    """A TransactionStore in the metadata file; also the Ledger that its decisions are made by."""
+class TransactionTables:
+    """The decisions, and the Ledger that they are made by; a deleted stream deletes its parts."""
 
-    def __init__(
-        self,
-        query: Query,
-        transaction: Transaction,
-        capacity: Capacity,
-    ) -> None:
+    def __init__(self, file: SqliteFile, capacity: Capacity) -> None:
         self._capacity = capacity
-        self._query = query
-        self._transaction = transaction
-
-    # TransactionStore
+        self._query = file.query
+        self._transaction = file.transaction
 
     def commit(
         self, manifest: Manifest, decided_at_ms: int, leap_max: int = limits.BATCH_NUMBER_LEAP_MAX
@@ -103,7 +96,7 @@ class SqliteTransactions:
         return Decision(is_replay=False, maybe_txn=decided)
 
     def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
-        """Give up what may be given up; return what becomes of each part."""
+        """Abort what may be aborted; return what becomes of each part."""
         verdicts = [judge(self, part) for part in parts]
         given_up = {
             original_of(part.txn_id)
@@ -180,7 +173,7 @@ class SqliteTransactions:
     def aborted_after(
         self, txn_id: str, count_max: int, producer: str | None = None
     ) -> list[AbortedTxn]:
-        """Return up to `count_max` given up ones beyond an id, by id; of a producer, or all."""
+        """Return up to `count_max` aborted ones beyond an id, by id; of a producer, or all."""
         rows = self._query(
             "SELECT txn_id, aborted_at_ms FROM aborted_txns WHERE txn_id > ?"
             " AND (? IS NULL OR producer = ?) ORDER BY txn_id LIMIT ?",
@@ -213,7 +206,7 @@ class SqliteTransactions:
         return bool(self._query(f"{named} AND stream_id = ? LIMIT 1", txn_id, stream_id))
 
     def is_aborted(self, txn_id: str) -> bool:
-        """Whether a transaction was given up, before it was committed or after."""
+        """Whether a transaction was aborted, or given up after its commit."""
         return bool(
             self._query(
                 "SELECT 1 FROM aborted_txns WHERE txn_id = ?"

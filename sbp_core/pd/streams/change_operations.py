@@ -84,7 +84,7 @@ class TrimPlan:
 
 def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[TrimPlan]:
     """Look at what TRIM_STREAMS asks for. Offsets that the metadata can judge are judged."""
-    addresses = store.server_addresses()
+    addresses = store.servers.addresses()
     plans = []
     for item in items:
         last = store.maybe_last_range(item.stream_id)
@@ -126,7 +126,7 @@ def check_tail(plan: TrimPlan, next_offset: int) -> TrimPlan:
 
 def trim_streams(store: MetadataStore, plans: Sequence[TrimPlan]) -> list[TrimStreamResult]:
     """Trim what is not refused (SPEC "TRIM_STREAMS"), all in one transaction, in its order."""
-    addresses = store.server_addresses()
+    addresses = store.servers.addresses()
     trims = [
         (plan.item.stream_id, plan.item.trim_offset) for plan in plans if plan.maybe_error is None
     ]

@@ -91,7 +91,7 @@ def commit_cursors(
         for cursor in cursors
         if cursor.next_offset >= NO_CURSOR and cursor.stream_id not in crowded_out
     ]
-    outcomes = iter(store.commit_cursors(group, wanted, committed_at_ms) if wanted else ())
+    outcomes = iter(store.cursors.commit(group, wanted, committed_at_ms) if wanted else ())
     return [
         _refused(cursor)
         if cursor.next_offset < NO_CURSOR
@@ -110,7 +110,7 @@ def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) ->
     if len(cursors) <= left:
         return frozenset()
     asked = dict.fromkeys(each.stream_id for each in cursors if each.next_offset > NO_CURSOR)
-    found = store.cursors_of(group, list(asked))
+    found = store.cursors.of_streams(group, list(asked))
     fresh = [stream_id for stream_id, cursor in zip(asked, found, strict=True) if cursor is None]
     return frozenset(fresh[left:])
 
@@ -132,7 +132,7 @@ def _refused(cursor: Cursor) -> Cursor:
 
 def describe_some(store: MetadataStore, group: str, stream_ids: Sequence[int]) -> list[Cursor]:
     """Return the cursors of streams (SPEC "DESCRIBE_CURSORS"), in the order asked for."""
-    found = store.cursors_of(group, stream_ids)
+    found = store.cursors.of_streams(group, stream_ids)
     return [
         Cursor(stream_id, status=SUCCESS) if cursor is None else _described(cursor)
         for stream_id, cursor in zip(stream_ids, found, strict=True)
@@ -141,14 +141,14 @@ def describe_some(store: MetadataStore, group: str, stream_ids: Sequence[int]) -
 
 def describe_after(store: MetadataStore, group: str, stream_id: int) -> list[Cursor]:
     """Return the group's next cursors beyond a stream id, one frame's worth of them."""
-    return list(map(_described, store.cursors_after(group, stream_id, limits.RESULTS_PER_FRAME)))
+    return list(map(_described, store.cursors.after(group, stream_id, limits.RESULTS_PER_FRAME)))
 
 
 def list_groups_after(store: MetadataStore, group: str) -> list[Cursor]:
     """Return the groups whose names come after `group`, one frame's worth of them."""
     return [
         Cursor(group=each.name, committed_at_ms=each.committed_at_ms, status=SUCCESS)
-        for each in store.groups_after(group, limits.RESULTS_PER_FRAME)
+        for each in store.cursors.groups_after(group, limits.RESULTS_PER_FRAME)
     ]
 
 

@@ -193,7 +193,7 @@ def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]
 
     Sealing a range that is not the last one any more is a repeat: it has its answer already.
     """
-    addresses = store.server_addresses()
+    addresses = store.servers.addresses()
     plans = []
     for item in items:
         last = store.maybe_last_range(item.stream_id)
@@ -235,7 +235,7 @@ def open_next_ranges(
     nevertheless.
     """
     store.seal_ranges(sealed)
-    addresses = store.server_addresses()
+    addresses = store.servers.addresses()
     placement = Placement(servers, store.open_range_counts())
     opened: dict[int, StreamRange | SbpError] = {}
     news: list[RangeRecord] = []
@@ -265,7 +265,7 @@ def create_range(
     new = _next_range(store, wanted, Placement(servers, store.open_range_counts()))
     if store.create_ranges([new]) != [True]:
         raise _overtaken(new)
-    return range_table(new, store.server_addresses())
+    return range_table(new, store.servers.addresses())
 
 
 def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement) -> RangeRecord:

@@ -398,13 +398,13 @@ def _standing(
 
 
 def _secrets_at(store: MetadataStore, address: str) -> list[str]:
-    return store.secrets.secrets_at(address)
+    return store.servers.secrets_at(address)
 
 
 def _allocate(store: MetadataStore, secret: str | None) -> int:
-    server_id = store.allocate_server_id()
+    server_id = store.servers.allocate_id()
     if secret is not None:
-        store.secrets.claim(server_id, secret)
+        store.servers.claim_secret(server_id, secret)
     return server_id
 
 

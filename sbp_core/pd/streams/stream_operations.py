@@ -64,7 +64,7 @@ def create_streams(
         if isinstance(plan, NewStream):
             news.append(plan)
     created = iter(store.create_streams(news, created_at_ms) if news else ())
-    addresses = store.server_addresses()
+    addresses = store.servers.addresses()
     results = []
     for new in planned:
         if not isinstance(new, NewStream):
@@ -186,7 +186,7 @@ def list_ranges(
     An owner with more ranges than fit is gone on with: it then has several results, in order.
     Returns where to go on, None at the end.
     """
-    addresses = store.server_addresses()
+    addresses = store.servers.addresses()
     results: list[ListRangesResult] = []
     room = limits.RESULTS_PER_FRAME
     owner_index, after = cursor.owner_index, cursor.after

@@ -51,7 +51,7 @@ class Combiner(Generic[T, R]):
         return await future
 
     async def stop(self) -> None:
-        """Give up what is under way; who waits for it is cancelled."""
+        """Cancel the work in progress, and the calls that wait for it."""
         if self._task is not None:
             await cancel_all([self._task])
 
@@ -63,7 +63,7 @@ class Combiner(Generic[T, R]):
                 del self._waiting[: self._count_max]
                 try:
                     results = await self._work([item for item, _ in batch])
-                except Exception as error:  # noqa: BLE001 - whoever waits must be told
+                except Exception as error:  # noqa: BLE001 - raised by those that wait
                     for _, future in batch:
                         if not future.done():
                             future.set_exception(error)
@@ -88,7 +88,7 @@ class Route:
 
 def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | None]:
     """Return where ranges are, in the order asked for; None where there is no such stream."""
-    addresses = store.server_addresses()
+    addresses = store.servers.addresses()
     routes: list[Route | None] = []
     for stream_id, range_index in keys:
         last = store.maybe_last_range(stream_id)
@@ -107,8 +107,8 @@ def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | 
 class RangeServers:
     """What range servers do for transactions.
 
-    What is asked of a server while it answers goes to it in one frame when it has answered. Raises
-    SbpError for a server that does not answer. Nothing is tried again here.
+    Requests to a server that is busy with one are collected, and sent in one frame after its
+    answer. Raises SbpError for a server that does not answer. Nothing is retried here.
     """
 
     def __init__(self, store: StoreThread, peers: Peers) -> None:
@@ -127,7 +127,7 @@ class RangeServers:
     async def publish(self, publication: Publication, address: str) -> SbpError | None:
         """Publish in the range of `publication`, at its server; return why that refuses it.
 
-        What is raised says nothing of this publication: the server did not answer for it.
+        An error that is raised says nothing about this publication: the server did not answer.
         """
         end = TxnEnd(
             publication.stream_id,
@@ -155,9 +155,9 @@ class RangeServers:
                 )
 
     def drop(self, parts: Iterable[Part]) -> None:
-        """Let servers drop what is staged, in the background, unless too much is under way.
+        """Let servers drop what is staged, in the background, unless too many tasks do that.
 
-        Best effort: what is left they find themselves.
+        Best effort: servers find the rest themselves.
         """
         ids: dict[RangeKey, list[str]] = {}
         for part in parts:
@@ -168,7 +168,7 @@ class RangeServers:
             task.add_done_callback(self._drops.discard)
 
     async def stop(self) -> None:
-        """Give up what is under way."""
+        """Cancel the work in progress."""
         await cancel_all(self._drops)
         await self._routes.stop()
         for combiner in self._ends.values():
@@ -195,11 +195,11 @@ class RangeServers:
                 return_exceptions=True,
             )
         except SbpError as error:
-            _LOG.debug("staged batches of %d ranges were not dropped: %s", len(keys), error)
+            _LOG.debug("staged batches not dropped ranges=%d: %s", len(keys), error)
             return
         for address, outcome in zip(ends, outcomes, strict=True):
             if isinstance(outcome, SbpError):
-                _LOG.debug("%s did not drop staged batches: %s", address, outcome)
+                _LOG.debug("staged batches not dropped address=%s: %s", address, outcome)
 
 
 def _known(address: str, stream_id: int) -> str:
@@ -208,5 +208,6 @@ def _known(address: str, stream_id: int) -> str:
         return address
     raise NoRangeServerError(
         StatusCode.PD_NO_AVAILABLE_RS,
-        f"nobody knows where a range of stream {stream_id} is that holds staged batches",
+        f"the address of a range of stream {stream_id} that holds staged batches is unknown; start"
+        " its range server",
     )

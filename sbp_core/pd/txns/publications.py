@@ -1,10 +1,10 @@
-"""How what is committed becomes visible, stream by stream: the steps as a table.
+"""How committed batches become visible, stream by stream: the steps as a table.
 
-A *publication* is what one decision has in one stream. One END_TXN in one range makes it visible,
-in the last range in which something of it was staged. Where that range was sealed before, the next
-one is taken: what was staged earlier is copied there. A sealed range never publishes anything new,
-so that it refuses is final. But no range is passed over without asking: it may have been done there
-by an END_TXN whose answer got lost.
+A *publication* is the part of one decision in one stream. One END_TXN in one range makes it
+visible: in the last range in which something of it was staged. If that range is sealed, the next
+one takes its place, and the staged batches are copied there. A sealed range never publishes
+anything new, so its refusal is final. But END_TXN is sent to each range before it is skipped: an
+END_TXN whose answer was lost may have published there.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ class PublicationState(enum.Enum):
 
     ENDING = "END_TXN is to be sent to the server of the range"
     COPYING = "what was staged in earlier ranges is to be staged in this one"
-    COPIED = "that is done: END_TXN is to be sent again"
-    STUCK = "it cannot be published as it was committed: what can be done is done again and again"
+    COPIED = "the copies are staged: END_TXN is to be sent again"
+    STUCK = "it cannot be published as it was committed; it is retried until it can, or is given up"
     MOVING = "the range is sealed: the next one is to be found"
     PUBLISHED = "the records are visible"
-    SETTLED = "that is recorded, or that it was given up, or the stream was deleted"
+    SETTLED = "it is recorded as published or given up, or the stream was deleted"
 
 
 class PublicationInput(enum.Enum):
-    """What a publication learns."""
+    """An event in the life of a publication."""
 
-    DONE = "END_TXN was done, now or before"
+    DONE = "END_TXN published it, now or before"
     SEALED = "END_TXN is refused: the range is sealed"
     COPIES_LACKING = "END_TXN is refused: what was staged in earlier ranges is not here yet"
     INCOMPLETE = "END_TXN is refused: other records are staged, or they were dropped"
     FAULT = "something else is wrong with the request, or what is staged cannot be read"
     COPIED = "what was staged in earlier ranges is staged here"
-    COPIES_REFUSED = "the range takes no copies: it is sealed, or END_TXN was done meanwhile"
+    COPIES_REFUSED = "the range accepts no copies: it is sealed, or END_TXN was done since"
     MOVED = "the stream has a next range"
-    RECORDED = "the store knows that it is published"
-    GIVEN_UP = "somebody has given it up, and the store knows"
-    STREAM_DELETED = "there is no such stream any more"
+    RECORDED = "the store has recorded that it is published"
+    GIVEN_UP = "it was given up on request, and the store has recorded that"
+    STREAM_DELETED = "the stream was deleted"
 
 
 _ENDING, _COPYING, _COPIED, _STUCK, _MOVING, _PUBLISHED, _SETTLED = PublicationState
@@ -120,7 +120,7 @@ class Publication:
 
     @property
     def txn_ids(self) -> tuple[str, ...]:
-        """What the parts are staged under in the range."""
+        """The ids under which the parts are staged in the range."""
         return tuple(self.id_here(part) for part in self.parts)
 
     @property
@@ -135,12 +135,12 @@ class Publication:
 
     @property
     def leftovers(self) -> tuple[Part, ...]:
-        """What may be staged still once it is published: originals, and copies in between."""
+        """What may still be staged once it is published: originals, and copies in between."""
         return self._places(self.earlier, self.range_index)
 
     @property
     def remains(self) -> tuple[Part, ...]:
-        """What may be staged still once it is given up: that, and what is in the range itself."""
+        """What may still be staged once it is given up: `leftovers`, and what is in the range."""
         return self._places(self.parts, self.range_index + 1)
 
     def id_here(self, part: Part) -> str:
@@ -148,14 +148,14 @@ class Publication:
         return self._id_in(part, self.range_index)
 
     def after(self, received: PublicationInput) -> Publication:
-        """Return the publication after it learned something that it may learn now."""
+        """Return the publication after an input that the table allows now."""
         state = PUBLICATION.maybe_next(self.state, received)
         assert state is not None, f"{received} while {self.state}"
         is_next = received is PublicationInput.MOVED
         return replace(self, state=state, range_index=self.range_index + is_next)
 
     def maybe_learned(self, error: SbpError | None) -> PublicationInput | None:
-        """Return what the outcome of END_TXN, or of copying, says; None: nothing, try again."""
+        """Return the input that follows from END_TXN, or from copying; None: retry."""
         match error:
             case None if self.state is _COPYING:
                 return PublicationInput.COPIED

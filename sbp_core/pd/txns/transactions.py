@@ -1,8 +1,8 @@
-"""Which batches of producers are committed, and which transactions are given up: the decisions.
+"""The decisions: which batches of producers are committed, and which transactions are aborted.
 
-A producer numbers its batches. The first manifest that is committed for a batch says for ever what
-the batch is: which transactions, in which ranges, in which order. It is asked for what a decision
-depends on (a `Ledger`), and does nothing else: no I/O, no clock.
+A producer numbers its batches. The first manifest that is committed for a batch number is final: it
+says which transactions the batch consists of, in which ranges, in which order. This module does no
+I/O and has no clock: what a decision depends on comes from a `Ledger`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RANGE_INDEX_MAX: Final = 2**31 - 1
 class Part:
     """What a transaction has staged in one range.
 
-    `batch_count` is -1 where nobody said it; it is not kept once the part is committed.
+    `batch_count` is -1 where the producer left it out; it is not stored with the commit.
     """
 
     txn_id: str
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a producer says that a batch is. `record_count` and `digest` are not interpreted."""
+    """The content of a batch by its producer. `record_count` and `digest` are not interpreted."""
 
     producer: str
     batch_number: int
@@ -79,22 +79,22 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class AbortedTxn:
-    """A transaction that was given up."""
+    """A transaction that was aborted."""
 
     txn_id: str
     aborted_at_ms: int
 
 
 class Verdict(enum.Enum):
-    """What becomes of something staged that somebody wants to give up."""
+    """The answer to a request to abort what is staged."""
 
-    KEPT = "it is committed, or not to be given up yet"
-    DEAD = "it will never be committed, as was known already"
-    GIVEN_UP = "its transaction is given up by this"
+    KEPT = "it is committed, or not to be aborted yet"
+    DEAD = "it can never be committed, by an earlier decision"
+    GIVEN_UP = "this request aborts its transaction"
 
 
 class Ledger(Protocol):
-    """What was decided before, as far as a decision depends on it."""
+    """The earlier decisions, and whatever else a decision depends on."""
 
     def maybe_last_batch(self, producer: str) -> int | None:
         """Return the number of the last batch that was decided of a producer."""
@@ -103,7 +103,7 @@ class Ledger(Protocol):
         """Whether a committed part that is not published yet is of a transaction, in a stream."""
 
     def is_aborted(self, txn_id: str) -> bool:
-        """Whether a transaction was given up, before it was committed or after."""
+        """Whether a transaction was aborted, or given up after its commit."""
 
     def has_stream(self, stream_id: int) -> bool:
         """Whether there is a stream."""
@@ -124,7 +124,7 @@ def check_manifest(manifest: Manifest) -> None:
     if not limits.TXN_DIGEST_BYTES_MIN <= len(manifest.digest) <= limits.TXN_DIGEST_BYTES_MAX:
         raise _invalid(
             f"digest must have {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX}"
-            f" octets, got {len(manifest.digest)}"
+            f" bytes, got {len(manifest.digest)}"
         )
     places = [(part.txn_id, part.stream_id, part.range_index) for part in manifest.parts]
     if len(set(places)) < len(places):
@@ -156,7 +156,7 @@ def _check_size(parts: Iterable[Part]) -> None:
             raise _invalid(
                 f"{record_count} records in {batch_count} batches are staged for stream"
                 f" {stream_id}; at most {limits.TXN_RECORDS_MAX} in {limits.TXN_BATCHES_MAX} can be"
-                " published at once. Stage larger batches, or commit several times"
+                " published at once. Stage larger batches, or commit them as several batches"
             )
 
 
@@ -171,7 +171,7 @@ def _check_id(txn_id: str) -> None:
 
 
 def is_replay(ledger: Ledger, manifest: Manifest) -> bool:
-    """Whether the batch was decided before, so that this manifest is nothing to anybody."""
+    """Whether the batch was decided before, so that this manifest has no effect."""
     last = ledger.maybe_last_batch(manifest.producer)
     return last is not None and manifest.batch_number <= last
 
@@ -179,25 +179,25 @@ def is_replay(ledger: Ledger, manifest: Manifest) -> bool:
 def check_leap(ledger: Ledger, manifest: Manifest, leap_max: int) -> None:
     """Raise InvalidRequestError for a batch number far above the last one of its producer.
 
-    Once it were decided, all numbers below it would come too late. The first number is free: a
-    query may begin to write here after many batches.
+    Once it is decided, no number below it can be committed. The first number is free: a query may
+    start to write here after many batches.
     """
     last = ledger.maybe_last_batch(manifest.producer)
     if last is not None and manifest.batch_number - last > leap_max:
         raise _invalid(
             f"batch {manifest.batch_number} of {manifest.producer} was not committed: the last"
-            f" batch is {last}, and the next one may be {leap_max} above it at most, as all"
-            " batches between the two could not be committed any more. If the number is meant,"
-            " raise batch_number_leap_max of the placement driver, or write as a new producer:"
-            " with a new checkpoint, or another txnAppId"
+            f" batch is {last}, and the next one may be {leap_max} above it at most, as no batch"
+            " between the two could be committed afterwards. If the number is intended, raise"
+            " batch_number_leap_max of the placement driver, or write as a new producer: with a new"
+            " checkpoint, or another txnAppId"
         )
 
 
 def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     """Raise what keeps these parts from being committed.
 
-    NotFoundError: a stream was deleted. TxnAbortedError: a transaction was given up, or went with
-    the range in which it was staged. InvalidRequestError: another manifest names it.
+    NotFoundError: a stream was deleted. TxnAbortedError: a transaction was aborted, or its range
+    was trimmed. InvalidRequestError: another manifest names it.
     """
     has_stream, has_range = cache(ledger.has_stream), cache(ledger.has_range)
     checked: set[str] = set()
@@ -209,8 +209,8 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
         if not has_range(part.stream_id, part.range_index):
             raise TxnAbortedError(
                 StatusCode.TXN_ABORTED,
-                f"stream {part.stream_id} has no range {part.range_index} any more: what"
-                f" transaction {part.txn_id} staged there is gone; stage the batch again",
+                f"range {part.range_index} of stream {part.stream_id} was trimmed, with what"
+                f" transaction {part.txn_id} staged there; stage the batch again",
             )
         if part.txn_id in checked:
             continue
@@ -218,18 +218,21 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
         if ledger.is_aborted(part.txn_id):
             raise TxnAbortedError(
                 StatusCode.TXN_ABORTED,
-                f"transaction {part.txn_id} was given up; stage the batch again under another id",
+                f"transaction {part.txn_id} was aborted; stage the batch again under another id",
             )
         if ledger.is_named(part.txn_id):
-            raise _invalid(f"transaction {part.txn_id} is committed with another batch")
+            raise _invalid(
+                f"transaction {part.txn_id} is committed with another batch; stage this one under"
+                " another id"
+            )
 
 
 def judge(ledger: Ledger, part: Part) -> Verdict:
-    """Say what becomes of something staged that somebody wants to give up.
+    """Return what becomes of something staged that a client or a server wants to abort.
 
-    A negative `record_count` asks only whether it is known to be dead: nothing is given up then.
-    What a batch is made of is kept until it is published in that stream; whatever else is staged
-    for a decided batch is dead.
+    A negative `record_count` only asks whether it is known to be dead: nothing is aborted then. The
+    parts of a batch are kept until they are published in that stream; everything else that is
+    staged for a decided batch is dead.
     """
     txn_id = original_of(part.txn_id)
     if ledger.is_named(txn_id, part.stream_id):

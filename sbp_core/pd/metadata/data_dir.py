@@ -55,7 +55,7 @@ class DataDir:
                 ) from error
             raise ConfigurationError(
                 f"data_dir: {path} is in use by another placement driver;"
-                " stop that one, or give this one a directory of its own"
+                " stop that one, or choose another directory"
             ) from error
 
     @property
@@ -81,10 +81,10 @@ class DataDir:
             write_ahead_log.write_bytes(kept)
 
     def _settle(self) -> None:
-        """Make sure that what is read is what is on the disk.
+        """Read what is on the disk, not what the page cache has.
 
-        When a sync of the process before failed, the page cache may go on showing what never got
-        there, and what is then written over it may get lost too.
+        When a sync of the previous process failed, the page cache may still show what never reached
+        the disk, and what is then written over it may be lost too.
         """
         for name in (DATABASE_NAME, WRITE_AHEAD_LOG_NAME):
             path = self._path / name

@@ -1,28 +1,23 @@
-"""Metadata in one SQLite file, statement by statement.
+"""Streams: tables `streams`, `ranges` with `replicas`, `writers`, and `schemas`.
 
-What a method changed is on disk when it returns. Must be used by the thread that opened it.
+Each method is one transaction. Deleting a stream deletes everything that refers to it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
-from sbp_core.errors import InvalidRequestError, StatusCode, StatusError
-from sbp_core.pd.capacity import Capacity, CapacityLimits
-from sbp_core.pd.metadata import sqlite_tables as tables
-from sbp_core.pd.metadata.history import SERVER_ID_MAX, CommitId
+from sbp_core.log.states.writer_states import NO_WRITERS
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
-from sbp_core.pd.metadata.sqlite_transactions import SqliteTransactions
+from sbp_core.pd.metadata.sqlite_servers import ServerTables
+from sbp_core.pd.metadata.sqlite_transactions import TransactionTables
 from sbp_core.pd.model import (
     ChangeRefusal,
-    CursorRecord,
-    GroupRecord,
     NewStream,
     RangeRecord,
-    RangeServerRecord,
+    SchemaRecord,
     SealedRange,
     StreamChange,
     StreamRecord,
@@ -46,91 +41,26 @@ _RANGE_KEYS: Final = {
     " WHERE server_id = :server_id AND stream_id = :stream_id",
 }
 """By (stream_id is given, server_id is given)."""
+_SCHEMA: Final = (
+    "SELECT stream_id, version, fingerprint, schema, registered_at_ms FROM schemas"
+    " WHERE stream_id = ?"
+)
 
 
-_NO_SETTINGS: Final = CapacityLimits()
+class StreamTables:
+    """The streams of a cluster and their ranges."""
 
-
-class SqliteStore:
-    """A MetadataStore in the file `metadata.sqlite` of a data directory."""
-
-    def __init__(self, data_dir: Path, capacity_limits: CapacityLimits = _NO_SETTINGS) -> None:
-        """Open the store, or make it.
-
-        Raises ConfigurationError when the directory or the file cannot be used.
-        """
-        self._file: Final = SqliteFile(data_dir)
-        self._query: Final = self._file.query
-        self._transaction: Final = self._file.transaction
-        self.capacity: Final = Capacity(self._file.count, capacity_limits)
-        self.transactions: Final = SqliteTransactions(self._query, self._transaction, self.capacity)
-        self.schemas: Final = tables.SqliteSchemas(
-            self._query, self._transaction, self._file.reading_blobs
-        )
-        self.secrets: Final = tables.SqliteSecrets(self._query, self._transaction)
-        self.log_marks: Final = tables.SqliteLogMarks(self._query, self._transaction)
-        self._cluster_id = str(self._query("SELECT id FROM cluster")[0][0])
-
-    # MetadataStore
-
-    @property
-    def maybe_failure(self) -> StatusError | None:
-        """Why nothing can be read or written any more, None while all is well."""
-        return self._file.maybe_failure
-
-    @property
-    def cluster_id(self) -> str:
-        """Identity of the cluster."""
-        return self._cluster_id
-
-    @property
-    def last_commit(self) -> CommitId:
-        """The last commit."""
-        return self._file.last_commit
-
-    def has_commit(self, claimed: CommitId) -> bool:
-        """Whether the store has had a commit, or one of an epoch that was closed."""
-        return self._file.has_commit(claimed)
-
-    def check_history(self, claimed: CommitId) -> None:
-        """Raise StatusError, now and for everything else, if a commit is missing here."""
-        self._file.check_history(claimed)
-
-    def revision(self) -> int:
-        """Return the number of changes of streams, ranges or their addresses."""
-        return int(self._query("SELECT revision FROM cluster")[0][0])
-
-    def allocate_server_id(self) -> int:
-        """Return an id for a range server, never issued before."""
-        with self._transaction():
-            if self._query("SELECT last_server_id FROM cluster") == [(SERVER_ID_MAX,)]:
-                raise InvalidRequestError(
-                    StatusCode.INVALID_REQUEST,
-                    f"all ids of range servers up to {SERVER_ID_MAX} were given out",
-                )
-            self._query("UPDATE cluster SET last_server_id = last_server_id + 1")
-            return int(self._query("SELECT last_server_id FROM cluster")[0][0])
-
-    def register_server(self, server: RangeServerRecord) -> bool:
-        """Remember the server's address; False when its id was never allocated here."""
-        with self._transaction():
-            ((last_id,),) = self._query("SELECT last_server_id FROM cluster")
-            if not 0 < server.server_id <= last_id:
-                return False
-            known = self._query("SELECT address FROM servers WHERE server_id = ?", server.server_id)
-            if known != [(server.address,)]:
-                self._query(
-                    "INSERT OR REPLACE INTO servers VALUES (?, ?)", server.server_id, server.address
-                )
-                self._bump_revision()
-            return True
-
-    def server_addresses(self) -> Mapping[int, str]:
-        """Return the address of each server that was ever registered."""
-        return dict(self._query("SELECT server_id, address FROM servers"))
+    def __init__(
+        self, file: SqliteFile, servers: ServerTables, transactions: TransactionTables
+    ) -> None:
+        self._file = file
+        self._query = file.query
+        self._transaction = file.transaction
+        self._servers = servers
+        self._transactions = transactions
 
     def open_range_counts(self) -> Mapping[int, int]:
-        """Return how many open ranges each server hosts."""
+        """Return how many open ranges each server hosts; servers without one are absent."""
         return dict(
             self._query(
                 "SELECT server_id, count(*)"
@@ -151,18 +81,18 @@ class SqliteStore:
                 last_id += created[-1] is not None
             if any(created):
                 self._query("UPDATE cluster SET last_stream_id = ?", last_id)
-                self._bump_revision()
+                self._servers.bump_revision()
             return created
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
-        """Delete streams with their ranges; None where there is none."""
+        """Delete streams with their ranges and cursors; None where there is none."""
         with self._transaction():
             deleted = []
             for stream_id in stream_ids:
                 deleted.append(self._maybe_stream("stream_id", stream_id))
                 self._query("DELETE FROM streams WHERE stream_id = ?", stream_id)
             if any(deleted):
-                self._bump_revision()
+                self._servers.bump_revision()
             return deleted
 
     def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | ChangeRefusal]:
@@ -170,18 +100,22 @@ class SqliteStore:
         with self._transaction():
             results = [self._update_stream(change) for change in changes]
             if any(isinstance(result, StreamRecord) for result in results):
-                self._bump_revision()
+                self._servers.bump_revision()
             return results
 
     def trim_streams(
         self, trims: Sequence[tuple[int, int]]
     ) -> list[tuple[StreamRecord, RangeRecord] | None]:
-        """Forget what streams have below offsets; None where there is no stream."""
+        """Forget what each (stream id, offset) has below the offset; None where there is no stream.
+
+        Returns the stream and its smallest range afterwards: the last one is never removed, and
+        no range begins beyond its end or goes back.
+        """
         with self._transaction():
             changes_before = self._file.total_changes
             trimmed = [self._maybe_trim_stream(*trim) for trim in trims]
             if self._file.total_changes > changes_before:
-                self._bump_revision()
+                self._servers.bump_revision()
             return trimmed
 
     def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
@@ -207,7 +141,10 @@ class SqliteStore:
         stream_id: int | None,
         server_id: int | None,
     ) -> list[RangeRecord]:
-        """Return up to `count_max` ranges beyond (stream id, range index), in that order."""
+        """Return up to `count_max` ranges beyond `after` = (stream id, range index), in that order.
+
+        `stream_id` and `server_id` restrict them, each where it is not None.
+        """
         keys = _RANGE_KEYS[stream_id is not None, server_id is not None]
         return self._ranges(
             f"{keys} AND (stream_id, range_index) > (:after_stream, :after_index)"
@@ -236,53 +173,25 @@ class SqliteStore:
         return int(self._query(query, stream_id)[0][0])
 
     def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
-        """Add ranges; False where the stream has one of that index already, or is gone."""
+        """Add ranges; False where the stream has one of that index already, or was deleted."""
         with self._transaction():
             made = [self._create_range(new) for new in news]
             if any(made):
-                self._bump_revision()
+                self._servers.bump_revision()
             return made
 
     def writers_before(self, stream_id: int, range_index: int) -> bytes:
         """Return the writers at the end of the range before, empty if that is not known."""
         with self._file.reading_blobs():
-            return tables.writers_before(self._query, stream_id, range_index)
+            return self._writers_before(stream_id, range_index)
 
     def seal_ranges(self, ends: Sequence[SealedRange]) -> list[bool]:
-        """Record where ranges end, and the writers there; False where it is sealed, or gone."""
+        """Record where ranges end, and the writers there; False where it is sealed, or deleted."""
         with self._transaction():
             sealed = [self._seal_range(end) for end in ends]
             if any(sealed):
-                self._bump_revision()
+                self._servers.bump_revision()
             return sealed
-
-    def commit_cursors(
-        self, group: str, cursors: Sequence[tuple[int, int]], committed_at_ms: int
-    ) -> list[bool]:
-        """Set or forget a group's cursors; False where there is no stream."""
-        with self._transaction():
-            return [
-                tables.commit_cursor(self._query, group, *cursor, committed_at_ms)
-                for cursor in cursors
-            ]
-
-    def cursors_of(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
-        """Return a group's cursors in the order asked for; None where there is none."""
-        return tables.cursors_of(self._query, group, stream_ids)
-
-    def cursors_after(self, group: str, stream_id: int, count_max: int) -> list[CursorRecord]:
-        """Return up to `count_max` cursors of a group beyond a stream id, by id."""
-        return tables.cursors_after(self._query, group, stream_id, count_max)
-
-    def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
-        """Return up to `count_max` groups whose names come after `group`, by name."""
-        return tables.groups_after(self._query, group, count_max)
-
-    def close(self) -> None:
-        """Close the file and release the directory."""
-        self._file.close()
-
-    # Inside
 
     def _maybe_create_stream(
         self, stream_id: int, new: NewStream, created_at_ms: int
@@ -331,7 +240,7 @@ class SqliteStore:
             end.range_index,
         )
         if sealed:
-            tables.record_writers(self._query, end)
+            self._record_writers(end)
         return bool(sealed)
 
     def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
@@ -363,7 +272,7 @@ class SqliteStore:
         self._query(
             "DELETE FROM ranges WHERE stream_id = ? AND range_index < ? AND end_offset <= ?",
             stream_id,
-            self.transactions.first_needed_range(stream_id, last.range_index),
+            self._transactions.first_needed_range(stream_id, last.range_index),
             offset,
         )
         self._query(
@@ -418,5 +327,61 @@ class SqliteStore:
             )
         ]
 
-    def _bump_revision(self) -> None:
-        self._query("UPDATE cluster SET revision = revision + 1")
+    def _record_writers(self, sealed: SealedRange) -> None:
+        """Keep the writers at the end of a range that was sealed; for each stream the last ones.
+
+        A server that reports none had none: then they are those before the range.
+        """
+        stream_id, range_index, _, writers = sealed
+        before = NO_WRITERS if range_index == 0 else self._writers_before(stream_id, range_index)
+        if writers or before:
+            self._query(
+                "INSERT OR REPLACE INTO writers VALUES (?, ?, ?)",
+                stream_id,
+                range_index,
+                writers or before,
+            )
+
+    def _writers_before(self, stream_id: int, range_index: int) -> bytes:
+        rows = self._query(
+            "SELECT writers FROM writers WHERE stream_id = ? AND range_index = ?",
+            stream_id,
+            range_index - 1,
+        )
+        return bytes(rows[0][0]) if rows else b""
+
+
+class SchemaTable:
+    """The versions of the schemas of streams."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._query = file.query
+        self._transaction = file.transaction
+        self._reading_blobs = file.reading_blobs
+
+    def register(self, news: Sequence[SchemaRecord]) -> None:
+        """Add versions, all or none; their streams are there, and do not have them yet."""
+        with self._transaction():
+            for new in news:
+                self._query(
+                    "INSERT INTO schemas VALUES (?, ?, ?, ?, ?)",
+                    new.stream_id,
+                    new.version,
+                    new.fingerprint,
+                    new.schema,
+                    new.registered_at_ms,
+                )
+
+    def maybe_newest(self, stream_id: int) -> SchemaRecord | None:
+        """Return the last version of a stream's schema; None where it has none."""
+        with self._reading_blobs():
+            rows = self._query(f"{_SCHEMA} ORDER BY version DESC LIMIT 1", stream_id)
+        return SchemaRecord(*rows[0]) if rows else None
+
+    def maybe_next(self, stream_id: int, version: int) -> SchemaRecord | None:
+        """Return the version of a stream's schema that comes after one, 0: the first one."""
+        with self._reading_blobs():
+            rows = self._query(
+                f"{_SCHEMA} AND version > ? ORDER BY version LIMIT 1", stream_id, version
+            )
+        return SchemaRecord(*rows[0]) if rows else None
