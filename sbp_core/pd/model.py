@@ -1,4 +1,4 @@
-"""What the placement driver knows, and how that is shown on the wire."""
+"""The values that the placement driver stores, and their tables on the wire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}
 _FIRST_EPOCH: Final = 0
 
 NO_CURSOR: Final = -1
-"""In place of a cursor's next offset: there is none, or there is to be none."""
+"""The next offset of a cursor that does not exist, or is to be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RangeRecord:
 
 
 class SealedRange(NamedTuple):
-    """Where a range ended, and the writers then as its server tells them; empty: it took none."""
+    """Where a range ended, and its writers as its server reports them; empty: it had none."""
 
     stream_id: int
     range_index: int
@@ -80,7 +80,7 @@ class RangeServerRecord:
 
 @dataclass(frozen=True, slots=True)
 class CursorRecord:
-    """How far a consumer group has come in a stream: the offset that it reads next."""
+    """How far a consumer group has read a stream: the offset that it reads next."""
 
     stream_id: int
     next_offset: int
@@ -108,7 +108,7 @@ class SchemaRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """What to change of a stream. None leaves the name, or the limit in bytes, that it has."""
+    """The change of a stream. None keeps its name, or its limit in bytes."""
 
     stream_id: int
     name: str | None
@@ -180,7 +180,7 @@ def stream_table(stream: StreamRecord) -> Stream:
 
 
 def range_table(stream_range: RangeRecord, addresses: Mapping[int, str]) -> StreamRange:
-    """Return the table of a range. Of an open one the placement driver knows the start only."""
+    """Return the table of a range. The end of an open one is not known here."""
     start, end = stream_range.start_offset, stream_range.end_offset
     return StreamRange(
         stream_id=stream_range.stream_id,

@@ -39,14 +39,14 @@ from sbp_core.wire.headers import RangeServer
 from sbp_core.wire.status import shown
 
 _LOG: Final = logging.getLogger(__name__)
-_KEEP_DATA: Final = "Your data was not touched"
+_KEEP_DATA: Final = "No data was changed"
 
 
 class Membership:
     """The range servers that were heard within the last `timeout_ms`.
 
-    An id and an address belong to one process at a time. Which one may take the place of others is
-    for Joining to find out, which asks for those that are `conflicting`.
+    An id and an address belong to one process at a time. `Joining` decides which process may
+    replace another, and finds the candidates with `conflicting`.
     """
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
@@ -56,10 +56,13 @@ class Membership:
         self._loads: dict[int, ServerLoad] = {}
 
     def refresh(self, server: RangeServerRecord) -> None:
-        """Take note of a heartbeat; the server takes the place of those in conflict with it."""
+        """Note a heartbeat; the server replaces those in conflict with it."""
         if server not in self._heard:
             for other in self._heard_instead(server):
-                _LOG.warning("%s takes the place of %s", server, other)
+                _LOG.warning(
+                    "range server replaced new=%s at %s, old=%s at %s",
+                    *(server.server_id, server.address, other.server_id, other.address),
+                )
                 del self._heard[other]
         self._heard[server] = self._clock.monotonic()
 
@@ -74,7 +77,11 @@ class Membership:
     def live_server_ids(self) -> tuple[int, ...]:
         """Return the ids of the live servers, ascending."""
         for silent in [server for server in self._heard if self._is_silent(server)]:
-            _LOG.warning("%s is silent and gets no new ranges", silent)
+            _LOG.warning(
+                "range server silent server=%d address=%s: it gets no new ranges",
+                silent.server_id,
+                silent.address,
+            )
             del self._heard[silent]
         return tuple(sorted(server.server_id for server in self._heard))
 
@@ -130,7 +137,7 @@ class Placement:
         if not self._servers:
             raise NoRangeServerError(
                 StatusCode.PD_NO_AVAILABLE_RS,
-                "the disks of all range servers are full: make room, or start another one"
+                "the disks of all range servers are full: free space, or start another range server"
                 if self._has_servers
                 else "no range server is alive: start one, or wait for its first heartbeat",
             )
@@ -145,7 +152,7 @@ def _is_nearly_full(server: ServerLoad) -> bool:
 
 
 class Joining:
-    """Takes range servers into the membership, if they are what they say."""
+    """Admits range servers to the membership, if they prove their id and address."""
 
     def __init__(self, store: StoreThread, membership: Membership) -> None:
         self._store = store
@@ -154,7 +161,7 @@ class Joining:
     async def heard(
         self, announced: RangeServer | None, secret: str | None, standing: Standing
     ) -> None:
-        """Take note of a server's heartbeat, or of its load; the peer has that standing then.
+        """Admit a server that sent a heartbeat, or its load; note it in the `standing` of the peer.
 
         Raises InvalidRequestError for an id that was never allocated or a table that is missing,
         ConfigurationError for an address that is none, PermissionDeniedError for a wrong secret,
@@ -178,9 +185,9 @@ class Joining:
             standing.server_ids.add(server.server_id)
 
     async def reported(self, announced: RangeServer | None, standing: Standing) -> None:
-        """Take note that a server reported its load, on the connection of its heartbeats.
+        """Note that a server reported its load, on the connection of its heartbeats.
 
-        Raises as `heard` does. One that has no secret proves nothing, neither here nor there.
+        Raises as `heard` does. A server without a secret proves nothing, in heartbeats either.
         """
         secret = None
         if announced is not None and announced.server_id in standing.server_ids:
@@ -192,10 +199,10 @@ class Joining:
     async def _check_gone(
         self, other: RangeServerRecord, server: RangeServerRecord, secret: str | None
     ) -> None:
-        """Raise AlreadyExistsError unless the process that was `other` is known to be gone.
+        """Raise AlreadyExistsError unless the process that was `other` is known to have ended.
 
-        For a server that moves, the place where it was is asked whether it is still there. For an
-        address with a new server, that place is asked whether the new one is there.
+        If a server moved, its old address is asked whether it is still there. If an address has a
+        new server, that address is asked whether the new one is there.
         """
         if secret is not None:
             has_moved = other.server_id == server.server_id
@@ -204,11 +211,11 @@ class Joining:
                 return
         raise AlreadyExistsError(
             StatusCode.CONFLICT,
-            f"server {other.server_id} was heard at {other.address} lately, so server"
-            f" {server.server_id} at {server.address} does not take its place. Either its former"
+            f"range server {other.server_id} sent a heartbeat from {other.address} lately, so"
+            f" server {server.server_id} at {server.address} cannot replace it. Either its former"
             " process still runs, or another one with a copy of its data directory does: stop one"
-            f" of them. If it is gone, this is over when it has been silent for"
-            f" {self._membership.timeout_ms} ms. {_KEEP_DATA}",
+            f" of them. If neither runs, retry {self._membership.timeout_ms} ms after its last"
+            f" heartbeat. {_KEEP_DATA}",
         )
 
     async def _maybe_holds(self, address: str, secret: str) -> bool | None:
@@ -219,7 +226,7 @@ class Joining:
 
 
 async def _is_refused(address: str) -> bool:
-    """Whether no process listens at an address, by the word of its machine.
+    """Whether the machine of an address refuses connections: no process listens there.
 
     No answer at all proves nothing: the network may be broken, and the process alive.
     """
@@ -239,12 +246,12 @@ async def _is_refused(address: str) -> bool:
 def _register(
     store: MetadataStore, cluster_id: str, server: RangeServerRecord, secret: str | None
 ) -> str | None:
-    """Remember where a server is, and the secret it came with first; return the one it has."""
+    """Store the address of a server, and the first secret it came with; return the one it has."""
     if not store.servers.register(server):
         raise _invalid(
             f"server id {server.server_id} was never allocated by this placement driver"
-            f" (cluster {cluster_id}); connect to the one that did, or bring its"
-            f" data directory back. {_KEEP_DATA}"
+            f" (cluster {cluster_id}); connect to the one that did, or restore"
+            f" its data directory. {_KEEP_DATA}"
         )
     if secret:
         return store.servers.claim_secret(server.server_id, secret)
@@ -255,9 +262,9 @@ def _check_secret(server_id: int, given: str | None, stored: str) -> None:
     if not is_same(given, stored):
         what = "another secret than" if given else "no secret, and not"
         raise denied(
-            f"this came with {what} the one that server {server_id} was given with its id: bring"
-            " identity.json of its data directory back, or start with an empty directory. A load"
-            f" is reported on the connection of the heartbeats. {_KEEP_DATA}"
+            f"the request has {what} the one that server {server_id} got with its id: restore"
+            " identity.json in its data directory, or start with an empty directory. Loads are"
+            f" reported on the connection of the heartbeats. {_KEEP_DATA}"
         )
 
 
@@ -270,7 +277,7 @@ _LOG_ID_DIGITS: Final = 32
 
 
 class LogMarks:
-    """Remembers the logs of range servers, on one event loop."""
+    """The ids and synced positions of the logs of range servers, on one event loop."""
 
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store
@@ -280,7 +287,7 @@ class LogMarks:
         self._unkept: dict[int, LogMark] = {}
 
     async def promised(self, said: LogMark) -> int:
-        """Return how far a server said before that its log is synced, NO_POSITION if it did not.
+        """Return how far a server reported its log as synced, NO_POSITION if it did not.
 
         Raises InvalidRequestError if it has another log now.
         """
@@ -293,7 +300,7 @@ class LogMarks:
         return known.position
 
     async def note(self, said: LogMark) -> int:
-        """Take note of what a server says of its log; return and raise as `promised` does."""
+        """Note what a server reports about its log; return and raise as `promised` does."""
         promised = await self.promised(said)
         known = self._latest.get(said.server_id)
         mark = said
@@ -306,7 +313,7 @@ class LogMarks:
         return promised
 
     async def flush(self) -> None:
-        """Write down what was not due yet."""
+        """Store what was not due yet."""
         unkept, self._unkept = self._unkept, {}
         for mark in unkept.values():
             await self._store.run(_keep, mark)
@@ -314,7 +321,7 @@ class LogMarks:
     async def _known(self, server_id: int) -> LogMark | None:
         if server_id not in self._latest:
             found = await self._store.run(lambda store: store.servers.maybe_log_mark(server_id))
-            if found is not None:  # anybody may ask for any id: those without a mark cost nothing
+            if found is not None:  # any peer may ask for any id: without a mark, nothing is kept
                 self._latest.setdefault(server_id, found)
         return self._latest.get(server_id)
 
@@ -331,15 +338,15 @@ class LogMarks:
 
 
 def maybe_other_log(known: LogMark, log_id: str) -> str | None:
-    """Return what is wrong if a server has a log of another id now; either may have none."""
+    """Return what is wrong if a server has a log of another id now; an id may be empty."""
     if not known.log_id or not log_id or known.log_id == log_id:
         return None
     return (
         f"range server {known.server_id} has the log {log_id}, and had {known.log_id}, which was"
-        f" synced up to position {known.position}: another log is in its folder; put the right one"
-        " back. Nothing was changed. Without a copy, what was in it is lost: move the data"
-        " directory of the range server away to start as a new server, and delete and create again"
-        " the streams that had ranges in it"
+        f" synced up to position {known.position}: another log is in its folder; restore the right"
+        " one. Nothing was changed. Without a copy, its records are lost: move the data directory"
+        " of the range server away to start as a new server, and delete and create again the"
+        " streams that had ranges in it"
     )
 
 
@@ -348,16 +355,17 @@ def _keep(store: MetadataStore, mark: LogMark) -> None:
 
 
 def maybe_log_mark(server_id: int, log_id: str | None, position: int) -> LogMark | None:
-    """Return what a HEARTBEAT says of a server's log, None if nothing.
+    """Return what a HEARTBEAT reports about a server's log, None if nothing.
 
-    Raises InvalidRequestError for what is no id of a log.
+    Raises InvalidRequestError for an invalid id of a log.
     """
     if position < 0:
         return None
     digits = log_id or ""
     is_hex = all(digit in "0123456789abcdef" for digit in digits)
     if digits and (len(digits) != _LOG_ID_DIGITS or not is_hex):
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST, f"{shown(digits)} is no log_id of a HEARTBEAT"
+        raise _invalid(
+            f"log_id of a HEARTBEAT must be {_LOG_ID_DIGITS} hexadecimal digits, got"
+            f" {shown(digits)}"
         )
     return LogMark(server_id, digits, position)

@@ -388,7 +388,7 @@ def test_what_waits_for_a_server_that_is_away_is_not_given_up(tmp_path):
         await stage(client, transaction, one, "ab")
         await servers.stop_server(host)
         await commit(client, 0, transaction.parts(), 200)
-        with pytest.raises(InvalidRequestError, match="when that server is back"):
+        with pytest.raises(InvalidRequestError, match="when that server is reachable again"):
             await client.give_up_txn("p", 0)
         await servers.start_server(host)
         assert (await commit(client, 0, ())).is_published

@@ -191,7 +191,7 @@ LOST: Final[dict[str, tuple[Damage, str, str]]] = {
     "the log is missing": (removed(f"{SERVER}/log"), "the log of range server 1 is gone", SERVER),
     "the log is of another server": (
         put_back(f"{SERVER}/log", "other"),
-        "another log is in its folder; put the right one back",
+        "another log is in its folder; restore the right one",
         SERVER,
     ),
     "the identity is missing": (

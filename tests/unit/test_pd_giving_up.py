@@ -24,7 +24,7 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata.sqlite_transactions import TransactionTables
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpWishes
-from sbp_core.pd.txns.txn_handlers import refusal, told
+from sbp_core.pd.txns.txn_handlers import explain, refusal
 from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
 from sbp_core.wire.opcodes import Opcode
 
@@ -82,8 +82,8 @@ def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, capl
             assert (replay.record_count, replay.digest) == (5, DIGEST)
 
     asyncio.run(main())
-    assert "7 records of stream" in caplog.text
-    assert "batch 1 of p" in caplog.text
+    assert "records=7 stream=" in caplog.text
+    assert "batch=1 producer=p" in caplog.text
 
 
 def test_what_waits_is_not_given_up(tmp_path, peer):
@@ -95,7 +95,7 @@ def test_what_waits_is_not_given_up(tmp_path, peer):
             for number in (1, 2):
                 await commit(cluster, number, part(f"p.{number}.a", one), timeout_ms=100)
             with pytest.raises(
-                InvalidRequestError, match=f"says to be incomplete is. stream {one}"
+                InvalidRequestError, match=f"reports as incomplete is. stream {one}"
             ):
                 await give_up(cluster, 1)
             with pytest.raises(InvalidRequestError, match="an earlier batch"):
@@ -205,11 +205,11 @@ def test_what_is_no_decided_batch(tmp_path):
         async with running(tmp_path) as cluster:
             await commit(cluster, 5)
             for number, producer in ((6, "p"), (5, "q")):
-                with pytest.raises(NotFoundError, match="is not decided"):
+                with pytest.raises(NotFoundError, match="was never committed"):
                     await give_up(cluster, number, producer=producer)
             wrong = [{"producer": "a b"}, {"commit": True}, {"parts": (part("p.5.a", 1),)}]
             for fields in wrong:
-                with pytest.raises(InvalidRequestError, match="name a producer and the batch only"):
+                with pytest.raises(InvalidRequestError, match="set producer and batch_number only"):
                     await give_up(cluster, 5, **fields)
             assert (await give_up(cluster, 4)).record_count == -1, "it is older than what is kept"
 
@@ -321,11 +321,11 @@ def test_why_nothing_is_given_up_tells_what_helps():
     error = refusal("batch 1 of p", reasons)
     assert isinstance(error, InvalidRequestError)
     assert "stream 1: an earlier batch" in error.message
-    assert "refuses (it is published when that server is back)" in error.message
+    assert "refuses (it is published when that server is reachable again)" in error.message
     assert "run `sbp log repair`" in error.message
     assert isinstance(refusal("b", {**reasons, 4: UNANSWERED}), RequestTimeoutError)
     assert isinstance(refusal("b", {4: UNANSWERED, 5: STOPPING}), ShuttingDownError)
-    assert told(dict.fromkeys(range(12), "x")).endswith("; stream 9: x; and 2 streams more")
+    assert explain(dict.fromkeys(range(12), "x")).endswith("; stream 9: x; and 2 more streams")
 
 
 def test_who_stops_grants_nothing():

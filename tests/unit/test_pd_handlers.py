@@ -76,7 +76,7 @@ def test_a_server_of_another_cluster_is_refused_and_told_to_keep_its_data(run):
             unknown = await cluster.beat(unknown_id)
             assert unknown.status.code == StatusCode.INVALID_REQUEST
             assert "never allocated" in unknown.status.message
-            assert "not touched" in unknown.status.message
+            assert "No data was changed" in unknown.status.message
         assert cluster.driver.live_server_count == 0
 
     run(test)

@@ -34,7 +34,7 @@ from sbp_core.wire.status import SUCCESS, shown, status_for
 def update_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[UpdateStreamResult]:
     """Change streams (SPEC "UPDATE_STREAMS"), all in one transaction, in their order.
 
-    A field at its default leaves what it is, but for `retention_period_ms`, which is set as given.
+    A field at its default leaves the stream's value, except `retention_period_ms`, which is set.
     """
     planned: list[StreamChange | SbpError] = [_plan_change(stream) for stream in streams]
     changes = [change for change in planned if isinstance(change, StreamChange)]
@@ -83,7 +83,7 @@ class TrimPlan:
 
 
 def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[TrimPlan]:
-    """Look at what TRIM_STREAMS asks for. Offsets that the metadata can judge are judged."""
+    """Plan TRIM_STREAMS. Offsets are checked here where the metadata suffice for that."""
     addresses = store.servers.addresses()
     plans = []
     for item in items:
@@ -152,10 +152,10 @@ def trim_streams(store: MetadataStore, plans: Sequence[TrimPlan]) -> list[TrimSt
 
 
 class Trimmer:
-    """Trims streams: forgets what lies below an offset, never beyond the tail.
+    """Trims streams: deletes the records below an offset, never beyond the tail.
 
-    The placement driver knows where an open range starts, its server where it ends: so the server
-    is asked first, and the tail only moves forward until the trim is recorded.
+    The placement driver knows where an open range starts, and its server knows where it ends. So
+    the server is asked first; until the trim is recorded the tail only moves forward.
     """
 
     def __init__(self, store: StoreThread, peers: Peers) -> None:
@@ -182,7 +182,7 @@ def _check(plan: TrimPlan, address: str, answer: DescribeRangeResult | SbpError)
         where = f"at {address or 'an unknown address'} does not answer as expected ({answer})"
         return replace(plan, maybe_error=_silent(plan.item.stream_id, where))
     if answer.stream_range is None:
-        return replace(plan, maybe_error=_silent(plan.item.stream_id, "says nothing about it"))
+        return replace(plan, maybe_error=_silent(plan.item.stream_id, "left it out of its answer"))
     return check_tail(plan, answer.stream_range.next_offset)
 
 
@@ -190,5 +190,5 @@ def _silent(stream_id: int, what: str) -> SbpError:
     return NoRangeServerError(
         StatusCode.PD_NO_AVAILABLE_RS,
         f"stream {stream_id} cannot be trimmed now, its tail is not known: the server of its open"
-        f" range {what}; try again when it is back",
+        f" range {what}; retry when it is reachable",
     )

@@ -1,6 +1,6 @@
-"""The requests of consumer groups, how far they have come: COMMIT_CURSORS and DESCRIBE_CURSORS.
+"""COMMIT_CURSORS and DESCRIBE_CURSORS: how far consumer groups have read.
 
-The functions run on the store's thread: wire items and a store in, results out.
+The functions run on the store's thread: wire items and a store in, wire results out.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ class CursorHandlers:
         )
 
     async def describe(self, call: ServerCall) -> None:
-        """Tell the cursors of a group, all or of some streams; without a group, the groups."""
+        """Describe the cursors of a group, all or for some streams; without a group, the groups."""
         request = call.decode(DescribeCursorsRequest)
         check_item_count(len(request.stream_ids))
         if request.group is not None:
             check_group_name(request.group)
         elif request.stream_ids:
             raise InvalidRequestError(
-                StatusCode.INVALID_REQUEST, "name the group whose cursors of streams are wanted"
+                StatusCode.INVALID_REQUEST,
+                "stream_ids without group: set group to describe its cursors",
             )
         await respond_in_parts(
             call,
@@ -105,7 +106,7 @@ def commit_cursors(
 
 
 def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) -> Set[int]:
-    """Return the streams whose cursors would be too many; those that are there may move on."""
+    """Return the streams whose cursors would exceed the limit; existing cursors may move."""
     left = store.capacity.cursor_capacity()
     if len(cursors) <= left:
         return frozenset()

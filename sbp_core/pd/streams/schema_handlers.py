@@ -1,8 +1,7 @@
 """The requests for the schemas of streams: REGISTER_SCHEMAS and DESCRIBE_SCHEMAS.
 
-The functions run on the store's thread, wire items and a store in, results out: nothing comes
-between the look at a stream's newest version and the one that is added to it. So the versions of a
-stream are a chain.
+The functions run on the store's thread, one at a time: nothing can be added between reading the
+newest version of a stream and adding its successor, so the versions of a stream are a chain.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
 _NO_VERSION: Final = 0
-"""In place of a version: before the first one, or there is none."""
+"""Stands for a version that does not exist: before the first one."""
 
 
 class SchemaHandlers:
@@ -72,7 +71,7 @@ class SchemaHandlers:
             yield tuple(await self._store.run(register_schemas, some, self._clock.wall_ms()))
 
     async def describe(self, call: ServerCall) -> None:
-        """Tell the versions of the schemas of streams, all or the newest ones."""
+        """Describe the versions of the schemas of streams, all or the newest ones."""
         request = call.decode(DescribeSchemasRequest)
         _check_dialect(call)
         check_item_count(len(request.stream_ids))
@@ -97,7 +96,7 @@ def _check_dialect(call: ServerCall) -> None:
     if call.is_one_frame:
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
-            "servers of this dialect agree on no features, so their streams have no schemas",
+            "schemas need a feature, and this dialect has none; use the dialect specification",
         )
 
 
@@ -138,11 +137,11 @@ def _successor(
         raise AlreadyExistsError(
             StatusCode.CONFLICT,
             f"the next version of the schema of stream {asked.stream_id} is {version}, not"
-            f" {asked.version}; go on from the newest one, which is in the answer",
+            f" {asked.version}; build on the newest one, which is in the answer",
         )
     if version > limits.SCHEMA_VERSIONS_MAX:
         raise _invalid(
-            f"stream {asked.stream_id} has had {version - 1} versions of its schema, which is the"
+            f"stream {asked.stream_id} has {version - 1} versions of its schema, which is the"
             " limit; create another stream"
         )
     try:
@@ -154,7 +153,7 @@ def _successor(
     if asked.fingerprint != schema.fingerprint:
         raise _invalid(
             f"{shown(asked.fingerprint or '')} is not the fingerprint of this schema, which is"
-            f" {schema.fingerprint}"
+            f" {schema.fingerprint}; send that"
         )
     return SchemaRecord(
         asked.stream_id, version, schema.fingerprint, schema.encode(), registered_at_ms
@@ -162,7 +161,7 @@ def _successor(
 
 
 class Place(NamedTuple):
-    """How far an answer to DESCRIBE_SCHEMAS came: the stream at work, its last version told."""
+    """How far an answer to DESCRIBE_SCHEMAS is: the current stream, and its last version sent."""
 
     stream_index: int = 0
     version: int = _NO_VERSION
@@ -171,9 +170,9 @@ class Place(NamedTuple):
 def describe_schemas(
     store: MetadataStore, stream_ids: Sequence[int], place: Place, *, newest_only: bool
 ) -> tuple[list[SchemaEntry], Place | None]:
-    """Tell the schemas of streams (SPEC "DESCRIBE_SCHEMAS") from `place`, one frame's worth.
+    """Describe the schemas of streams (SPEC "DESCRIBE_SCHEMAS") from `place`, one frame's worth.
 
-    Returns where to go on, None at the end.
+    Returns where to continue, None at the end.
     """
     entries = []
     weight = 0

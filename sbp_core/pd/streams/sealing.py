@@ -44,8 +44,8 @@ _Ends = dict[int, SealedRange | SbpError]
 class RangeAnnouncer:
     """Sends new ranges to the servers that host them (SPEC "SYNC_RANGES"), in the background.
 
-    Best effort: it never delays or fails its caller. What is not told, a server looks up when a
-    request names it.
+    Best effort: it never delays or fails its caller. A server looks a range up that it does not
+    know when a request names it.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -53,7 +53,7 @@ class RangeAnnouncer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def announce(self, opened: Iterable[StreamRange]) -> None:
-        """Tell the servers of these ranges soon, unless too much is under way already."""
+        """Announce these ranges to their servers, unless SYNC_TASKS_MAX tasks do that already."""
         for address, hosted in by_server(opened).items():
             if address and len(self._tasks) < limits.SYNC_TASKS_MAX:
                 task = asyncio.create_task(self._send(address, hosted))
@@ -61,14 +61,14 @@ class RangeAnnouncer:
                 task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Give up what is under way."""
+        """Cancel the work in progress."""
         await cancel_all(self._tasks)
 
     async def _send(self, address: str, hosted: Sequence[StreamRange]) -> None:
         try:
             await self._peers.sync(address, hosted)
         except SbpError as error:
-            _LOG.debug("%s was not told of %d new ranges: %s", address, len(hosted), error)
+            _LOG.debug("ranges not announced address=%s ranges=%d: %s", address, len(hosted), error)
 
 
 class Sealer:
@@ -88,13 +88,13 @@ class Sealer:
         self._at_work: set[asyncio.Task[list[SealRangesResult]]] = set()
 
     async def stop(self) -> None:
-        """Give up what is under way."""
+        """Cancel the work in progress."""
         await cancel_all(self._at_work)
 
     async def seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
         """Seal ranges; return each stream's new writable range, or why there is none.
 
-        In the order of `items`. The servers of new ranges are told of them in the background.
+        In the order of `items`. New ranges are announced to their servers in the background.
         """
         task = asyncio.create_task(self._seal(items))
         self._at_work.add(task)
@@ -104,7 +104,7 @@ class Sealer:
     def _on_done(self, task: asyncio.Task[list[SealRangesResult]]) -> None:
         self._at_work.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller may be gone
+            task.exception()  # retrieved, as the caller may have disconnected
 
     async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
         plans = await self._store.run(plan_seals, items)
@@ -155,7 +155,8 @@ def _end(answer: SealRangesResult | SbpError, sealing: StreamRange) -> SealedRan
         return StatusError(
             StatusCode.PD_INTERNAL,
             f"the server at {address} sealed range {sealing.range_index} of stream"
-            f" {sealing.stream_id} at an impossible end: {sealed}",
+            f" {sealing.stream_id} at an end before its start: {sealed}; see the log of that"
+            " server",
         )
     return SealedRange(sealing.stream_id, sealing.range_index, sealed.end_offset, answer.writers)
 
@@ -165,7 +166,7 @@ def _unanswered(sealing: StreamRange, address: str, reason: SbpError) -> SealUna
         StatusCode.SEAL_NO_SERVER_ANSWERED,
         f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"
         f" its server at {address or 'an unknown address'} does not answer as expected"
-        f" ({reason}); try again when it is back",
+        f" ({reason}); retry when it is reachable",
     )
 
 
@@ -174,7 +175,7 @@ class SealPlan:
     """One item of SEAL_RANGE: refused already, answered already, or to be done.
 
     `maybe_open` is the range that its server has to seal first; without it only the next range is
-    lacking.
+    missing.
     """
 
     item: RangeId
@@ -184,14 +185,14 @@ class SealPlan:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is to be done any more."""
+        """Whether there is nothing left to do."""
         return self.maybe_error is not None or self.maybe_answer is not None
 
 
 def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]:
     """Look at what SEAL_RANGE asks for.
 
-    Sealing a range that is not the last one any more is a repeat: it has its answer already.
+    Sealing a range that is no longer the last one is a repeat: it has its answer already.
     """
     addresses = store.servers.addresses()
     plans = []
@@ -302,8 +303,8 @@ def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement)
 def _overtaken(new: RangeRecord) -> StatusError:
     return StatusError(
         StatusCode.PD_INTERNAL,
-        f"range {new.range_index} of stream {new.stream_id} was made by somebody else; list its"
-        " ranges again",
+        f"range {new.range_index} of stream {new.stream_id} was created by another request; list"
+        " its ranges again",
     )
 
 

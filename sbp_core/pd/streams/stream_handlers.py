@@ -1,4 +1,8 @@
-"""The requests that a placement driver serves: headers in, response frames out."""
+"""The requests that a placement driver serves, by opcode: headers in, response frames out.
+
+The handlers of cursors, schemas and transactions are in files of their own; what they all do with
+the store is in the `*_operations.py` beside them.
+"""
 
 from __future__ import annotations
 
@@ -123,17 +127,17 @@ class PlacementDriverHandlers:
         }
 
     async def start(self) -> None:
-        """Go on with what was committed and is not published yet."""
+        """Continue with what was committed and is not published yet."""
         await self._publisher.start()
 
     async def rest(self) -> None:
-        """Let nobody wait any longer for what goes on in the background."""
+        """End the calls that wait for work in the background, and store the marks of logs."""
         await self._publisher.stop()
         with suppress(StatusError):  # a store that fails has said so
             await self._log_marks.flush()
 
     async def heartbeat(self, call: ServerCall) -> None:
-        """SPEC "HEARTBEAT": take note of a range server, tell everybody the cluster's id."""
+        """SPEC "HEARTBEAT": register a range server; answer every client with the cluster's id."""
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
         commit, promised = NO_COMMIT, NO_POSITION
@@ -170,8 +174,8 @@ class PlacementDriverHandlers:
     async def _check_log(self, request: HeartbeatRequest, standing: Standing) -> int:
         """Return how far a range server's log has to reach.
 
-        Only a server that proved its id may say how far its log reaches now. Others may ask: a
-        server does so before it serves.
+        Only a server that proved its id can report how far its log reaches now. Any other may ask:
+        a server does so before it serves.
         """
         if request.range_server is None:
             return NO_POSITION
@@ -187,8 +191,8 @@ class PlacementDriverHandlers:
     async def _check_history(self, request: HeartbeatRequest, standing: Standing) -> CommitId:
         """Return the store's last commit.
 
-        Raises StatusError if a commit is missing that a server was told of; only one that proved
-        its id may say so.
+        Raises StatusError if a commit is missing that a server knows; only one that proved its id
+        is believed.
         """
         claimed = NO_COMMIT
         server, life_id = request.range_server, request.store_life
@@ -204,7 +208,7 @@ class PlacementDriverHandlers:
         return await self._store.run(check)
 
     async def stop(self) -> None:
-        """Give up what goes on in the background."""
+        """Cancel the work in the background."""
         await self._publisher.stop()
         await self._sealer.stop()
         await self._range_servers.stop()
@@ -297,7 +301,7 @@ class PlacementDriverHandlers:
         asked = len(request.stream_ids) + len(request.names)
         check_item_count(asked)
         if request.all_streams and asked:
-            raise _invalid("ask for all streams, or for some by id and name, not for both")
+            raise _invalid("set all_streams, or stream_ids and names, not both")
         await respond_in_parts(
             call,
             self._all_streams() if request.all_streams else self._some_streams(request),
@@ -321,9 +325,9 @@ class PlacementDriverHandlers:
     async def list_ranges(self, call: ServerCall) -> None:
         """SPEC "LIST_RANGES": results in the order of the owners.
 
-        The revision is read before the ranges, so what a client asks for next "since" it cannot
-        have been missed. A client that was told of a commit which the store lacks is no proof that
-        the store is older than it was, as clients are not trusted: it is answered, no more.
+        The revision is read before the ranges, so a client that asks again "since" it misses no
+        change. A client that names a commit which the store lacks proves nothing about the store,
+        as clients are not trusted: it is only told so in the answer.
         """
         request = call.decode(ListRangesRequest)
         owners = request.range_owners
@@ -378,7 +382,7 @@ class PlacementDriverHandlers:
             await call.respond(CreateRangeResponse(status=SUCCESS, stream_range=opened))
 
     async def describe_cluster(self, call: ServerCall) -> None:
-        """SPEC "DESCRIBE_PD_CLUSTER": this one is alone, and leads."""
+        """SPEC "DESCRIBE_PD_CLUSTER": there is one placement driver, the leader."""
         node = PlacementDriverNode(name=_NODE_NAME, advertise_addr=self._endpoint(), is_leader=True)
         await call.respond(
             DescribePlacementDriverClusterResponse(
@@ -390,7 +394,7 @@ class PlacementDriverHandlers:
 def _standing(
     store: MetadataStore, known_commit: int, known_life: str | None
 ) -> tuple[int, CommitId, bool]:
-    """Return the revision, the last commit, and whether one that a client knows was never made."""
+    """Return the revision, the last commit, and whether the store lacks one that a client knows."""
     lacks_commit = known_life is not None and not (
         is_life_id(known_life) and store.has_commit(CommitId(known_commit, known_life))
     )

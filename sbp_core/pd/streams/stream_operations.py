@@ -1,7 +1,7 @@
 """The operations on metadata: wire items and a store in, wire results out.
 
-They run on the store's thread, whole, so that nothing comes between their calls to the store. An
-item that fails gets a status of its own; the others are not affected by it.
+Each runs on the store's thread, so nothing else uses the store between its calls. An item that
+fails gets a status of its own, and does not affect the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
 _UNSET = -1
-"""An id that a peer did not set, by the schema's default."""
+"""The default of the wire schema: the peer did not set the id."""
 
 _FIRST = (-1, -1)
 """Before every (stream id, range index)."""
@@ -107,7 +107,7 @@ def _plan_stream(
 
 
 def check_stream_fields(stream: Stream) -> None:
-    """Raise InvalidRequestError unless a stream can be like that; defaults may be left out."""
+    """Raise InvalidRequestError for fields that no stream can have; defaults may be left out."""
     if stream.replica_nums not in {0, 1}:
         raise _invalid(
             f"replication is not available yet: replica_nums must be 1, got {stream.replica_nums}"
@@ -172,7 +172,7 @@ def _described(found: StreamRecord) -> DescribeStreamResult:
 
 @dataclass(frozen=True, slots=True)
 class ListCursor:
-    """How far an answer to LIST_RANGES came: the owner at work, and its last range listed."""
+    """How far an answer to LIST_RANGES is: the current owner, and its last range sent."""
 
     owner_index: int = 0
     after: tuple[int, int] = _FIRST
@@ -183,8 +183,8 @@ def list_ranges(
 ) -> tuple[list[ListRangesResult], ListCursor | None]:
     """List the ranges of owners (SPEC "LIST_RANGES") from `cursor`, one frame's worth of them.
 
-    An owner with more ranges than fit is gone on with: it then has several results, in order.
-    Returns where to go on, None at the end.
+    An owner with more ranges than fit into a frame has several results, in order. Returns where to
+    continue, None at the end.
     """
     addresses = store.servers.addresses()
     results: list[ListRangesResult] = []
@@ -249,11 +249,11 @@ def _ranges_of(
 
 
 def check_item_count(count: int) -> None:
-    """Raise InvalidRequestError when a request has more items than are taken."""
+    """Raise InvalidRequestError when a request has more than STREAMS_PER_REQUEST_MAX items."""
     if count > limits.STREAMS_PER_REQUEST_MAX:
         raise _invalid(
-            f"a request for {count} items is over the limit of"
-            f" {limits.STREAMS_PER_REQUEST_MAX}; split it"
+            f"the request has {count} items, and at most {limits.STREAMS_PER_REQUEST_MAX} are"
+            " accepted; split it"
         )
 
 
@@ -266,5 +266,5 @@ def _not_found(message: str) -> NotFoundError:
 
 
 def no_stream(stream_id: int) -> NotFoundError:
-    """Return the error of a stream that there is not."""
+    """Return the error for a stream that does not exist."""
     return _not_found(f"stream {stream_id} does not exist (or was deleted)")

@@ -1,9 +1,12 @@
-"""Making visible what was committed: in every stream one decision after the other.
+"""Publishing committed batches: in each stream one decision after the other.
 
-A decision is published stream by stream, in all of them at the same time; no END_TXN of a decision
-is sent for a stream before the store knows that the one before it is published there. What cannot
-be done now is tried again, also after a restart; only what a range server has lost is given up, if
-somebody wants that.
+The streams of a decision are published at the same time. In one stream, END_TXN of a decision is
+sent only after the store has recorded that the decision before it is published there. A failure is
+retried, also after a restart. Only records that a range server reports as lost are given up, and
+only on request: `GiveUpWishes` has these requests. Only the range server can tell whether something
+can still be published, so a request waits for the next answer of the server.
+
+Read `publications.py` first: the states and inputs of one publication.
 """
 
 from __future__ import annotations
@@ -64,14 +67,14 @@ Reason = Exception | str
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Whether nothing of a decision waits any more, and what of it is given up."""
+    """Whether all of a decision is published or given up, and what was given up."""
 
     is_published: bool
     given_up: tuple[Part, ...]
 
 
 class _Open:
-    """A decision of which some streams do not show their part yet."""
+    """A decision that is not published yet in some streams."""
 
     def __init__(self, txn: TxnRecord) -> None:
         self.hidden_in = {part.stream_id for part in txn.parts}
@@ -80,18 +83,18 @@ class _Open:
 
 
 class OpenDecisions:
-    """The decisions that are not visible, or given up, in all their streams."""
+    """The decisions that are not yet published, or given up, in all their streams."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._is_stopped = False
 
     def add(self, txn: TxnRecord) -> None:
-        """Take a decision that is to be published."""
+        """Add a decision that is to be published."""
         self._open[txn.txn_number] = _Open(txn)
 
     def stop(self) -> None:
-        """Let nobody wait any longer."""
+        """End all calls of `wait`."""
         self._is_stopped = True
         for decision in self._open.values():
             decision.is_over.set()
@@ -109,12 +112,12 @@ class OpenDecisions:
         return Progress(not decision.hidden_in, decision.given_up)
 
     def note_given_up(self, txn: TxnRecord) -> None:
-        """Note what is given up of a decision by now."""
+        """Note what was given up of a decision so far."""
         if txn.txn_number in self._open:
             self._open[txn.txn_number].given_up = txn.given_up
 
     def note_done(self, txn_number: int, stream_id: int) -> None:
-        """Note that nothing of a decision waits in a stream any more."""
+        """Note that a decision is published, or given up, in a stream."""
         decision = self._open.get(txn_number)
         if decision is None:
             return
@@ -126,14 +129,14 @@ class OpenDecisions:
 
 @dataclass(slots=True)
 class _Wish:
-    """That some want to give up a publication: what they are told, and how many they are."""
+    """A request to give a publication up: its answer, and how many calls wait for it."""
 
     answer: asyncio.Future[Exception | None]
     waiter_count: int = 0
 
 
 class GiveUpWishes:
-    """Wishes to give publications up, and pauses between the tries to publish, which they end."""
+    """Requests to give publications up, and the pauses between retries, which they end."""
 
     def __init__(self) -> None:
         self._wishes: dict[PublicationKey, _Wish] = {}
@@ -142,7 +145,7 @@ class GiveUpWishes:
     async def wish(self, key: PublicationKey, timeout_ms: float) -> Exception | None:
         """Return why a publication is not given up; None if it is, or is published.
 
-        UNANSWERED if nobody knows in time. When nobody waits any longer, nobody wants it any more.
+        UNANSWERED if the server does not answer in time. A request ends with its last waiting call.
         """
         wish = self._wishes.setdefault(key, _Wish(asyncio.get_running_loop().create_future()))
         wish.waiter_count += 1
@@ -160,9 +163,9 @@ class GiveUpWishes:
 
     @contextmanager
     def granting(self, key: PublicationKey) -> Iterator[bool]:
-        """Whether somebody wants a publication to be given up: if so, it is, or why not is raised.
+        """Whether a publication is to be given up: the body does that, or raises why it cannot.
 
-        Who wants it is told afterwards.
+        The calls that wait for it get the outcome afterwards.
         """
         wish = self._wishes.pop(key, None)
         reason: Exception | None = STOPPING
@@ -178,18 +181,18 @@ class GiveUpWishes:
                 wish.answer.set_result(reason)
 
     def answer(self, key: PublicationKey, reason: Exception | None) -> None:
-        """Tell who wants it why a publication is not given up; None if it needs nothing more."""
+        """Answer the calls that wait: why a publication is not given up, None if it need not be."""
         wish = self._wishes.pop(key, None)
         if wish is not None:
             wish.answer.set_result(reason)
 
     def stop(self) -> None:
-        """Tell all that nothing is given up now."""
+        """Answer all calls that nothing is given up now."""
         for key in list(self._wishes):
             self.answer(key, STOPPING)
 
     async def pause(self, key: PublicationKey, seconds: float) -> None:
-        """Wait, until somebody wants the publication to be given up at most."""
+        """Wait, at most until the publication is to be given up."""
         is_wished = self._pauses.setdefault(key, asyncio.Event())
         try:
             async with asyncio.timeout(seconds):
@@ -219,12 +222,12 @@ class Publisher:
         self._is_stopped = False
 
     async def start(self) -> None:
-        """Go on with what was not published when the last placement driver ended."""
+        """Continue with what was not published when the last placement driver ended."""
         for txn in await self._store.run(lambda store: store.transactions.unpublished()):
             self.add(txn)
 
     async def stop(self) -> None:
-        """Leave the rest to the next start; nobody waits any longer."""
+        """Leave the rest to the next start; all waiting calls end."""
         self._is_stopped = True
         self._open.stop()
         self._wishes.stop()
@@ -232,7 +235,7 @@ class Publisher:
         await self._recorder.stop()
 
     async def commit(self, manifest: Manifest, decided_at_ms: int, leap_max: int) -> Decision:
-        """Decide a batch; what is decided will be published, whatever becomes of the caller.
+        """Decide a batch. A decision is published even if the caller disconnects.
 
         Raises what `check_leap` and `check_parts` raise.
         """
@@ -310,7 +313,7 @@ class Publisher:
             error: Exception | None
             try:
                 error = await self._step(queue)
-            except Exception as failure:  # noqa: BLE001 - nothing that is decided is given up
+            except Exception as failure:  # noqa: BLE001 - a decision is retried, whatever fails
                 error = failure
             if error is None:
                 continue
@@ -325,7 +328,7 @@ class Publisher:
         self._wishes.answer(key, None)
 
     async def _step(self, queue: deque[Publication]) -> SbpError | None:
-        """Do what the first publication's state says; return or raise why to wait before more."""
+        """Do the first publication's next step; return or raise why to wait before another."""
         publication = queue[0]
         if publication.state is PublicationState.PUBLISHED:
             await self._settle(publication)
@@ -351,7 +354,7 @@ class Publisher:
         return error if learned in _PAUSING else None
 
     async def _ask(self, publication: Publication, route: Route) -> SbpError | None:
-        """Let range servers do what is next; return why they refuse it."""
+        """Send the next request to the range servers; return why they refuse it."""
         if publication.state in _ASKING:
             return await self._servers.publish(publication, route.address)
         try:
@@ -361,7 +364,7 @@ class Publisher:
         return None
 
     async def _give_up(self, queue: deque[Publication]) -> bool:
-        """Give up the first publication, whose records are lost, if somebody wants that."""
+        """Give up the first publication, whose records are lost, if that was requested."""
         stuck = queue[0]
         key = (stuck.txn_number, stuck.stream_id)
         with self._wishes.granting(key) as is_wished:
@@ -370,7 +373,8 @@ class Publisher:
                 txn = await self._store.run(lambda store: store.transactions.give_up(*key, now_ms))
                 queue[0] = stuck.after(PublicationInput.GIVEN_UP)
                 _LOG.error(
-                    "batch %d of %s: %d records of stream %d are lost; the stream goes on without",
+                    "records given up batch=%d producer=%s records=%d stream=%d: their range"
+                    " server lost them; the stream continues without them",
                     txn.batch_number,
                     txn.producer,
                     stuck.record_count,
@@ -404,10 +408,10 @@ def _log(publication: Publication, error: Exception) -> None:
     is_stuck = publication.state is PublicationState.STUCK
     _LOG.log(
         logging.ERROR if is_stuck else logging.WARNING,
-        "decision %d cannot be published in stream %d %s: %s",
+        "decision not published%s decision=%d stream=%d: %s; retrying",
+        " as it was committed" if is_stuck else "",
         publication.txn_number,
         publication.stream_id,
-        "as it was committed; it is tried again" if is_stuck else "yet",
         error,
         exc_info=None if isinstance(error, SbpError) else error,
     )

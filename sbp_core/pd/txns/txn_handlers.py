@@ -1,4 +1,4 @@
-"""The requests that decide transactions, and tell what became of them."""
+"""COMMIT_TXN and DESCRIBE_TXNS: deciding transactions, and describing what was decided."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from sbp_core.wire.status import SUCCESS, shown
 from sbp_core.wire.txn_id import is_producer, is_txn_id, maybe_batch_of
 
 _UNKNOWN: Final = -1
-"""In place of a number: not known, or there is none."""
+"""Stands for a number that is not known, or does not exist."""
 
-_TOLD_MAX: Final = 10
+_NAMED_STREAMS_MAX: Final = 10
 """Streams that a message names."""
 
 _WAIT_SHARE: Final = 0.75
-"""Of the time that the caller waits; the rest is for the answer to get there."""
+"""Share of the caller's timeout to wait for publication; the rest is for the answer."""
 
 _FORGOTTEN: Final = Progress(is_published=True, given_up=())
-"""Of a decision that is older than what is kept: nothing of it waits."""
+"""The progress of a decision that is older than those that are kept."""
 
 
 class TxnHandlers:
@@ -86,7 +86,8 @@ class TxnHandlers:
         if call.is_one_frame:
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
-                "servers of this dialect agree on no features, so they publish no transactions",
+                "transactions need a feature, and this dialect has none; use the dialect"
+                " specification",
             )
         parts = tuple(
             Part(
@@ -120,10 +121,10 @@ class TxnHandlers:
         await _respond(call, txn, progress, is_replay=decision.is_replay)
 
     async def _give_up(self, call: ServerCall, request: CommitTxnRequest) -> None:
-        """Let go of what range servers have lost of a decided batch, so that others can follow."""
+        """Give up the lost records of a decided batch, so that later batches are published."""
         producer, batch_number = request.producer or "", request.batch_number
         if request.commit or request.parts or not is_producer(producer):
-            raise _invalid("to give up what is lost of a batch, name a producer and the batch only")
+            raise _invalid("to give up lost records of a batch, set producer and batch_number only")
         batch = f"batch {batch_number} of {producer}"
         txn = await self._decided(producer, batch_number, batch)
         message = None
@@ -132,7 +133,7 @@ class TxnHandlers:
             txn = await self._decided(producer, batch_number, batch)
             if txn is not None and txn.parts and not txn.given_up:
                 raise refusal(batch, reasons)
-            message = told(reasons) or None
+            message = explain(reasons) or None
         progress = Progress(not txn.parts, txn.given_up) if txn else _FORGOTTEN
         await _respond(call, txn, progress, is_replay=True, message=message)
 
@@ -142,13 +143,15 @@ class TxnHandlers:
             lambda store: store.transactions.maybe_decided(producer, batch_number)
         )
         if decision is None:
-            raise NotFoundError(StatusCode.NOT_FOUND, f"{batch} is not decided")
+            raise NotFoundError(StatusCode.NOT_FOUND, f"{batch} was never committed")
         return decision.maybe_txn
 
     async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> None:
         for part in parts:
             if not is_txn_id(part.txn_id):
-                raise _invalid(f"{shown(part.txn_id)} is not the id of a transaction")
+                raise _invalid(
+                    f"{shown(part.txn_id)} is not the id of a transaction: use A-Z a-z 0-9 . _ - ~"
+                )
         verdicts = await self._store.run(
             lambda store: store.transactions.abort(parts, self._clock.wall_ms())
         )
@@ -165,7 +168,7 @@ class TxnHandlers:
         self._servers.drop(part for part in dead if part.record_count >= 0)
 
     async def describe(self, call: ServerCall) -> None:
-        """Tell what was decided of a producer, or of all, and what was given up."""
+        """Describe the decisions of a producer, or of all, and the aborted transactions."""
         request = call.decode(DescribeTxnsRequest)
         if request.producer is not None and not is_producer(request.producer):
             raise _invalid(f"{shown(request.producer)} cannot name a producer")
@@ -199,7 +202,7 @@ async def _respond(
     is_replay: bool,
     message: str | None = None,
 ) -> None:
-    """Tell what was decided, and what has become of it."""
+    """Answer with the decision, and how far it is published."""
     await respond_all(
         call,
         [_part_table(part) for part in progress.given_up],
@@ -214,21 +217,25 @@ async def _respond(
     )
 
 
-def told(reasons: Mapping[int, Reason]) -> str:
-    """Return why publications are not given up, by their streams, and what helps."""
+def explain(reasons: Mapping[int, Reason]) -> str:
+    """Return why publications are not given up, by stream, with a remedy."""
     some = [
         f"stream {stream_id}: {reason}{_remedy(reason)}"
-        for stream_id, reason in islice(reasons.items(), _TOLD_MAX)
+        for stream_id, reason in islice(reasons.items(), _NAMED_STREAMS_MAX)
     ]
-    more = [f"and {len(reasons) - _TOLD_MAX} streams more"] if len(reasons) > _TOLD_MAX else []
+    more = (
+        [f"and {len(reasons) - _NAMED_STREAMS_MAX} more streams"]
+        if len(reasons) > _NAMED_STREAMS_MAX
+        else []
+    )
     return "; ".join([*some, *more])
 
 
 def refusal(batch: str, reasons: Mapping[int, Reason]) -> StatusError:
-    """Return the error for a batch of which nothing is given up; it may be tried again, or not."""
+    """Return the error for a batch of which nothing is given up."""
     message = (
-        f"{batch} waits, and is not given up: only what a range server says to be incomplete is."
-        f" {told(reasons)}"
+        f"{batch} waits, and is not given up: only what a range server reports as incomplete is."
+        f" {explain(reasons)}"
     )
     for unsettled in (STOPPING, UNANSWERED):
         if unsettled in reasons.values():
@@ -239,7 +246,7 @@ def refusal(batch: str, reasons: Mapping[int, Reason]) -> StatusError:
 def _remedy(reason: Reason) -> str:
     match reason:
         case TransportError():
-            return " (it is published when that server is back)"
+            return " (it is published when that server is reachable again)"
         case StorageError(code=StatusCode.RS_DATA_CORRUPTED):
             return " (stop the server that has it, run `sbp log repair`, then give up what is lost)"
     return ""
