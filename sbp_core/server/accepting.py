@@ -1,13 +1,13 @@
-"""Which connections a server accepts: as many as it may have, in all and from one address.
+"""Which connections a server accepts: limits for all of them, and for one address.
 
-The last descriptors of the process are kept for its files: a log that cannot open its next segment
-dies, a connection that is refused comes back. Where the system has no descriptor at all, nothing is
-accepted for ACCEPT_PAUSE_MS; until then connections wait in the system's queue.
+The last file descriptors of the process are reserved for its files: a log that cannot open its next
+segment fails, while a client whose connection is refused retries. If the system has no descriptor
+left, nothing is accepted for ACCEPT_PAUSE_MS; until then connections wait in the system's queue.
 
-One address has so many at most, except the machine itself. When the server is full, some more are
-there for addresses that have few, and some for the machine itself: a program that fills the server
-keeps out neither its cluster nor its administrators. Connections that were sent away to make room
-are not counted for their address any longer, though they may take a moment to go.
+Each address has a limit, except the machine itself. When the server is full, a reserve is left for
+addresses with few connections, and another for the machine itself: a program that fills the server
+locks out neither the cluster nor its administrators. A connection that was told to leave, to make
+room for another, no longer counts for its address, though it may take a moment to close.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Acceptor:
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
 
     async def start(self, host: str, port: int) -> int:
-        """Listen on all addresses of `host`; return the port of the first, which 0 leaves open.
+        """Listen on all addresses of `host`; return the port of the first; 0 picks a free one.
 
-        Raises OSError when one of them cannot be had.
+        Raises OSError when one of them cannot be listened on.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(
@@ -73,7 +73,9 @@ class Acceptor:
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _pause(self, listening: socket.socket, reason: OSError) -> None:
-        _LOG.warning("no connection can be accepted: %s; waiting", reason.strerror)
+        _LOG.warning(
+            "accept failed: %s; accepting again in %d ms", reason.strerror, limits.ACCEPT_PAUSE_MS
+        )
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
         self._pauses[listening] = loop.call_later(
@@ -114,7 +116,7 @@ def raise_descriptor_limit() -> None:
 
 
 _NETWORK_BITS = 64
-"""Of an IPv6 address: whoever has one of such a network has all of them."""
+"""Bits of the network of an IPv6 address: a host usually has all addresses of its /64."""
 _LOCAL_PART = 4
 """The reserve of the machine itself is as large as a quarter of that for other addresses."""
 
@@ -129,7 +131,7 @@ class Admission:
 
     @property
     def connection_count(self) -> int:
-        """Connections that are open now, without those that were sent away."""
+        """Connections that are open now, without those that were told to leave."""
         return self._counts.total()
 
     def count_of(self, owner: str) -> int:
@@ -138,7 +140,7 @@ class Admission:
 
     @property
     def may_send_away(self) -> bool:
-        """Whether one more may be sent away before others are gone."""
+        """Whether one more connection may be told to leave before earlier ones have closed."""
         return self._leaving_count < limits.CONNECTIONS_LEAVING_MAX
 
     def is_full_for(self, owner: str) -> bool:
@@ -147,23 +149,24 @@ class Admission:
         return is_bound and self._counts[owner] >= self._per_address_max
 
     def enter(self, owner: str) -> None:
-        """Count a connection. Raises ThrottledError when it must not be taken."""
+        """Count a connection. Raises ThrottledError when it must be refused."""
         count = self._counts[owner]
         if self.is_full_for(owner):
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
-                f"{owner} has {count} connections open already, and no more are taken from one"
-                " address (connections_per_address_max)",
+                f"{owner} has {count} connections open already, the limit for one address: close"
+                " some, or raise connections_per_address_max of the server",
             )
         if self.connection_count >= limits.CONNECTIONS_MAX + self._reserve_for(owner):
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
-                f"the server has {self.connection_count} connections open already",
+                f"the server has {self.connection_count} connections open already, its limit; retry"
+                " later, or close some",
             )
         self._counts[owner] += 1
 
     def send_away(self, owner: str) -> None:
-        """A connection was told to leave, so that another one can have its place."""
+        """Note that a connection was told to leave, to make room for another."""
         self._drop(owner)
         self._leaving_count += 1
 

@@ -41,7 +41,7 @@ class Place(Symbol):
     WAITING = "nowhere yet"
     OWN = "in the connection's own share"
     POOL = "in the pool"
-    RELEASED = "nowhere any more"
+    RELEASED = "nowhere: it was given back"
 
 
 _WAITING, _OWN, _POOL, _RELEASED = Place
@@ -297,7 +297,7 @@ class Held:
     def yield_for_others(self, on_wanted: Callable[[], None]) -> None:
         """Call `on_wanted`, at most once, when others wait for memory of which this holds some.
 
-        What fits in the connection's own share keeps nobody waiting.
+        A request within the connection's own share never makes others wait.
         """
         self._intake.yield_for_others(self._charge, on_wanted)
 
@@ -391,7 +391,7 @@ class Intake:
         self._on_change()
 
     def close(self) -> None:
-        """No more is received; requests that are worked on still end one by one."""
+        """Stop receiving; requests in progress still end one by one."""
         self._drop_frame()
 
     def _claim(self, size: int, lane: Lane) -> Charge:

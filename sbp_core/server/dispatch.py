@@ -103,8 +103,8 @@ class Responder(Protocol):
 class ServerCall:
     """One request being served. Handlers answer it as the specification has it.
 
-    In a dialect of one frame per answer the parts are collected, and sent as one at the end. Who
-    answers with payloads makes one part by itself there: it knows what to leave out.
+    In a dialect of one frame per answer the parts are collected, and sent as one at the end. A
+    handler that answers with payloads makes a single part itself there: it knows what to leave out.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ServerCall:
         self._began_at = clock.monotonic()
         self._received_at = received_at
         self.give_up_at: float | None = None
-        """When nobody waits for the answer any longer, by the loop's clock; None if not known."""
+        """When the caller stops waiting for the answer, by the loop's clock; None if not known."""
         self._patience: asyncio.Timeout | None = None
         self._headers: list[object] = []
 
@@ -143,7 +143,7 @@ class ServerCall:
 
     @property
     def is_from_this_host(self) -> bool:
-        """Whether the request came from this machine, as far as addresses tell."""
+        """Whether the request came from an address of this machine."""
         return self._responder.is_from_this_host
 
     @property
@@ -168,7 +168,7 @@ class ServerCall:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
         Where deadlines were agreed on, the call ends when the `timeout_ms` of the header is over:
-        nobody waits for its answer any longer. RequestTimeoutError if that is so already.
+        the caller has stopped waiting. Raises RequestTimeoutError if that is so already.
         """
         header, decoded_bytes = decode_measured(table, self._frame.header)
         self._keep_only(decoded_bytes)
@@ -238,10 +238,10 @@ class ServerCall:
             if not is_end:
                 return
             header = merge_answers(self._headers)
-        with _telling_what_is_too_large():
-            octets = self._encode(header, is_end=is_end)
+        with _refusing_large_answers():
+            encoded = self._encode(header, is_end=is_end)
             packed = self.pack(payload)
-            await self._responder.send_response(self._frame, octets, packed, is_end=is_end)
+            await self._responder.send_response(self._frame, encoded, packed, is_end=is_end)
 
     def answer_soon(self, header: object) -> Rest | None:
         """Answer with one frame, at once if the peer has room; else return what does that.
@@ -250,7 +250,7 @@ class ServerCall:
         """
         if not self.has_room:
             return partial(self.respond, header)
-        with _telling_what_is_too_large():
+        with _refusing_large_answers():
             self.respond_now(header, _NOTHING, is_end=True)
         return None
 
@@ -278,7 +278,7 @@ class ServerCall:
         return self._responder.has_room_for(size)
 
     def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Wait until there is room for one response frame of about `size` bytes; keep it meanwhile.
+        """Wait until there is room for one response frame of about `size` bytes; keep it.
 
         For a response whose making holds what others wait for: those must not wait for this peer.
         A connection makes RESPONSES_RESERVED_MAX such responses at a time.
@@ -294,8 +294,8 @@ class ServerCall:
 
     def respond_now(self, header: object, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame without waiting; once within `reserve`, or with `has_room`."""
-        octets = self._encode(header, is_end=is_end)
-        self._responder.send_now(self._frame, octets, payload, is_end=is_end)
+        encoded = self._encode(header, is_end=is_end)
+        self._responder.send_now(self._frame, encoded, payload, is_end=is_end)
 
     def _encode(self, header: object, *, is_end: bool) -> bytes:
         if is_end and self.agreement.has_handler_duration:
@@ -310,7 +310,7 @@ class ServerCall:
 
 
 @contextmanager
-def _telling_what_is_too_large() -> Iterator[None]:
+def _refusing_large_answers() -> Iterator[None]:
     """Turn the refusal of an answer that is too large into a StatusError."""
     try:
         yield
@@ -412,7 +412,7 @@ class Deferred:
         self._go_on: Callable[[], None] | None = None
 
     def when_due(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on`, once, when it can be answered or nobody waits for that any longer."""
+        """Call `go_on`, once, when it can be answered or the caller has stopped waiting."""
         self._go_on = go_on
         if self._call.give_up_at is not None:
             loop = asyncio.get_running_loop()
@@ -431,7 +431,7 @@ class Deferred:
 
     def _on_ready(self, ready: asyncio.Future[Any]) -> None:
         if not ready.cancelled():
-            ready.exception()  # is answered, or nobody waits for it any longer
+            ready.exception()  # retrieved: it is answered, or the caller has stopped waiting
         self._on_due()
 
     def _on_due(self) -> None:

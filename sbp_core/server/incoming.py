@@ -25,7 +25,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
-    """What a connection does with that which it receives."""
+    """The owner of an `Incoming`, which handles what is received."""
 
     name: str
     """The connection, in the log."""
@@ -117,8 +117,8 @@ class Incoming:
     def go_on(self) -> None:
         """Handle what is here if there is room, and read more once that is done.
 
-        Memory that is given back may let many connections go on at once. They take turns, so that
-        the rest of the server runs between them.
+        Memory that is given back may let many connections continue at once. They take turns, so
+        that the rest of the server runs between them.
         """
         if self._has_turn:
             return
@@ -158,8 +158,8 @@ class Incoming:
                 self._serve_granted()
             elif self._is_behind:
                 self._handle_next()
-        except Exception:  # noqa: BLE001 - a mistake keeps no one else from their turn
-            _LOG.exception("%s: closing", self._receiver.name)
+        except Exception:  # noqa: BLE001 - other connections still get their turn
+            _LOG.exception("%s: disconnected, a frame could not be handled", self._receiver.name)
             self._is_behind = False
             self._outgoing.abort()
         self._has_turn = self._is_due

@@ -1,7 +1,7 @@
 """Accepts connections, bounds their number and patience, drains all of them at the end.
 
-A server that is full sends the connection away that has been of no use for the longest time, and
-takes the newcomer. The one that goes is told by GOAWAY: a client that comes back notices nothing.
+A server that is full closes the connection that has been unused for the longest time, and accepts
+the new one. It sends GOAWAY first, so that the client reconnects without an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG: Final = logging.getLogger(__name__)
 _OWN_BYTES: Final = limits.CONNECTION_OWN_BYTES * (
     limits.CONNECTIONS_MAX + limits.CONNECTIONS_RESERVED + local_reserve()
 )
-"""What all connections have for themselves together."""
+"""Memory of the own shares of all connections together."""
 
 
 class Listener:
@@ -60,7 +60,7 @@ class Listener:
         self._connection_ids = itertools.count(1)
         self._peers: set[Peer] = set()
         self._departed: set[Peer] = set()
-        """Peers that are gone, while something is done for them yet."""
+        """Peers whose connection is closed, and whose requests are still in progress."""
         self._sent_away: set[Peer] = set()
         self._no_spare_until = 0.0
         self._admission = Admission(connections_per_address_max)
@@ -78,7 +78,7 @@ class Listener:
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port, which the system picks when `port` is 0.
 
-        Raises ConfigurationError when the address cannot be had.
+        Raises ConfigurationError when the address cannot be listened on.
         """
         acceptor = Acceptor(self._on_accepted)
         try:
@@ -122,20 +122,21 @@ class Listener:
             peer.close_if_overdue(self._idle_seconds)
         self._departed = {peer for peer in self._departed if not peer.forsake_if_overdue()}
         if self._refused_count:
-            _LOG.warning("%d more connections were refused", self._refused_count)
+            _LOG.warning("connections refused count=%d", self._refused_count)
             self._refused_count = 0
 
     def _on_accepted(self, connection: socket.socket, address: str) -> None:
         try:
             if is_spare(connection):
                 raise ThrottledError(
-                    StatusCode.TOO_MANY_REQUESTS, "the server can open only a few more files"
+                    StatusCode.TOO_MANY_REQUESTS,
+                    "the server can open only a few more files; raise its limit of open files",
                 )
             owner = owner_of(address)
             self._admit(owner)
         except ThrottledError as error:
             if not self._refused_count:
-                _LOG.warning("a connection from %s is refused: %s", address, error)
+                _LOG.warning("connection refused address=%s: %s", address, error)
             self._refused_count += 1
             self._turn_away(connection, error)
             return
@@ -185,7 +186,7 @@ class Listener:
             spare = self._maybe_spare(owner)
             if spare is None:
                 raise
-            _LOG.debug("%s: sent away, another connection needs its place", spare.name)
+            _LOG.debug("%s: told to leave, a new connection needs its place", spare.name)
             self._sent_away.add(spare)
             self._admission.send_away(spare.owner)
             spare.go_away()
@@ -195,7 +196,7 @@ class Listener:
         """Return the connection that should make room for one of `owner`, None if there is none.
 
         It is the one that has been spare for the longest time, of those whose owners have at least
-        as many connections as the newcomer's: nobody gets more by pushing out others.
+        as many connections as the newcomer's: no owner gets more by displacing others.
         """
         now = self._clock.monotonic()
         if not self._admission.may_send_away or now < self._no_spare_until:

@@ -252,7 +252,7 @@ class Unread:
         self._give_back(size)
 
     def when_echo(self, size: int, callback: Callable[[], None]) -> None:
-        """Call `callback`, once, when there may be room for an echo. It keeps nobody waiting."""
+        """Call `callback`, once, when there may be room for an echo. Answers do not wait for it."""
         self._echoes[callback] = size
         self._look_soon()
 
@@ -277,7 +277,7 @@ class Unread:
             self._backlogs.add(backlog)
 
     def look(self) -> None:
-        """See what was read, and go on with what waited for that."""
+        """Measure what was read, and continue with what waited for that."""
         now = self._monotonic()
         for backlog in [*self._backlogs]:
             self._backlog_bytes -= backlog.size
@@ -301,7 +301,7 @@ class Unread:
         self._look_soon()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -338,7 +338,7 @@ class Unread:
             )
 
     def _tell(self) -> None:
-        """Let those go on that wait, in their order, as far as there is room."""
+        """Let waiting answers continue in their order, while there is room."""
         while self._waiting:
             granted, (backlog, size) = next(iter(self._waiting.items()))
             is_own = backlog.size + size <= limits.CONNECTION_UNREAD_OWN_BYTES
@@ -390,8 +390,8 @@ class Echo:
             return None
         return ThrottledError(
             StatusCode.TOO_MANY_REQUESTS,
-            f"a PING of {size} bytes is not echoed while so many answers wait to be read; one of"
-            f" {limits.PING_ECHO_BYTES} is",
+            f"a PING of {size} bytes is not echoed while too many answers wait to be read; send"
+            f" {limits.PING_ECHO_BYTES} bytes at most, or retry later",
         )
 
     def end(self) -> None:

@@ -57,7 +57,7 @@ class Peer(asyncio.BufferedProtocol):
         owner: str = "",
     ) -> None:
         self.owner = owner
-        """Whom the connection is counted for: its address, or network."""
+        """The address, or network, that the connection counts for."""
         self.name = f"connection {connection_id}"
         self.standing = Standing()
         """What the peer has proven to be."""
@@ -140,7 +140,7 @@ class Peer(asyncio.BufferedProtocol):
         return accept(offered, self._connection_id)
 
     def adopt(self, agreement: Agreement) -> None:
-        """Use what was agreed on, now that the peer was told."""
+        """Use what was agreed on, now that the answer was sent."""
         self._session.adopt(agreement, is_client=False)
 
     def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
@@ -202,7 +202,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._outgoing.is_overdue(now):
             waiting_bytes = self._outgoing.waiting_bytes
             _LOG.warning(
-                "%s: cut off, it does not read: %d bytes wait for it", self.name, waiting_bytes
+                "%s: disconnected, the peer does not read unread_bytes=%d", self.name, waiting_bytes
             )
             self.abort()
         elif self._outgoing.is_closing or (
@@ -215,7 +215,7 @@ class Peer(asyncio.BufferedProtocol):
         elif self._leave_at is not None:
             self._close_if_left()
         elif not self._has_work and self._work.idle_ms(now) > 1000 * idle_seconds_max:
-            _LOG.debug("%s: idle, sending it away", self.name)
+            _LOG.debug("%s: idle, told to leave", self.name)
             self.go_away()
 
     def forsake_if_overdue(self) -> bool:
@@ -227,9 +227,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._work.has_tasks and not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):
             return False
         for task in self._work.forsake():
-            _LOG.error(
-                "%s: left to itself, it does not end by being cancelled: %r", self.name, task
-            )
+            _LOG.error("%s: request abandoned, its task ignores cancellation: %r", self.name, task)
         return True
 
     def go_away(self) -> None:
@@ -245,8 +243,8 @@ class Peer(asyncio.BufferedProtocol):
     async def finish(self) -> None:
         """After `go_away`: answer all that is being served, let it leave, and close.
 
-        What the peer sends before it knows that the server goes away is refused meanwhile: it need
-        not wonder whether that was done.
+        Until then, requests that the peer sent before it received GOAWAY are refused, so the peer
+        knows that they had no effect.
         """
         if self._has_work:
             self._at_rest = asyncio.Event()
@@ -295,7 +293,7 @@ class Peer(asyncio.BufferedProtocol):
         self._work.go_on(rest, held, is_use=frame.opcode != Opcode.HEARTBEAT)
 
     def note_rest(self) -> None:
-        """Go on with what waited until nothing is served."""
+        """Continue with what waits until no request is in progress."""
         if not self._has_work:
             if self._at_rest is not None:
                 self._at_rest.set()

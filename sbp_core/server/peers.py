@@ -1,11 +1,14 @@
-"""Calls from a placement driver to the range servers, over one warm connection for each address.
+"""Server-to-server calls: one warm connection for each address of a range server.
 
-A range server that wants a proof refuses what only its placement driver may ask, PERMISSION_DENIED
-(SPEC "HEARTBEAT", extension). The proof holds for the connection, so it is given when it is
-missing: on the first such call of a connection, and after another server answers at the address.
+`Peers` has one method for each operation. Those on many ranges group them by server, cut them into
+requests, and return an answer or an error for each range. All of them use `Peers.exchange`, which
+adds two things to a call:
 
-What is asked here may be repeated: a call whose connection is lost, after it was good for an
-earlier one, is made once more over a new one. The server was restarted perhaps, or its machine.
+- The proof. A range server with a secret refuses with PERMISSION_DENIED what only its placement
+  driver may ask (SPEC "HEARTBEAT", extension). The proof holds for a connection, so it is given
+  after such a refusal, and the call is repeated.
+- One repeat when a connection is lost that served an earlier call: the server was restarted. So
+  only operations that may be repeated belong here.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ _CONNECTIONS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Question(Generic[R]):
-    """What is asked of many ranges at once: the call, and how its answer is read."""
+class _Operation(Generic[R]):
+    """An operation on many ranges: its opcode, its request, and the results in its answer."""
 
     opcode: Opcode
     request: Callable[[tuple[RangeId, ...]], object]
@@ -89,10 +92,10 @@ def _described(header: Octets) -> Iterable[DescribeRangeResult]:
     return response.describe_responses
 
 
-_SEAL: Final = _Question(
+_SEAL: Final = _Operation(
     Opcode.SEAL_RANGE, lambda ids: SealRangesRequest(limits.SEAL_TIMEOUT_MS, ids), _sealed
 )
-_DESCRIBE: Final = _Question(
+_DESCRIBE: Final = _Operation(
     Opcode.DESCRIBE_RANGE,
     lambda ids: DescribeRangesRequest(limits.SEAL_TIMEOUT_MS, ids),
     _described,
@@ -125,19 +128,19 @@ class Peers:
 
         Return what each server answered, by stream id, or why it did not.
         """
-        return await self._ask(_SEAL, ranges)
+        return await self._call_all(_SEAL, ranges)
 
     async def describe(
         self, ranges: Iterable[StreamRange]
     ) -> dict[int, DescribeRangeResult | SbpError]:
         """Describe ranges at their servers (SPEC "DESCRIBE_RANGES"); return as `seal` does."""
-        return await self._ask(_DESCRIBE, ranges)
+        return await self._call_all(_DESCRIBE, ranges)
 
     async def sync(self, address: str, ranges: Sequence[StreamRange]) -> None:
-        """Tell a server of its new ranges (SPEC "SYNC_RANGES")."""
+        """Announce new ranges to their server (SPEC "SYNC_RANGES")."""
         for chunk in chunks(ranges):
-            told = tuple(StreamRanges(each.stream_id, (each,)) for each in chunk)
-            request = SyncRangesRequest(limits.REQUEST_TIMEOUT_MS, told)
+            announced = tuple(StreamRanges(each.stream_id, (each,)) for each in chunk)
+            request = SyncRangesRequest(limits.REQUEST_TIMEOUT_MS, announced)
             await self.exchange(
                 Call(address, Opcode.SYNC_RANGES, request, limits.REQUEST_TIMEOUT_MS)
             )
@@ -149,7 +152,7 @@ class Peers:
     async def copy_staged(
         self, address: str, part: TxnPart, to_address: str, to_range_index: int
     ) -> None:
-        """Stage again in another range, of another server perhaps, what is staged in one."""
+        """Stage in another range, perhaps of another server, a copy of what is staged in one."""
         timeout_ms = limits.END_TXN_TIMEOUT_MS
         await copy_staged(self, address, part, to_address, to_range_index, timeout_ms=timeout_ms)
 
@@ -160,7 +163,9 @@ class Peers:
         SbpError when there is no complete answer, or when it is a system error.
         """
         if self._is_closed:
-            raise ConnectError(f"about to stop; nothing was sent to {call.endpoint}")
+            raise ConnectError(
+                f"the placement driver is stopping; nothing was sent to {call.endpoint}"
+            )
         address = call.endpoint
         link = self._links.pop(address, None) or _Link()
         self._links[address] = link
@@ -182,34 +187,34 @@ class Peers:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     async def _close_spare(self) -> None:
-        """Close connections beyond the limit that nobody uses, the longest unused ones first."""
+        """Close unused connections beyond the limit, the longest unused ones first."""
         spare_count = max(0, len(self._links) - self._connections_max)
         unused = [address for address, link in self._links.items() if not link.call_count]
         spare = [self._links.pop(address) for address in unused[:spare_count]]
         await asyncio.gather(*(link.close() for link in spare))
 
-    async def _ask(
-        self, question: _Question[R], ranges: Iterable[StreamRange]
+    async def _call_all(
+        self, operation: _Operation[R], ranges: Iterable[StreamRange]
     ) -> dict[int, R | SbpError]:
-        """Ask the servers of ranges at the same time, in few calls each."""
+        """Call the servers of ranges at the same time."""
         by_address = by_server({each.stream_id: each for each in ranges}.values())
         parts = await asyncio.gather(
-            *(self._ask_at(question, address, hosted) for address, hosted in by_address.items())
+            *(self._call_at(operation, address, hosted) for address, hosted in by_address.items())
         )
         return {stream_id: answer for part in parts for stream_id, answer in part.items()}
 
-    async def _ask_at(
-        self, question: _Question[R], address: str, hosted: Sequence[StreamRange]
+    async def _call_at(
+        self, operation: _Operation[R], address: str, hosted: Sequence[StreamRange]
     ) -> dict[int, R | SbpError]:
         answers: dict[int, R | SbpError] = {}
         reason: SbpError = ProtocolError("its answer leaves the range out")
         try:
             for chunk in chunks(hosted):
                 ids = tuple(RangeId(each.stream_id, each.range_index) for each in chunk)
-                request = question.request(ids)
-                call = Call(address, question.opcode, request, limits.SEAL_TIMEOUT_MS)
+                request = operation.request(ids)
+                call = Call(address, operation.opcode, request, limits.SEAL_TIMEOUT_MS)
                 for frame in await self.exchange(call):
-                    for result in question.results(frame.header):
+                    for result in operation.results(frame.header):
                         answers[stream_id_of(result)] = maybe_error(result.status) or result
         except SbpError as error:
             reason = error
@@ -217,7 +222,7 @@ class Peers:
 
 
 class _Link:
-    """The connection to one server; another one takes its place when it is lost."""
+    """The connection to one server; a lost one is replaced."""
 
     def __init__(self) -> None:
         self._pool = AsyncPool(Connecting())
@@ -226,12 +231,12 @@ class _Link:
         """Calls in progress."""
 
     async def exchange(self, call: Call) -> list[Frame]:
-        """Make one call, again when a connection was lost that was good for an earlier call."""
+        """Make one call, again when a connection was lost that served an earlier call."""
         loop = asyncio.get_running_loop()
         was_warm, began = self._is_warm, loop.time()
         try:
             frames = await self._run(call)
-        except (ConnectionLostError, ShuttingDownError):  # the latter: idle, it was sent away
+        except (ConnectionLostError, ShuttingDownError):  # the latter: closed as idle
             self._is_warm = False
             left_ms = call.timeout_ms - 1000 * (loop.time() - began)
             if not was_warm or left_ms <= 0:

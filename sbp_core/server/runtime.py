@@ -1,9 +1,9 @@
-"""What a server has from its process: time, the event loop, and turns and tasks on it.
+"""The clock, the event loop of a server, and turns and tasks on it.
 
 Connections that have frames to be handled take turns, and so does the rest of the server. In one
 turn of the event loop FRAMES_PER_TURN_MAX frames are handled, one of each connection after the
-other, or as many as take TURN_MS. What is beyond waits for the next turn: what was begun goes on
-before that, so a server with too much to do finishes requests instead of beginning more of them.
+other, or as many as take TURN_MS. The rest waits for the next turn, behind the requests in
+progress, so an overloaded server finishes requests before it begins more of them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Turns:
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait for their end, HANDLER_CANCEL_MS at most. What they raise is dropped.
 
-    One that takes longer is left to itself, and the log says so: a stop must come to its end.
+    A task that takes longer is abandoned and logged, so that a stop always ends.
     """
     cancelled = set(tasks)
     for task in cancelled:
@@ -115,4 +115,4 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         if not task.cancelled():
             task.exception()
     for task in late:
-        _LOG.error("left to itself, it does not end by being cancelled: %r", task)
+        _LOG.error("task abandoned, it ignores cancellation: %r", task)

@@ -41,7 +41,7 @@ def proof_of(secret: str, challenge: bytes) -> str:
 
 @dataclass(slots=True)
 class Standing:
-    """What the peer of a connection has proven to be; nothing at first.
+    """The proven identity of the peer of a connection; nothing at first.
 
     `server_ids` are those of range servers, at a placement driver: one, unless servers share it.
     """
@@ -71,7 +71,7 @@ def check_cluster(claimed: str | None, own: str, *, is_required: bool = False) -
     if claimed and claimed != own:
         raise InvalidRequestError(
             StatusCode.INVALID_REQUEST,
-            f"this is cluster {own}, not {shown(claimed)} to which you belong. Connect to the"
-            " placement driver of that one, or, if this should be it, bring the right data"
-            " directory back: that of the placement driver, or yours. Your data was not touched",
+            f"this is cluster {own}, and the peer is of cluster {shown(claimed)}. Connect to the"
+            " placement driver of that one, or, if both should be the same, restore the right data"
+            " directory: that of the placement driver, or of the peer. No data was changed",
         )

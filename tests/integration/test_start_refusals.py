@@ -175,17 +175,17 @@ LOST: Final[dict[str, tuple[Damage, str, str]]] = {
     ),
     "the metadata are of another cluster": (
         put_back(DRIVER, "other"),
-        "this is cluster .* not .* bring the right data directory back",
+        "this is cluster .* and the peer is of .* restore the right data directory",
         DRIVER,
     ),
     "the range server is of another cluster": (
         put_back(SERVER, "other"),
-        "this is cluster .* not .* bring the right data directory back",
+        "this is cluster .* and the peer is of .* restore the right data directory",
         SERVER,
     ),
     "the identity is of another cluster": (
         put_back(f"{SERVER}/identity.json", "other"),
-        "this is cluster .* not .* bring the right data directory back",
+        "this is cluster .* and the peer is of .* restore the right data directory",
         SERVER,
     ),
     "the log is missing": (removed(f"{SERVER}/log"), "the log of range server 1 is gone", SERVER),

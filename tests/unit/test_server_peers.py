@@ -243,7 +243,7 @@ def test_a_close_ends_open_calls_and_refuses_new_ones(peer):
             await asyncio.to_thread(until, lambda: peer.seen(Opcode.SEAL_RANGE))
             await peers.close()
             assert isinstance((await held)[1], ConnectError | ConnectionLostError)
-            with pytest.raises(ConnectError, match="about to stop"):
+            with pytest.raises(ConnectError, match="is stopping"):
                 await peers.exchange(ping(peer))
         assert len(peer.links) == 1
 
