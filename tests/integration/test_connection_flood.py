@@ -107,9 +107,7 @@ def test_without_any_descriptor_accepting_pauses_and_then_goes_on(served):
         before = served.log_path.read_text().count("accept failed")
         with descriptors(served.pid, 4):
             waiting.enter_context(socket.create_connection(address))
-            wait_until(
-                lambda: served.log_path.read_text().count("accept failed") > before
-            )
+            wait_until(lambda: served.log_path.read_text().count("accept failed") > before)
             assert client.append([item])[0].base_offset == 1
         with Client(served.endpoint) as newcomer:
             assert newcomer.append([item])[0].base_offset == 2
