@@ -1,12 +1,15 @@
-"""What the subcommands that talk to a cluster share: their client, and how streams are named."""
+"""Connecting to a cluster, as most subcommands do; `sbp cluster` and `sbp ping` do only that."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.cli.output import write_json, write_line, write_table
+from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, RetryPolicy, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, UnsupportedError
 
@@ -56,3 +59,39 @@ def newest_versions(client: Client, stream_ids: Sequence[int]) -> dict[int, Sche
 def label(info: StreamInfo) -> str:
     """Return a stream's name, or its id when it has none."""
     return info.name if info.name is not None else str(info.stream_id)
+
+
+def add_cluster(parser: ArgumentParser) -> None:
+    """Declare `sbp cluster`."""
+    add_client_options(parser)
+    parser.set_defaults(run=cluster)
+
+
+def add_ping(parser: ArgumentParser) -> None:
+    """Declare `sbp ping`."""
+    add_client_options(parser)
+    parser.set_defaults(run=ping)
+
+
+def cluster(options: Namespace) -> int:
+    """List the placement drivers."""
+    with connect(options) as client:
+        drivers = client.placement_drivers()
+    if options.json:
+        for driver in drivers:
+            write_json(asdict(driver))
+        return 0
+    rows = [(each.endpoint, "leader" if each.is_leader else "-") for each in drivers]
+    write_table(("PLACEMENT DRIVER", "ROLE"), rows)
+    return 0
+
+
+def ping(options: Namespace) -> int:
+    """Measure a round trip to the placement driver, on a connection that is there already."""
+    with connect(options) as client:
+        round_trip_ms = client.ping()
+    if options.json:
+        write_json({"endpoint": options.endpoint, "round_trip_ms": round_trip_ms})
+    else:
+        write_line(f"{options.endpoint} answers in {round_trip_ms:.2f} ms")
+    return 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
-from sbp_core.cli import output, standard_streams
+from sbp_core.cli import output
 from sbp_core.cli.parsing import EXIT_USAGE, Parser
 from sbp_core.errors import ConfigurationError, SbpError
 
@@ -61,7 +61,7 @@ COMMANDS: Final = (
     Command("txns give-up", "sbp_core.cli.txns:add_give_up", "give up what is lost of a batch"),
     Command(
         "cluster",
-        "sbp_core.cli.cluster:add_cluster",
+        "sbp_core.cli.connect:add_cluster",
         "list the placement drivers, and which one leads",
     ),
     Command(
@@ -72,7 +72,7 @@ COMMANDS: Final = (
     Command("pd", "sbp_core.cli.pd:add_pd", "check the files of a stopped placement driver"),
     Command(
         "ping",
-        "sbp_core.cli.cluster:add_ping",
+        "sbp_core.cli.connect:add_ping",
         "measure a round trip to the placement driver",
     ),
 )
@@ -85,14 +85,14 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Command] = ()
     or configured, 130 an interrupt. A failure is one line on standard error. It is no failure that
     nothing reads standard output any longer, as after `head`; that it is full or closed is one.
     """
-    standard_streams.settle()
+    output.settle()
     exit_code = _run(sys.argv[1:] if arguments is None else arguments, more)
     try:
-        standard_streams.flush()
-    except standard_streams.OutputError as error:
+        output.flush()
+    except output.OutputError as error:
         output.write_error(error)
         return exit_code or _EXIT_FAILURE
-    except standard_streams.ReaderGoneError:
+    except output.ReaderGoneError:
         pass
     return exit_code
 
@@ -102,7 +102,7 @@ def _run(arguments: Sequence[str], more: Sequence[Command]) -> int:
         options = parse(arguments, more)
         exit_code: int = options.run(options)
         return exit_code
-    except standard_streams.ReaderGoneError:
+    except output.ReaderGoneError:
         return _EXIT_OK
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
-from sbp_core.cli.output import one_line
-from sbp_core.cli.standard_streams import write_error_line, writing
+from sbp_core.cli.output import one_line, write_error_line, writing
 
 EXIT_USAGE = 2
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbp_core.cli import output
-from sbp_core.cli.output import escape, one_line
+from sbp_core.cli.output import OutputError, ReaderGoneError, escape, one_line
 from sbp_core.cli.parsing import parse_integer, parse_path
-from sbp_core.cli.standard_streams import OutputError, ReaderGoneError
 from sbp_core.errors import ConfigurationError
 
 if TYPE_CHECKING:

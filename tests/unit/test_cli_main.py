@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sbp_core.cli import cluster, output, txns
+from sbp_core.cli import connect, output, txns
 from sbp_core.cli import main as command
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
@@ -109,7 +109,7 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
     def fail(options):
         raise error
 
-    monkeypatch.setattr(cluster, "ping", fail)
+    monkeypatch.setattr(connect, "ping", fail)
     assert command.main(["ping"]) == exit_code
     printed = capsys.readouterr().err
     assert (
@@ -240,7 +240,7 @@ def test_only_the_file_of_the_command_that_is_called_is_imported():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stderr.split() == ["sbp_core.cli.cluster"]
+    assert done.stderr.split() == ["sbp_core.cli.connect"]
 
 
 @pytest.mark.parametrize("words", [["ping"], ["streams", "list"], ["txns", "give-up", "p", "7"]])

@@ -55,19 +55,15 @@ def test_closed_streams_are_not_given_to_what_is_opened_next(tmp_path, closed):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\n"
-        "from sbp_core.cli import standard_streams\n"
-        "standard_streams.settle()\n"
+        "from sbp_core.cli import output\n"
+        "output.settle()\n"
         "os._exit(0 if os.open(__file__, os.O_RDONLY) > 2 else 1)\n"
     )
     assert shell(f"{sys.executable} {program} {closed}")[0] == 0
 
 
 def test_names_that_the_terminal_lacks_are_escaped():
-    program = (
-        "from sbp_core.cli import output, standard_streams\n"
-        "standard_streams.settle()\n"
-        "output.write_line('\\u20ac')\n"
-    )
+    program = "from sbp_core.cli import output\noutput.settle()\noutput.write_line('\\u20ac')\n"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
