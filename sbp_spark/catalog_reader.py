@@ -24,8 +24,7 @@ from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import CatalogOptions, Table
 from sbp_spark.reading.locating import display_name
-from sbp_spark.row_schema import source_arrow_schema
-from sbp_spark.selection import as_named
+from sbp_spark.row_schema import as_named, source_arrow_schema
 
 _TRIES: Final = 5
 _ANSWER_MS: Final = 1_000

@@ -21,14 +21,16 @@ from sbp_spark.options import (
     parse_sink_options,
     parse_source_options,
 )
-from sbp_spark.reading.batch_reader import SbpBatchReader
-from sbp_spark.reading.source_columns import find_columns
-from sbp_spark.reading.source_streams import describe_refs, plain_errors, select_streams
-from sbp_spark.row_schema import check_sink_schema
-from sbp_spark.selection import check_selection
+from sbp_spark.reading.input_partitions import SbpBatchReader
+from sbp_spark.reading.source_streams import (
+    describe_refs,
+    find_columns,
+    plain_errors,
+    select_streams,
+)
+from sbp_spark.row_schema import check_selection, check_sink_schema
 from sbp_spark.spark_internals import PROVIDER_OPTION
-from sbp_spark.spark_internals.session_files import find_once
-from sbp_spark.spark_internals.worker_process import ends_micro_batches
+from sbp_spark.spark_internals.worker_process import ends_micro_batches, find_once
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.writing.directory import find_targets, purpose_of
 from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter

@@ -26,10 +26,9 @@ from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import Endpoint, Servers
 from sbp_spark.reading.locating import display_name
-from sbp_spark.reading.offsets import SourceOffset
+from sbp_spark.reading.offsets import CheckpointError, SourceOffset
 from sbp_spark.reading.planning import RecordSizes
 from sbp_spark.reading.source_streams import existing_streams
-from sbp_spark.reading.stream_position import CheckpointError
 from sbp_spark.reporting import LOG
 
 _ANSWER_MS: Final = 1_000

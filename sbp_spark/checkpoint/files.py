@@ -1,30 +1,34 @@
-"""Spark's checkpoint folder of a streaming query: which file says what.
+"""Spark's checkpoint folder of a streaming query: what its files contain, and how it is rewound.
 
 `offsets/N` is written before micro-batch N runs: a version, metadata, then a line per source with
-the offset at which the batch ends. In v1 a source is known by the place of its line, from 0, and a
-source without an offset has a line `-`. In v2, which Spark writes for queries with named sources,
-a line is `NAME:{json}`, in no fixed order, and a source may be missing from some batches: it was
-added later, or removed. An unnamed source has its place as its name, in both.
+the offset at which the batch ends. In v1 a source is identified by the index of its line, from 0,
+and a source without an offset has a line `-`. In v2, which Spark writes for queries with named
+sources, a line is `NAME:{json}`, in no fixed order, and a source may be missing from some batches:
+it was added later, or removed. An unnamed source has its index as its name, in both.
 
 `commits/N` is written when the batch is done. A batch without a commit, only ever the last one,
 is run again. Both folders keep about a hundred batches. `state` exists if the query keeps state.
 Each file may have a checksum, `.N.crc`.
+
+A rewind moves files aside from the last micro-batch to the first, of each batch the commit before
+the offsets. If that is interrupted, Spark finds a checkpoint that it could have written itself.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import read_regular
-from sbp_spark.reading.offsets import INITIAL, SourceOffset
-from sbp_spark.reading.stream_position import CheckpointError
+from sbp_spark.reading.offsets import INITIAL, CheckpointError, Interval, SourceOffset
 
 _VERSIONS: Final = ("v1", "v2")
 _HEADER_LINES: Final = 2
@@ -205,3 +209,80 @@ def _batches(folder: Path) -> tuple[int, ...]:
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
     return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
+
+
+_ASIDE: Final = "rewound"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A way back: reading goes on behind micro-batch `target`, those of `undone` are run anew."""
+
+    checkpoint: Checkpoint
+    target: int
+    undone: tuple[int, ...]
+
+
+def plan_rewind(checkpoint: Checkpoint, target: int) -> Rewind:
+    """Return the way back to the end of micro-batch `target`. Raises ConfigurationError."""
+    checkpoint.check_committed(target)
+    if checkpoint.has_state:
+        raise ConfigurationError(
+            f"{checkpoint.folder} holds state, as of an aggregation or a join: it has seen the"
+            " later batches and cannot go back; start the query with a new checkpoint, from what"
+            " `sbp checkpoint to-starting-offsets` prints"
+        )
+    undone = tuple(each for each in checkpoint.logged if each > target)
+    if not undone:
+        raise ConfigurationError(f"batch {target} is the last one: there is nothing to undo")
+    return Rewind(checkpoint, target, undone)
+
+
+def ways_back(source: SbpSource, plan: Rewind) -> list[Interval]:
+    """Return what of each stream is read again, by id.
+
+    Raises ConfigurationError if the target leaves open where a stream starts, and CheckpointError.
+    """
+    target = source.decided_offset(plan.target)
+    begins = {each: at.next_offset for each, at in {**target.left_out, **target.streams}.items()}
+    for batch in plan.undone:
+        last = source.offset(batch).streams
+        for stream_id, at in last.items():
+            begins.setdefault(stream_id, at.base_offset or 0)
+    return [Interval(each, begins[each], at.next_offset) for each, at in sorted(last.items())]
+
+
+def carry_out(plan: Rewind) -> Path:
+    """Put aside what is later than the target; return the folder in which it is kept.
+
+    Raises ConfigurationError, and changes nothing, if the query has gone on since the plan.
+    """
+    folder = plan.checkpoint.folder
+    if open_checkpoint(str(folder)) != plan.checkpoint:
+        raise ConfigurationError(f"{folder} is changing: a query runs on it; stop it first")
+    numbers = count(1)
+    aside = next(each for n in numbers if not (each := folder / f"{_ASIDE}-{n}").exists())
+    for batch in reversed(plan.undone):
+        for kind in ("commits", "offsets"):
+            for path in _files(folder / kind, batch):
+                kept = aside / kind / path.name
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(kept)
+                _sync(kept.parent)
+                _sync(path.parent)
+    return aside
+
+
+def _files(folder: Path, batch: int) -> Iterator[Path]:
+    """Yield the checksum before the file that it is of: alone it would be wrong."""
+    for name in (f".{batch}.crc", str(batch)):
+        if (folder / name).exists():
+            yield folder / name
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,8 +1,8 @@
-"""Positions in streams as the user says them, before any stream is looked at.
+"""Where reading starts and ends: positions as the user names them, before any stream is looked at.
 
-A further kind of position is one more class here, and one more branch where it becomes an offset:
-in `sbp_spark.reading.locating.locate`, or in `sbp_spark.reading.locating` if a server has to be
-asked.
+Positions are offsets or times. Times are ISO 8601, milliseconds since 1970, or a duration before
+now. To add a kind of position, add a class here, and a branch where it becomes an offset:
+`sbp_spark.reading.locating`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import GROUP_NAME_LENGTH_MAX
-from sbp_spark.options.declaring import INT64_MAX, Given, Kind, named, shown
+from sbp_spark.options.declaring import (
+    INT64_MAX,
+    TIME_UNITS,
+    Given,
+    Kind,
+    Option,
+    OptionReader,
+    maybe_scaled,
+    named,
+    option,
+    shown,
+    word,
+)
 from sbp_spark.options.streams import FoundStream, parse_stream_ref
 
 _EARLIEST_IN_JSON: Final = -2
@@ -189,3 +203,230 @@ def _maybe_offset(value: object, *, is_start: bool) -> Position | None:
     if value == _EARLIEST_IN_JSON:
         return Earliest()
     return Latest() if value == _LATEST_IN_JSON else AtOffset(value)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MS_MAX: Final = INT64_MAX // 1000
+_EXPECTED: Final = (
+    "a time since 1970 such as 2026-01-31T09:30 (UTC, unless it names a zone), milliseconds since"
+    " 1970 (8 digits are a date), or -10m (before now; also ms, s, h, d)"
+)
+_Bounds: TypeAlias = tuple[Option[Positions | None], ...]
+
+
+class PastEnd(Enum):
+    """Values of startingOffsetsByTimestampStrategy: what a start past the last record means."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+def maybe_time(value: object, *, is_start: bool) -> Position | None:
+    """Return what a value means, None if it is no time.
+
+    Unless something else is said, only a start that is named itself has to have a record: it may
+    be mistaken, while a time before now lies behind the last record of a stream that is quiet.
+    """
+    if isinstance(value, str) and value.startswith("-"):
+        duration_ms = maybe_scaled(value[1:], TIME_UNITS)
+        return None if duration_ms is None or value[-1].isdigit() else Ago(duration_ms)
+    time_ms = _maybe_time_ms(value)
+    if time_ms is None or not 0 <= time_ms <= _TIME_MS_MAX:
+        return None
+    return AtTime(time_ms, must_exist=is_start)
+
+
+def _maybe_time_ms(value: object) -> int | None:
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str):
+        return None
+    # Eight digits are a date of ISO 8601 without hyphens: as milliseconds they would be of the
+    # first hours of 1970, before there was any record.
+    if re.fullmatch(r"[0-9]{1,7}|[0-9]{9,19}", text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _time(*, is_start: bool) -> Kind[Positions | None]:
+    """Return the time that is meant for every stream."""
+
+    def parse(given: Given) -> Positions | None:
+        position = maybe_time(given.text, is_start=is_start)
+        if position is not None:
+            return Positions(position, option=given.name)
+        remedy = "correct it"
+        if given.text.startswith("{"):
+            by_stream = f"{given.name.removesuffix('Timestamp')}OffsetsByTimestamp"
+            remedy = f"give times by stream in {by_stream}"
+        given.refuse(f"is {shown(given.text)}", _EXPECTED, remedy)
+        return None
+
+    return Kind(parse)
+
+
+def _times(*, is_start: bool) -> Kind[Positions | None]:
+    """Return the time of each stream."""
+    syntax = ValueSyntax(
+        lambda value: maybe_time(value, is_start=is_start),
+        '{"stream": "2026-01-31"}',
+        f"give {_EXPECTED}",
+    )
+
+    def parse(given: Given) -> Positions | None:
+        found = maybe_object(given, syntax)
+        if found is None:
+            for_all = f"{given.name.removesuffix('OffsetsByTimestamp')}Timestamp"
+            remedy = f"give one time for all in {for_all}"
+            given.refuse(f"is {shown(given.text)}", f"JSON like {syntax.example}", remedy)
+        return found
+
+    return Kind(parse)
+
+
+STARTS: Final[_Bounds] = (
+    option(
+        "startingOffsets",
+        offsets(is_start=True),
+        None,
+        unset="latest (streaming), earliest (batch)",
+    ).says(
+        "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"
+        " before the tail, but not before the first), `group:NAME` (where a consumer group reads"
+        " next), or a JSON object with an offset for every stream, by name or id (-2 earliest, -1"
+        ' latest, or "group:NAME"). A restarted query goes on from its checkpoint; a stream that'
+        " was added to `streams` starts as in a new query, unless another one was deleted: then it"
+        " may be that one, created again, and is read from its first record. A batch cannot start"
+        " at the latest offset. What a group has never read is read from the first record, also by"
+        " a group that is new; records behind its cursor that were trimmed meanwhile are lost, see"
+        " `failOnDataLoss`."
+    ),
+    option("startingTimestamp", _time(is_start=True), None, unset="none").says(
+        "Instead of `startingOffsets`: start at the first record, in the order of offsets, that was"
+        " appended at this time or later, so none of them is missed. ISO 8601, such as"
+        " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970, though 8"
+        " digits are a date, `20260131`; or `-10m`, so long before now (ms, s, m, h, d). Records"
+        " are appended at the time that their range server's clock shows, in ms; `now` is what the"
+        " driver's clock shows when a new query plans its first micro-batch, or when a batch is"
+        " planned; for a stream that waits for a range server then (`maxRangeStall`), when the"
+        " query first missed that."
+    ),
+    option("startingOffsetsByTimestamp", _times(is_start=True), None, unset="none").says(
+        'The same as a JSON object with a time for every stream, by name or id: `{"orders":'
+        ' "2026-01-31", "17": 1769817600000, "clicks": "-10m"}`.'
+    ),
+)
+STRATEGY: Final = option(
+    "startingOffsetsByTimestampStrategy",
+    word(PastEnd),
+    None,
+    unset="error (latest for times like -10m)",
+).says(
+    "What a starting time means for a stream that has no record of that time or later: `error`, or"
+    " `latest`, the tail as it is then; what comes later is read, whatever its time is. A stream"
+    " that had to wait for a range server (`maxRangeStall`) while others were read takes `latest`,"
+    " with a warning in the log, as a query that runs is not to fail for that."
+)
+ENDS: Final[_Bounds] = (
+    option(
+        "endingOffsets", offsets(is_start=False), None, unset="none (streaming), latest (batch)"
+    ).says(
+        "Where reading ends in each stream, exclusive; spelled as startingOffsets, without"
+        " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
+        " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
+        " mean the tail as the query first saw it, kept in the checkpoint: that counts, also if the"
+        " query is started again with another one of the two."
+    ),
+    option("endingTimestamp", _time(is_start=False), None, unset="none").says(
+        "Instead of `endingOffsets`: end at the first record, in the order of offsets, that was"
+        " appended at this time or later, exclusive. Times are spelled as in `startingTimestamp`."
+        " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
+        " there is one, whatever time it is: what is appended next may still be from before. That"
+        " end, and what `-10m` meant at the start, is kept in the checkpoint; `-20m` after a"
+        " restart changes nothing then. What lies behind the end is not read, even if a server's"
+        " clock, set back or behind that of the server before, gave it an earlier time."
+    ),
+    option("endingOffsetsByTimestamp", _times(is_start=False), None, unset="none").says(
+        "The same as a JSON object with a time for every stream, by name or id."
+    ),
+)
+
+
+def read_starting(reader: OptionReader) -> Positions | None:
+    """Return where a new query starts, None if nothing is said of it or after a fault."""
+    by_offset, *by_time = [each.name for each in STARTS]
+    past_end = reader.value(STRATEGY)
+    found = [reader.value(each) for each in STARTS]
+    reader.check_single(STARTS)
+    if reader.is_given(STRATEGY.name) and not any(reader.is_given(name) for name in by_time):
+        expected = f"it beside {' or '.join(by_time)}"
+        reader.add_fault(
+            STRATEGY.name, "decides nothing", expected, "add one of them, or remove it"
+        )
+    if reader.streaming is False and found[0] is not None and Latest() in found[0].all():
+        wrong = "is latest (-1) in a batch read, which would read nothing"
+        remedy = "start earlier, or use readStream"
+        reader.add_fault(by_offset, wrong, "earliest (-2) or offsets", remedy)
+    starting = next((each for each in found if each is not None), None)
+    if starting is None or past_end is None:
+        return starting
+    return _past_end(starting, must_exist=past_end is PastEnd.ERROR)
+
+
+def _past_end(positions: Positions, *, must_exist: bool) -> Positions:
+    """Return the positions, in which every time has to have a record, or none has to."""
+
+    def decided(position: Position) -> Position:
+        if isinstance(position, AtTime | Ago):
+            return replace(position, must_exist=must_exist)
+        return position
+
+    everywhere = None if positions.everywhere is None else decided(positions.everywhere)
+    by_stream = {name: decided(each) for name, each in positions.by_stream.items()}
+    return replace(positions, everywhere=everywhere, by_stream=by_stream)
+
+
+def read_ending(reader: OptionReader) -> Positions | None:
+    """Return where reading ends, None if nothing is said of it or after a fault."""
+    found = [reader.value(each) for each in ENDS]
+    reader.check_single(ENDS)
+    if found[0] is not None and Earliest() in found[0].all():
+        wrong, remedy = "is earliest (-2), so nothing would be read", "end later, or leave it out"
+        reader.add_fault(ENDS[0].name, wrong, "latest (-1) or offsets", remedy)
+    return next((each for each in found if each is not None), None)
+
+
+def check_order(reader: OptionReader, starting: Positions, ending: Positions) -> None:
+    """Note every end that lies before its start, wherever the streams begin and end."""
+    pairs = [("every stream", starting.everywhere, ending.everywhere)]
+    named = starting.by_stream.keys() | ending.by_stream.keys()
+    pairs += [
+        (
+            shown(name),
+            starting.by_stream.get(name, starting.everywhere),
+            ending.by_stream.get(name, ending.everywhere),
+        )
+        for name in sorted(named)
+    ]
+    for where, start, end in pairs:
+        match start, end:
+            case AtOffset(first), AtOffset(stop) if stop < first:
+                what = f"ends {where} at {stop}, but {starting.option} starts it at {first}"
+            case BeforeTail(first), BeforeTail(stop) if stop > first:
+                what = f"ends {where} {stop} records before its tail, but it starts {first} before"
+            case Latest(), BeforeTail(stop):
+                what = f"ends {where} {stop} records before its tail, but it starts at the latest"
+            case AtTime(first), AtTime(stop) if stop < first:
+                what = f"ends {where} {first - stop} ms before {starting.option} starts it"
+            case Ago(first), Ago(stop) if stop > first:
+                what = f"ends {where} {stop} ms before now, but it starts {first} ms before"
+            case _:
+                continue
+        reader.add_fault(
+            ending.option, what, "no end before its start", "end later, or start earlier"
+        )

@@ -9,7 +9,6 @@ from typing import Final
 
 from sbp_core.client import StreamInfo
 from sbp_core.limits import MIB
-from sbp_spark.options.bounds import ENDS, STARTS, STRATEGY, check_order, read_ending, read_starting
 from sbp_spark.options.declaring import (
     COUNT,
     DURATION,
@@ -23,7 +22,18 @@ from sbp_spark.options.declaring import (
     reads,
     word,
 )
-from sbp_spark.options.positions import GROUP, Earliest, Latest, Positions
+from sbp_spark.options.positions import (
+    ENDS,
+    GROUP,
+    STARTS,
+    STRATEGY,
+    Earliest,
+    Latest,
+    Positions,
+    check_order,
+    read_ending,
+    read_starting,
+)
 from sbp_spark.options.servers import CatalogOptions, Servers
 from sbp_spark.options.streams import SELECTIONS, FoundStream, Selection, read_selection
 

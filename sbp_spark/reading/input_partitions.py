@@ -1,7 +1,12 @@
-"""Input partitions: how intervals of streams become some, and how a task reads one.
+"""Input partitions: intervals of streams are planned into them, and a task reads each of them.
 
-A task fetches, checks, decodes and joins; it keeps no state. Of record batches that cannot be
-decoded, failOnDataLoss decides, for exactly their offsets.
+A read goes forward through this package: `source_streams` (which streams, with which columns),
+`locating` (from which offset to which), `planning` (cut into spans), then in a task `prefetch`
+(fetch) and `layout` (decode), which are put together here. `SbpBatchReader` is the whole of a batch
+read; a micro-batch joins at `plan_read`.
+
+A task fetches, checks, decodes and joins; it keeps no state. If record batches cannot be decoded,
+failOnDataLoss decides, for exactly their offsets.
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from sbp_core.client import Batches, Client, StreamInfo
 from sbp_core.errors import DamagedBatchError, ProtocolError
@@ -24,7 +30,7 @@ from sbp_spark.options import OnDataLoss, Servers, SourceOptions
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT
 from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.layout import Form, Layout, Piece, RenamedLayout, RowsLayout, is_enough
-from sbp_spark.reading.locating import display_name
+from sbp_spark.reading.locating import check_ends, display_name
 from sbp_spark.reading.losses import (
     DOUBT_WAITS_S,
     DamagedRecordsError,
@@ -43,6 +49,14 @@ from sbp_spark.reading.prefetch import (
     fetch_round_bytes,
     read_chunks,
 )
+from sbp_spark.reading.source_streams import (
+    ending_offsets,
+    find_columns,
+    plain_errors,
+    select_streams,
+    starting_offsets,
+)
+from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.spark_internals.task_log import LOG
 
 
@@ -354,3 +368,41 @@ def _look_up(
         as_of = None
         time.sleep(wait_s)
     return found
+
+
+class SbpBatchReader(DataSourceReader):
+    """Reads each stream from its starting offset up to its ending offset; Spark filters the rows.
+
+    It has no `pushFilters`: Spark 4.3 keeps the plan of the last filtered query of a `load()` and
+    uses it for all others, with other filters or none, which would lack rows. And Spark refuses a
+    reader that has the method while `spark.sql.python.filterPushdown.enabled` is off.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return what to read, a list: Spark takes nothing else. Raises SbpError."""
+        options = self._options
+        with plain_errors():
+            streams = select_streams(options)
+            client = client_for(options.servers, Patience.RUNNING)
+            columns = find_columns(client, options, streams)
+            columns.check(self._schema)
+            bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
+            starts = starting_offsets(client, options, bounds, streams)
+            ends = ending_offsets(client, options, bounds, streams)
+            if options.ending is not None:
+                check_ends(options.ending.option, starts, ends, streams)
+            intervals = [Interval(each, starts[each], ends[each]) for each in streams]
+            renamed = columns.maybe_renamed(self._schema)
+            planned = plan_read(
+                client, options, intervals, streams, columns.form, maybe_columns=renamed
+            )
+        # Spark makes a partition of its own where there is none.
+        return planned.partitions or [SpanPartition(options.servers, ())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        return read_partition(partition, source_arrow_schema(self._schema))

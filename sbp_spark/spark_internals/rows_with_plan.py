@@ -1,4 +1,4 @@
-"""Giving Spark the rows of a micro-batch together with its plan.
+"""Giving Spark the rows of a small micro-batch with its plan, so that no task starts Python.
 
 It depends on the class of Spark's own reader that brings rows with a plan, and on when Spark looks
 for it: between `partitions` and the next call. Where there is no such class, tasks read the rows.
@@ -6,11 +6,21 @@ for it: between `partitions` and the next call. Where there is no such class, ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final
 
 import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.client import Client, FetchItem
+from sbp_core.errors import SbpError
+from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks, layout_for
+from sbp_spark.reading.layout import ROWS_PER_BATCH
+from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
+from sbp_spark.reporting import LOG
 
 
 def maybe_own_reader() -> type | None:
@@ -47,3 +57,107 @@ class RowsWithPlan:
     def __class__(self) -> type:
         """What `isinstance` sees: Spark's own reader as long as there are rows to be had."""
         return type(self) if self._maybe_rows is None or OWN_READER is None else OWN_READER
+
+
+RECORDS_MAX: Final = ROWS_PER_BATCH
+"""A task reads more of them in less time than it takes to hand them over with the plan."""
+BYTES_MAX: Final = limits.MIB
+"""Of record batches, as they are stored."""
+ROW_BYTES_MAX: Final = 4 * BYTES_MAX
+"""Of rows, which may take far more than the compressed batches that they come from."""
+
+
+class SmallBatches:
+    """Reads micro-batches that one FETCH brings, and leaves all others to tasks.
+
+    Those of records that lately were too large are not tried.
+    """
+
+    def __init__(self) -> None:
+        self._record_bytes = 0
+
+    def maybe_read(
+        self, partitions: Sequence[SpanPartition], schema: pa.Schema
+    ) -> list[pa.RecordBatch] | None:
+        """Return all rows of a plan; None if tasks are to read them.
+
+        Whatever goes wrong is left to the tasks, too: they are more patient, and know what to do
+        about records that are gone.
+        """
+        if len(partitions) != 1 or not self._is_small(partitions[0].spans):
+            return None
+        (partition,) = partitions
+        client = client_for(partition.servers, Patience.STARTING)
+        try:
+            chunks = self._fetch(client, partition.spans)
+            if chunks is None:
+                return None
+            layout = layout_for(partition, schema, client)
+            return self._decoded(decode_chunks(chunks, partition.spans, layout))
+        except SbpError as error:
+            LOG.debug("a small micro-batch is left to a task: %s", error)
+            return None
+
+    def _is_small(self, spans: Sequence[StreamSpan]) -> bool:
+        count = sum(span.end_offset - span.start_offset for span in spans)
+        is_short = len(spans) <= SPANS_PER_FETCH and count <= RECORDS_MAX
+        return is_short and count * self._record_bytes <= BYTES_MAX
+
+    def _fetch(self, client: Client, spans: Sequence[StreamSpan]) -> list[Chunk] | None:
+        """Return all record batches of the spans, if one FETCH brings them. Raises SbpError."""
+        bytes_max = BYTES_MAX // len(spans)
+        items = [
+            FetchItem(span.stream_id, span.start_offset, span.end_offset, bytes_max)
+            for span in spans
+        ]
+        chunks, octets, count, is_whole = [], 0, 0, True
+        for outcome in client.fetch(items):
+            if outcome.error is not None:
+                raise outcome.error
+            span = spans[outcome.item_index]
+            octets += len(outcome.payload)
+            count += max(0, outcome.next_offset - span.start_offset)
+            is_whole = is_whole and outcome.next_offset >= span.end_offset
+            chunks.append(Chunk(outcome.item_index, outcome.payload))
+        self._record_bytes = octets // max(1, count)
+        return chunks if is_whole else None
+
+    def _decoded(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
+        """Return all rows, unless Spark cannot copy them or they grew far beyond their batches."""
+        found: list[pa.RecordBatch] = []
+        count, octets = 0, 0
+        for batch in batches:
+            if not can_be_copied(batch):
+                return None
+            found.append(batch)
+            count += batch.num_rows
+            octets += batch.nbytes
+            if octets > ROW_BYTES_MAX:
+                self._record_bytes = octets // count
+                return None
+        return found
+
+
+def can_be_copied(rows: pa.RecordBatch) -> bool:
+    """Whether Spark can keep these rows as a block, for which it copies them.
+
+    Spark copies the elements of an array of numbers, booleans or times before it looks for nulls
+    among them, and so the values of a map. Arrow refuses to read such a null, unless options of the
+    JVM forbid it to check. A task never copies arrays as a whole.
+    """
+    return not any(map(_has_null_element, rows.columns))
+
+
+def _has_null_element(array: pa.Array) -> bool:
+    """Whether a list or a map in a column may have a null of a type of fixed width inside."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return any(_has_null_element(array.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return any(map(_is_or_has_null, (array.keys, array.items)))
+    return pa.types.is_list(kind) and _is_or_has_null(array.values)
+
+
+def _is_or_has_null(elements: pa.Array) -> bool:
+    is_null = elements.null_count > 0 and pa.types.is_primitive(elements.type)
+    return is_null or _has_null_element(elements)

@@ -1,20 +1,28 @@
-"""What this process is to Spark, which runs Python in many, and what memory its workers keep.
+"""What this Python process is to Spark, what it keeps in memory, and what its session shares.
 
 It depends on how PySpark starts its workers, which is by `python -m`: the name of the program is in
-`__main__.__spec__`. Where that tells another one, a process is a worker only while it runs a task,
-and none ends micro-batches.
+`__main__.__spec__`. With another name a process is a worker only while it runs a task, and no
+process ends micro-batches. It also depends on the folder that the workers of a session share for
+the session's files. Without it, or if it cannot be written, each worker looks streams up by itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final
 
 from pyspark import SparkFiles, TaskContext
+
+from sbp_spark.options import Endpoint, FoundStream, Servers
 
 _DAEMON: Final = "pyspark.daemon"
 """The program that forks the workers of a session; its argument is the module that they run."""
@@ -104,3 +112,56 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
     mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+Found = Mapping[str, FoundStream]
+"""Streams by what options call them."""
+
+_found: Final[dict[tuple[int, Endpoint, str], Found]] = {}
+
+
+def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Found:
+    """Return what `find` returned when it first succeeded for this cluster and purpose.
+
+    So a first use finds mistakes at once, and a later one does not end a running query when the
+    servers are away for a while. Spark plans in any worker, and ends those that were idle for a
+    minute: what was found is in a file among those of the session, which Spark removes. Raises
+    what `find` raises.
+    """
+    key = (os.getpid(), servers.endpoint, purpose)
+    if key not in _found:
+        folder = maybe_session_folder()
+        path = None if folder is None else folder / _file_name(servers.endpoint, purpose)
+        found = _maybe_read(path)
+        if found is None:
+            found = find()
+            _write(path, found)
+        _found[key] = found
+    return _found[key]
+
+
+def _maybe_read(path: Path | None) -> Found | None:
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return {name: FoundStream(*pair) for name, pair in json.loads(text).items()}
+
+
+def _write(path: Path | None, found: Found) -> None:
+    """Write a file as a whole, as others may read it; if that fails, they look again."""
+    if path is None:
+        return
+    with (
+        suppress(OSError),
+        NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file,
+    ):
+        json.dump(found, file)
+        file.close()
+        Path(file.name).replace(path)
+
+
+def _file_name(endpoint: Endpoint, purpose: str) -> str:
+    return f".sbp-{sha256(f'{endpoint} {purpose}'.encode()).hexdigest()}"

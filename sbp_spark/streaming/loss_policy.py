@@ -9,9 +9,15 @@ from sbp_core.client import Client, StoreCommit, StreamInfo
 from sbp_spark.options import OnDataLoss
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
-from sbp_spark.reading.offsets import Interval, SourceOffset, StreamChangedError, find_gone
+from sbp_spark.reading.offsets import (
+    NEW_CHECKPOINT,
+    Interval,
+    SourceOffset,
+    StreamChangedError,
+    StreamPosition,
+    find_gone,
+)
 from sbp_spark.reading.source_streams import existing_streams
-from sbp_spark.reading.stream_position import NEW_CHECKPOINT, StreamPosition
 from sbp_spark.reporting import LOG, listed
 from sbp_spark.streaming.stream_watch import Snapshot
 

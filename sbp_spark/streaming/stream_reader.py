@@ -27,10 +27,9 @@ from sbp_spark.reading.input_partitions import plan_read, read_partition
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.planning import RecordSizes
-from sbp_spark.reading.source_columns import find_columns
-from sbp_spark.reading.source_streams import existing_streams, plain_errors
+from sbp_spark.reading.source_streams import existing_streams, find_columns, plain_errors
 from sbp_spark.row_schema import source_arrow_schema
-from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan
+from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan, SmallBatches
 from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
 from sbp_spark.streaming.micro_batch import (
@@ -42,7 +41,6 @@ from sbp_spark.streaming.micro_batch import (
     is_quiet,
     way_ahead,
 )
-from sbp_spark.streaming.rows_at_planning import SmallBatches
 from sbp_spark.streaming.stream_watch import Snapshot, StreamWatch, is_plausible
 from sbp_spark.streaming.trigger import Trigger
 

@@ -1,4 +1,8 @@
-"""What a query sees of its streams: looking at them again and again, for as little as it takes."""
+"""The streams of a query as they are now, looked at again and again at little cost.
+
+`StreamWatch.look` returns a `Snapshot`. With the option maxRangeStall, `Stalls` decides how long a
+look waits for range servers that are down, and when they are asked again.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
+from sbp_core import limits
 from sbp_core.client import AwayRange, BoundsView, Client, Reach, StreamBounds, StreamInfo
-from sbp_core.errors import NotFoundError
+from sbp_core.errors import NotFoundError, SbpError, StatusError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options import (
     FoundStream,
@@ -18,15 +24,162 @@ from sbp_spark.options import (
     StreamPattern,
     find_ids,
 )
+from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.losses import DOUBT_WAITS_S
+from sbp_spark.reading.offsets import StreamPosition
 from sbp_spark.reading.source_streams import (
     StreamKinds,
     maybe_kinds,
     select_matching,
     select_streams,
 )
-from sbp_spark.reading.stream_position import StreamPosition
-from sbp_spark.streaming.stalls import Stalls
+from sbp_spark.reporting import LOG, listed
+
+ANSWER_MS_MIN: Final = 1_000
+"""What a server has to answer a question, at least, however short the stall that is allowed."""
+PROBE_TIMEOUT_MS: Final = 1_000
+PROBE_PAUSE_FACTOR: Final = 9
+"""Between probes of a server: so many times what the last took, so they cost a tenth at most."""
+_PAUSE_S: Final = 0.05
+_PAUSE_S_MAX: Final = 1.0
+_NOBODY: Final = ""
+"""Stands for the server of ranges that no server hosts."""
+
+
+def answer_ms(stall_ms_max: int) -> int:
+    """Return how long a server has to answer where it may be away for `stall_ms_max`."""
+    return min(limits.REQUEST_TIMEOUT_MS, max(stall_ms_max, ANSWER_MS_MIN))
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A server that is away; given up, it is probed before it is asked anything again."""
+
+    since_s: float
+    since_ms: int
+    error: SbpError
+    is_given_up: bool = False
+    is_spared: bool = False
+    probe_at_s: float = 0.0
+
+
+class Stalls:
+    """The range servers that are away, and since when.
+
+    One that goes away is waited for, for `stall_ms_max`; then it is given up, until it answers.
+    """
+
+    def __init__(
+        self,
+        stall_ms_max: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._stall_s_max = stall_ms_max / 1000
+        self._timeout_ms = answer_ms(stall_ms_max)
+        self._clock = clock
+        self._wall = wall
+        self._sleep = sleep
+        self._absences: dict[str, _Absence] = {}
+
+    def reach(
+        self, client: Client, streams: Mapping[int, StreamInfo], known: Mapping[int, int]
+    ) -> dict[int, Reach]:
+        """Return how far the streams can be read; `known` has the next offset of some of them.
+
+        Waits for servers that are not given up yet. Raises SbpError.
+        """
+        positions = {stream_id: known.get(stream_id) for stream_id in streams}
+        self._probe(client)
+        pause_s = _PAUSE_S
+        while True:
+            began_s, began_ms = self._clock(), int(self._wall() * 1000)
+            spared = {each: at.error for each, at in self._absences.items() if at.is_spared}
+            found = client.reach(positions, timeout_ms=self._timeout_ms, spared=spared)
+            self._note(found.values(), began_s, began_ms)
+            left_s = self._left_s()
+            if left_s <= 0:
+                break
+            self._sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        self._give_up(found, streams)
+        return found
+
+    def since_ms(self, at: Reach) -> int:
+        """Return since when a stream lacks a server, in ms (UTC)."""
+        return min(self._absences[each.server or _NOBODY].since_ms for each in at.away)
+
+    def _probe(self, client: Client) -> None:
+        """Ask the servers whose turn it is whether they are back."""
+        began_s = self._clock()
+        due = [
+            each for each, at in self._absences.items() if at.is_spared and at.probe_at_s <= began_s
+        ]
+        if not due:
+            return
+        errors = client.probe(due, timeout_ms=PROBE_TIMEOUT_MS)
+        now_s = self._clock()
+        for server in due:
+            absence = self._absences[server]
+            absence.is_spared = server in errors
+            absence.error = errors.get(server, absence.error)
+            absence.probe_at_s = now_s + PROBE_PAUSE_FACTOR * (now_s - began_s)
+
+    def _note(self, found: Collection[Reach], began_s: float, began_ms: int) -> None:
+        """Take note of who was away, and who is not any more."""
+        missed = {piece.server or _NOBODY: piece.error for each in found for piece in each.away}
+        for server, error in missed.items():
+            if server not in self._absences:
+                self._absences[server] = _Absence(began_s, began_ms, error)
+                if self._stall_s_max > 0:
+                    LOG.warning(
+                        "%s is away (%s); it is waited for, for %g s at most",
+                        _called(server),
+                        error,
+                        self._stall_s_max,
+                    )
+            self._absences[server].error = error
+        for server in self._absences.keys() - missed.keys():
+            absence = self._absences.pop(server)
+            LOG.warning(
+                "%s is there again, or not needed any more, after %.0f s; its streams are read",
+                _called(server),
+                self._clock() - absence.since_s,
+            )
+
+    def _left_s(self) -> float:
+        """Return how long to wait for those that are not given up."""
+        ends = [
+            at.since_s + self._stall_s_max for at in self._absences.values() if not at.is_given_up
+        ]
+        return max(ends, default=0.0) - self._clock() if ends else 0.0
+
+    def _give_up(self, found: Mapping[int, Reach], streams: Mapping[int, StreamInfo]) -> None:
+        """Say once of each server that is away for too long what waits for it."""
+        for server, absence in self._absences.items():
+            absence.is_spared = server != _NOBODY and not isinstance(absence.error, StatusError)
+            if absence.is_given_up:
+                continue
+            absence.is_given_up = True
+            names = [
+                f"{display_name(streams[stream_id])} ({stream_id})"
+                for stream_id, at in found.items()
+                if any((piece.server or _NOBODY) == server for piece in at.away)
+            ]
+            LOG.warning(
+                "%s is away for more than %g s (%s); %d streams wait for it, others go on: %s",
+                _called(server),
+                self._stall_s_max,
+                absence.error,
+                len(names),
+                listed(names),
+            )
+
+
+def _called(server: str) -> str:
+    return f"range server {server}" if server else "a range server"
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,17 @@ from sbp_core.records import (
 )
 from sbp_spark.logical_types import retyped
 from sbp_spark.options import Batching, SinkOptions
-from sbp_spark.writing.bad_columns import columns_to_dead_letters, find_bad_columns
-from sbp_spark.writing.bad_records import BadRows, find_bad_rows, to_dead_letters
+from sbp_spark.writing.bad_records import (
+    BadRows,
+    StreamIds,
+    columns_to_dead_letters,
+    find_bad_columns,
+    find_bad_rows,
+    to_dead_letters,
+)
 from sbp_spark.writing.digest import digest_of, digest_of_columns
-from sbp_spark.writing.routing import Router, StreamIds, split_rows
-from sbp_spark.writing.typed_streams import TypedStream, evolve_streams
+from sbp_spark.writing.directory import TypedStream, evolve_streams
+from sbp_spark.writing.routing import Router, split_rows
 
 
 class RowsPayload:

@@ -17,11 +17,8 @@ import pyarrow.compute as pc
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options import Routing, Targets
 from sbp_spark.options.declaring import INT64_MAX
-from sbp_spark.writing.bad_records import BadRows
+from sbp_spark.writing.bad_records import BadRows, StreamIds
 from sbp_spark.writing.directory import StreamDirectory
-
-StreamIds = int | npt.NDArray[np.int64]
-"""Of all rows, or of each."""
 
 NO_STREAM: Final = -1
 _COLUMNS: Final = ("stream", "stream_id")

@@ -15,7 +15,7 @@ from sbp_core.errors import TxnAbortedError
 from sbp_spark.options import BatchKey, OnReplayMismatch, parse_sink_options
 from sbp_spark.writing import sending
 from sbp_spark.writing.committing import commit_staged
-from sbp_spark.writing.task import StagedFor, stage_rows
+from sbp_spark.writing.sinks import StagedFor, stage_rows
 
 KEY = BatchKey("query-1", 7)
 

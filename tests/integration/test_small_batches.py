@@ -17,7 +17,8 @@ from sbp_core.cluster import LocalCluster
 from sbp_core.records import encode_rows
 from sbp_spark import client_pool
 from sbp_spark.row_schema import source_arrow_schema, source_schema
-from sbp_spark.streaming import rows_at_planning, stream_reader
+from sbp_spark.spark_internals import rows_with_plan
+from sbp_spark.streaming import stream_reader
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 COLUMNS = source_schema(include_headers=False)
@@ -101,22 +102,22 @@ def test_several_tasks_read_for_themselves(cluster, client, new_streams):
 
 def test_many_records_are_left_to_a_task(query, client):
     query, (stream, _) = query
-    append_values(client, stream, numbered(0, rows_at_planning.RECORDS_MAX + 1))
+    append_values(client, stream, numbered(0, rows_with_plan.RECORDS_MAX + 1))
     assert query.plan() is None
-    append_values(client, stream, numbered(0, rows_at_planning.RECORDS_MAX))
-    assert len(query.plan()) == rows_at_planning.RECORDS_MAX
+    append_values(client, stream, numbered(0, rows_with_plan.RECORDS_MAX))
+    assert len(query.plan()) == rows_with_plan.RECORDS_MAX
 
 
 def test_large_records_are_left_to_a_task_and_not_fetched_twice(query, client, monkeypatch):
     query, (stream, _) = query
     fetched = []
-    fetch = rows_at_planning.SmallBatches._fetch
+    fetch = rows_with_plan.SmallBatches._fetch
     monkeypatch.setattr(
-        rows_at_planning.SmallBatches,
+        rows_with_plan.SmallBatches,
         "_fetch",
         lambda *given: fetched.append(given) or fetch(*given),
     )
-    large = [bytes(rows_at_planning.BYTES_MAX // 2)] * 3
+    large = [bytes(rows_with_plan.BYTES_MAX // 2)] * 3
     for _ in range(2):
         append_values(client, stream, large[:1])
         append_values(client, stream, large[1:])
@@ -130,11 +131,11 @@ def test_large_records_are_left_to_a_task_and_not_fetched_twice(query, client, m
 def test_what_takes_far_more_when_it_is_decoded_is_left_to_a_task(query, client):
     query, (stream, _) = query
     (info,) = client.describe_streams([stream])
-    zeros = [bytes(rows_at_planning.BYTES_MAX)] * 10
+    zeros = [bytes(rows_with_plan.BYTES_MAX)] * 10
     batch = encode_rows(
         rows_of(zeros), stream_id=info.stream_id, timestamp_ms=0, compression="zstd"
     )
-    assert len(batch) < rows_at_planning.BYTES_MAX // 10
+    assert len(batch) < rows_with_plan.BYTES_MAX // 10
     client.append([AppendItem(info.stream_id, batch)])
     assert query.plan() is None
     assert len(query.read()) == 10
@@ -146,7 +147,7 @@ def test_records_that_are_gone_are_left_to_the_task(query, client):
     assert query.plan() is not None
     (info,) = client.describe_streams([stream])
     client.trim_streams({info.stream_id: 2})
-    assert rows_at_planning.SmallBatches().maybe_read(query.partitions, SCHEMA) is None
+    assert rows_with_plan.SmallBatches().maybe_read(query.partitions, SCHEMA) is None
 
 
 def test_a_plan_that_failed_leaves_no_rows_behind(query, client):
@@ -178,13 +179,13 @@ def test_a_server_that_says_nothing_holds_the_plan_up_for_seconds_only(monkeypat
         end = query.reader.latestOffset(query.offset, ReadAllAvailable())
         (partition,) = query.reader.partitions(query.offset, end)
         asked = []
-        client_for = rows_at_planning.client_for
+        client_for = rows_with_plan.client_for
         monkeypatch.setattr(
-            rows_at_planning,
+            rows_with_plan,
             "client_for",
             lambda *given: asked.append(given[1]) or client_for(*given),
         )
         with frozen(cluster.pid):
-            assert rows_at_planning.SmallBatches().maybe_read([partition], SCHEMA) is None
+            assert rows_with_plan.SmallBatches().maybe_read([partition], SCHEMA) is None
         assert asked == [patience]
-        assert rows_at_planning.SmallBatches().maybe_read([partition], SCHEMA) is not None
+        assert rows_with_plan.SmallBatches().maybe_read([partition], SCHEMA) is not None

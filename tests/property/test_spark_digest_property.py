@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_core.records import ROWS_SCHEMA
-from sbp_spark.writing.digest import digest_of, encode_digest, join_digests
-from sbp_spark.writing.hashing import LONG_BYTES, hash_octets
+from sbp_spark.writing.digest import LONG_BYTES, digest_of, encode_digest, hash_octets, join_digests
 
 octets = st.none() | st.binary(max_size=9) | st.binary(min_size=60, max_size=140)
 headers = st.none() | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=9)))

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from sbp_core.client import StoreCommit
 from sbp_spark.reading.losses import Loss
-from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
-from sbp_spark.reading.stream_position import CheckpointError, StreamPosition
+from sbp_spark.reading.offsets import (
+    INITIAL,
+    CheckpointError,
+    SourceOffset,
+    StreamPosition,
+    advance,
+    intervals,
+)
 
 int64 = st.integers(0, 2**63 - 1)
 WORD = "".join(map(chr, range(ord("!"), ord("~") + 1)))

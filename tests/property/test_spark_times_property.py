@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_spark.options import Ago, AtTime
-from sbp_spark.options.bounds import maybe_time
+from sbp_spark.options.positions import maybe_time
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

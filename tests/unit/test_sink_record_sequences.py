@@ -9,7 +9,7 @@ from sbp_core.limits import BATCH_METADATA_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA
 from sbp_spark.options import BadRecordPolicy, OnBadRecord, StreamRef
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
-from sbp_spark.writing.task import append_rows
+from sbp_spark.writing.sinks import append_rows
 
 NO_TEXT = b"a\xff"
 

@@ -206,8 +206,7 @@ def test_an_interrupted_rewind_leaves_what_spark_could_have_left(tmp_path, monke
     """At any step the last batch alone may lack a commit, and commits have offsets."""
     from pathlib import Path
 
-    from sbp_spark.checkpoint.files import open_checkpoint
-    from sbp_spark.checkpoint.rewinding import carry_out, plan_rewind
+    from sbp_spark.checkpoint.files import carry_out, open_checkpoint, plan_rewind
 
     folder = write_checkpoint(tmp_path / "checkpoint", *THREE, committed=3)
     rename, left = Path.rename, [done]
@@ -269,11 +268,11 @@ def test_a_rewind_takes_all_sources_back(run, tmp_path):
 
 
 def test_a_query_that_runs_on_is_noticed(folder, run, monkeypatch):
-    from sbp_spark.checkpoint import commands, rewinding
+    from sbp_spark.checkpoint import commands, files
 
     def go_on(plan):
         shutil.copy(folder / "commits" / "1", folder / "commits" / "2")
-        return rewinding.carry_out(plan)
+        return files.carry_out(plan)
 
     monkeypatch.setattr(commands, "carry_out", go_on)
     code, _, error = run("rewind", folder, "--to-batch", "0", "--yes")

@@ -32,7 +32,7 @@ from sbp_spark.options import (
     SinkOptions,
     StreamRef,
 )
-from sbp_spark.writing import committing, sinks, task
+from sbp_spark.writing import committing, sinks
 from sbp_spark.writing.committing import (
     IncompleteWriteError,
     LateCommitError,
@@ -40,8 +40,7 @@ from sbp_spark.writing.committing import (
     ReplayMismatchError,
     commit_staged,
 )
-from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
-from sbp_spark.writing.task import StagedFor, stage_rows
+from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter, StagedFor, stage_rows
 
 QUERY = {"query_id": "query", "batch_id": "7"}
 KEY = BatchKey("query", 7)
@@ -54,15 +53,13 @@ SPARK_CALL_S = 120
 def client(monkeypatch):
     """The client of all workers, which run tasks of a query unless a test says otherwise."""
     client = WritingClient()
-    for module in (task, sinks):
-        monkeypatch.setattr(module, "client_for", lambda servers, patience: client)
+    monkeypatch.setattr(sinks, "client_for", lambda servers, patience: client)
     run_as(monkeypatch, **QUERY)
     return client
 
 
 def run_as(monkeypatch, **ids):
-    for module in (task, sinks):
-        monkeypatch.setattr(module, "task_ids", lambda: ids)
+    monkeypatch.setattr(sinks, "task_ids", lambda: ids)
 
 
 def rows(*values):

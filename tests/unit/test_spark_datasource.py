@@ -7,7 +7,7 @@ from sbp_core.errors import ConfigurationError, ConnectError
 from sbp_spark import datasource
 from sbp_spark.datasource import SbpDataSource
 from sbp_spark.options import FoundStream
-from sbp_spark.spark_internals import session_files
+from sbp_spark.spark_internals import worker_process
 
 VALUES = StructType([StructField("value", BinaryType())])
 
@@ -24,10 +24,10 @@ class Workers:
 
     def start(self):
         """The next plan runs in a worker that knows nothing."""
-        self._monkeypatch.setattr(session_files, "_found", {})
+        self._monkeypatch.setattr(worker_process, "_found", {})
 
     def keep_files_in(self, folder):
-        self._monkeypatch.setattr(session_files, "maybe_session_folder", lambda: folder)
+        self._monkeypatch.setattr(worker_process, "maybe_session_folder", lambda: folder)
 
     def end_micro_batches(self, do_they):
         self._monkeypatch.setattr(datasource, "ends_micro_batches", lambda: do_they)

@@ -18,7 +18,7 @@ from sbp_spark.options import (
     Routing,
     StreamRef,
 )
-from sbp_spark.writing.task import append_rows
+from sbp_spark.writing.sinks import append_rows
 
 DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
 

@@ -7,8 +7,8 @@ from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 from source_options import source
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.reading import batch_reader
-from sbp_spark.reading.batch_reader import SbpBatchReader
+from sbp_spark.reading import input_partitions
+from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.losses import DataLossError
 from sbp_spark.row_schema import source_schema
 
@@ -16,7 +16,7 @@ from sbp_spark.row_schema import source_schema
 @pytest.fixture
 def cluster(monkeypatch):
     fake = use_fake_cluster(monkeypatch)
-    monkeypatch.setattr(batch_reader, "client_for", lambda *_: fake)
+    monkeypatch.setattr(input_partitions, "client_for", lambda *_: fake)
     return fake
 
 

@@ -45,8 +45,7 @@ from sbp_spark.options import ColumnOptions, Endpoint, Servers
 from sbp_spark.reading import columns_layout
 from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.row_schema import source_arrow_schema
-from sbp_spark.selection import as_wide, check_selection
+from sbp_spark.row_schema import as_wide, check_selection, source_arrow_schema
 from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 
 INTERVALS = [DayTimeIntervalType(first, last) for first in range(4) for last in range(first, 4)]

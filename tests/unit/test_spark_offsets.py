@@ -8,15 +8,17 @@ import pytest
 from sbp_core.client import StoreCommit
 from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import (
+    CREATED_UNKNOWN,
     INITIAL,
+    CheckpointError,
     Interval,
     SourceOffset,
     StreamChangedError,
+    StreamPosition,
     advance,
     find_gone,
     intervals,
 )
-from sbp_spark.reading.stream_position import CREATED_UNKNOWN, CheckpointError, StreamPosition
 
 CREATED = 1_700_000_000_000
 

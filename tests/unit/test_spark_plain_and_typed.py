@@ -8,7 +8,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.records import StreamSchema
 from sbp_spark.options import BadRecordPolicy, BatchKey, OnBadRecord, StreamRef
 from sbp_spark.writing.bad_records import BadRecordError
-from sbp_spark.writing.task import StagedFor, append_rows, stage_rows
+from sbp_spark.writing.sinks import StagedFor, append_rows, stage_rows
 
 KEY = BatchKey("query", 3)
 TYPED = StreamSchema.of(pa.schema({"n": pa.int64()}))

@@ -36,10 +36,10 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.records import StreamSchema
-from sbp_spark.reading import batch_reader
-from sbp_spark.reading.batch_reader import SbpBatchReader
+from sbp_spark.reading import input_partitions
+from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.layout import Form
-from sbp_spark.reading.source_columns import SourceColumns, find_columns
+from sbp_spark.reading.source_streams import SourceColumns, find_columns
 from sbp_spark.row_schema import source_arrow_schema, source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
@@ -387,7 +387,7 @@ def test_metadata_that_are_asked_for_are_in_the_schema():
 def cluster(monkeypatch):
     fake = use_fake_cluster(monkeypatch)
     fake.schemas = {1: versions_of(1, ORDERS)}
-    monkeypatch.setattr(batch_reader, "client_for", lambda *_: fake)
+    monkeypatch.setattr(input_partitions, "client_for", lambda *_: fake)
     return fake
 
 

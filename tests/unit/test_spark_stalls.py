@@ -11,8 +11,8 @@ from sbp_core.client import AwayRange, Reach, StreamInfo
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming import stream_watch
-from sbp_spark.streaming.stalls import PROBE_PAUSE_FACTOR, Stalls
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from sbp_spark.streaming.stream_watch import PROBE_PAUSE_FACTOR, Stalls
 
 STREAMS = {1: StreamInfo(1, "a", 1, 0, 5), 2: StreamInfo(2, "b", 1, 0, 5)}
 

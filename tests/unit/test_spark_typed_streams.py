@@ -7,7 +7,7 @@ from writing_client import WritingClient
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema
-from sbp_spark.writing.typed_streams import (
+from sbp_spark.writing.directory import (
     TypedStream,
     check_plain,
     check_still_plain,

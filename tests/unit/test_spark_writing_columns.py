@@ -20,7 +20,7 @@ from sbp_spark.options import (
     StreamRef,
 )
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
-from sbp_spark.writing.task import StagedFor, append_rows, stage_rows
+from sbp_spark.writing.sinks import StagedFor, append_rows, stage_rows
 
 TIME = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))

@@ -26,7 +26,7 @@ from sbp_spark.options import (
 from sbp_spark.writing import sending
 from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
 from sbp_spark.writing.payload import fill_times, to_rows
-from sbp_spark.writing.task import StagedFor, append_rows, stage_rows
+from sbp_spark.writing.sinks import StagedFor, append_rows, stage_rows
 
 NOW_US = 1_700_000_000_000_000
 ROUTED = sink_options()
@@ -400,7 +400,7 @@ def test_how_rows_are_put_together_is_an_option():
 
 def test_rows_that_linger_are_sent(monkeypatch):
     now = [0]
-    monkeypatch.setattr("sbp_spark.writing.task._now_ms", lambda: now[0])
+    monkeypatch.setattr("sbp_spark.writing.sinks._now_ms", lambda: now[0])
     client = WritingClient()
 
     def batches():
