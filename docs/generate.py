@@ -27,7 +27,9 @@ from sbp_core.pd.txns.publications import PUBLICATION
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION, REFUSED, Machine
 from sbp_spark.command import CHECKPOINT
-from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Option
+from sbp_spark.options.declaring import Option
+from sbp_spark.options.sink import SINK_OPTIONS
+from sbp_spark.options.source import SOURCE_OPTIONS
 
 DOCS: Final = Path(__file__).parent
 REFERENCE: Final = DOCS / "reference"

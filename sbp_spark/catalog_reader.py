@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 from sbp_core.client import Client, CursorInfo, Reach, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import CatalogOptions, Table
+from sbp_spark.options.servers import CatalogOptions, Table
 from sbp_spark.reading.locating import display_name
 from sbp_spark.row_schema import as_named, source_arrow_schema
 

@@ -1,15 +1,29 @@
-"""Clients that live as long as their process: Spark runs task after task in the same worker."""
+"""The connector's access to a cluster: one client per process, and what is first asked with it.
+
+A client lives as long as its process, because Spark runs task after task in the same worker.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import Client, Connecting, RetryPolicy, Wishes
-from sbp_spark.options import Servers
+from sbp_core.client import Client, Connecting, RetryPolicy, SchemaVersion, StreamInfo, Wishes
+from sbp_core.errors import (
+    ConnectError,
+    DeadlineExceededError,
+    NotFoundError,
+    SbpError,
+    TransportError,
+    UnsupportedError,
+)
+from sbp_spark.options.servers import Servers
+from sbp_spark.options.streams import StreamRef
 from sbp_spark.spark_internals.worker_process import settle
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
@@ -50,3 +64,78 @@ def client_for(servers: Servers, patience: Patience) -> Client:
                 reads_locally=servers.reads_locally,
             )
         return _clients[key]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise SbpErrors without what led to them: Spark prints the whole chain to the user."""
+    try:
+        yield
+    except SbpError as error:
+        raise error.with_traceback(None) from None
+
+
+@contextmanager
+def first_contact(servers: Servers) -> Iterator[Client]:
+    """Give a client of little patience; if nobody answers, ConnectError says what to look at."""
+    try:
+        yield client_for(servers, Patience.STARTING)
+    except (TransportError, DeadlineExceededError) as error:
+        raise ConnectError(
+            f"option endpoint: no placement driver answers at {servers}; is `sbp serve` running"
+            f" there? ({error.__cause__ or error})"
+        ) from None
+
+
+def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
+    """Return the streams that an option names, asking the placement driver for the first time.
+
+    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
+    """
+    with first_contact(servers) as client:
+        if not refs:
+            client.ping()
+            return []
+        try:
+            return client.describe_streams(wanted(refs))
+        except NotFoundError as error:
+            raise NotFoundError(
+                error.code,
+                f"option {option}: {error.message}; on the command line:"
+                f" `sbp streams create NAME --endpoint {servers}` and"
+                f" `sbp streams list --endpoint {servers}`; a stream that was renamed has its new"
+                " name, or its id",
+            ) from None
+
+
+def existing_streams(client: Client, refs: Collection[int | str]) -> dict[int, StreamInfo]:
+    """Return, by id, those of the streams named by id or name that exist. Raises SbpError."""
+    try:
+        infos = client.describe_streams(list(refs))
+    except NotFoundError:
+        infos = [each for each in client.list_streams() if {each.stream_id, each.name} & {*refs}]
+    return {info.stream_id: info for info in infos}
+
+
+def wanted(refs: Sequence[StreamRef]) -> list[int | str]:
+    """Return how a client takes references: ids as numbers."""
+    return [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
+
+
+def newest_schemas(
+    client: Client, stream_ids: Collection[int], *, is_required: bool = False
+) -> dict[int, SchemaVersion]:
+    """Return the newest schema of each stream that has one, by id.
+
+    If the placement driver knows no schemas, no stream has one; or that is an UnsupportedError, if
+    they are required. Raises SbpError, NotFoundError for a stream that does not exist.
+    """
+    if not stream_ids:
+        return {}
+    try:
+        found = client.describe_schemas(list(stream_ids), newest_only=True)
+    except UnsupportedError:
+        if is_required:
+            raise
+        return {}
+    return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}

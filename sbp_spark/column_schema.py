@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema
 from sbp_spark.logical_types import is_kept, logical_arrow_schema
-from sbp_spark.options import ColumnOptions
+from sbp_spark.options.targets import ColumnOptions
 
 METADATA_COLUMN: Final = "_metadata"
 """What a source tells of a record beside its columns."""

@@ -23,12 +23,11 @@ from pyspark.sql.streaming.listener import (
 
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import SbpError
-from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import Endpoint, Servers
+from sbp_spark.client_pool import Patience, client_for, existing_streams
+from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.offsets import CheckpointError, SourceOffset
 from sbp_spark.reading.planning import RecordSizes
-from sbp_spark.reading.source_streams import existing_streams
 from sbp_spark.reporting import LOG
 
 _ANSWER_MS: Final = 1_000

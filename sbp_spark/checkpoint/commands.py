@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_table
+from sbp_core.cli.parsing import Actions, parse_number, parse_path
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_spark.checkpoint.files import (
@@ -28,6 +29,58 @@ from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.offsets import SourceOffset, StreamPosition, find_gone
 
 _HEADING: Final = ("ID", "STREAM", "READ TO", "BEGUN TO", "TAIL", "LAG", "")
+
+
+def add_checkpoint(parser: ArgumentParser) -> None:
+    """Declare `sbp checkpoint` and its actions."""
+    actions = Actions(parser)
+    showing = actions.add(
+        "show",
+        show,
+        help="show how far a query has read",
+        description="Show how far a query has read each stream for good, and to where it began to"
+        " read. With --endpoint also how far it is behind.",
+    )
+    showing.add_argument(
+        "--endpoint", metavar="HOST:PORT", help="placement driver to ask for tails"
+    )
+    showing.add_argument("--json", action="store_true", help="print JSON")
+    rewinding = actions.add(
+        "rewind",
+        rewind,
+        help="let a stopped query read again what came after a batch",
+        description="Put aside what a checkpoint notes after a batch, so that the query reads on"
+        " from there. It says first which batches are run anew and what that means for sinks, and"
+        " changes nothing without --yes. What is put aside is kept in a folder beside the rest.",
+    )
+    back = rewinding.add_mutually_exclusive_group(required=True)
+    back.add_argument("--to-batch", type=parse_number, metavar="N", help="the last one to keep")
+    back.add_argument(
+        "--batches", type=parse_number, metavar="K", help="undo the last K committed ones"
+    )
+    rewinding.add_argument("--yes", action="store_true", help="no query runs on it: do it")
+    starts = actions.add(
+        "to-starting-offsets",
+        to_starting_offsets,
+        help="print where a query with a new checkpoint goes on",
+        description="Print, for the option startingOffsets, the position after the last committed"
+        " batch. Give it to a query with a new checkpoint.",
+    )
+    starts.add_argument("--batch", type=parse_number, metavar="N", help="another committed batch")
+    for action in (showing, rewinding, starts):
+        action.add_argument(
+            "folder",
+            type=parse_path,
+            metavar="DIR",
+            help="the query's checkpointLocation, a local folder",
+        )
+    for action in (showing, starts):
+        action.add_argument(
+            "--source",
+            metavar="NAME",
+            help="source of the query, where several read streams: the name given with"
+            " readStream.name(), or the place of an unnamed source, from 0",
+        )
 
 
 def show(options: Namespace) -> int:

@@ -26,7 +26,7 @@ from sbp_core.records import (
     small_runs,
 )
 from sbp_spark.column_schema import METADATA_COLUMN
-from sbp_spark.options import Servers
+from sbp_spark.options.servers import Servers
 from sbp_spark.reading.layout import JOINED_BYTES, ROWS_PER_BATCH, Piece, joined, place_column
 from sbp_spark.reading.planning import StreamSpan
 

@@ -25,12 +25,12 @@ from pyspark.sql.types import StructType
 from sbp_core.client import Batches, Client, StreamInfo
 from sbp_core.errors import DamagedBatchError, ProtocolError
 from sbp_core.records import Envelope, split_envelopes
-from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import OnDataLoss, Servers, SourceOptions
-from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT
+from sbp_spark.client_pool import Patience, client_for, plain_errors
+from sbp_spark.options.servers import Servers
+from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT, OnDataLoss, SourceOptions
 from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.layout import Form, Layout, Piece, RenamedLayout, RowsLayout, is_enough
-from sbp_spark.reading.locating import check_ends, display_name
+from sbp_spark.reading.locating import check_ends, display_name, ending_offsets, starting_offsets
 from sbp_spark.reading.losses import (
     DOUBT_WAITS_S,
     DamagedRecordsError,
@@ -49,13 +49,7 @@ from sbp_spark.reading.prefetch import (
     fetch_round_bytes,
     read_chunks,
 )
-from sbp_spark.reading.source_streams import (
-    ending_offsets,
-    find_columns,
-    plain_errors,
-    select_streams,
-    starting_offsets,
-)
+from sbp_spark.reading.source_streams import find_columns, select_streams
 from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.spark_internals.task_log import LOG
 

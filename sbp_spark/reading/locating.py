@@ -11,7 +11,7 @@ from typing import Final
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options import (
+from sbp_spark.options.positions import (
     Ago,
     AtCursor,
     AtOffset,
@@ -22,8 +22,9 @@ from sbp_spark.options import (
     Latest,
     Position,
     Positions,
-    find_ids,
 )
+from sbp_spark.options.source import OnDataLoss, SourceOptions
+from sbp_spark.options.streams import find_ids
 from sbp_spark.reporting import LOG, listed
 
 
@@ -242,3 +243,60 @@ def _find_cursors(client: Client, asked: Mapping[int, Position]) -> dict[int, in
         for group, stream_ids in members.items()
         for cursor in client.describe_cursors(group, stream_ids)
     }
+
+
+def check_option_positions(options: SourceOptions, infos: Collection[StreamInfo]) -> None:
+    """Raise ConfigurationError where JSON in the options does not name exactly the streams."""
+    check_positions(options.starting, infos)
+    if options.ending is not None:
+        check_positions(options.ending, infos)
+
+
+def starting_offsets(
+    client: Client,
+    options: SourceOptions,
+    bounds: Mapping[int, StreamBounds],
+    streams: Mapping[int, StreamInfo],
+    *,
+    late_since_ms: Mapping[int, int] | None = None,
+    timeout_ms: int | None = None,
+) -> dict[int, int]:
+    """Return the first offset to read of each stream of `bounds`, which are some of `streams`.
+
+    One that was trimmed is returned if that is not to fail, or is for others to judge: a cursor is
+    where records were to be read. `late_since_ms` is since when a query that runs has waited for
+    the streams, by id; others may have come and gone. With a `timeout_ms` those that start at a
+    time which their servers do not find in it are left out. Raises SbpError.
+    """
+    if late_since_ms is None:
+        check_option_positions(options, streams.values())
+    starts = find_offsets(
+        client,
+        options.starting,
+        bounds,
+        streams,
+        late_since_ms=late_since_ms,
+        timeout_ms=timeout_ms,
+    )
+    is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
+    trimmed_allowed = [
+        stream_id
+        for stream_id, position in positions_of(options.starting, streams.values()).items()
+        if is_loss_allowed or isinstance(position, AtCursor)
+    ]
+    check_inside(options.starting.option, starts, bounds, streams, trimmed_allowed=trimmed_allowed)
+    return starts
+
+
+def ending_offsets(
+    client: Client,
+    options: SourceOptions,
+    bounds: Mapping[int, StreamBounds],
+    streams: Mapping[int, StreamInfo],
+) -> dict[int, int]:
+    """Return where a batch ends in each stream. Raises SbpError."""
+    if options.ending is None:
+        return {stream_id: bound.next_offset for stream_id, bound in bounds.items()}
+    ends = find_offsets(client, options.ending, bounds, streams)
+    check_inside(options.ending.option, ends, bounds, streams)
+    return ends

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from sbp_core.client import Client, SchemaVersion, StreamBounds, StreamInfo
+from sbp_core.client import Client, SchemaVersion, StreamInfo
 from sbp_core.errors import (
     ConfigurationError,
-    ConnectError,
-    DeadlineExceededError,
     NotFoundError,
-    SbpError,
     SchemaError,
-    TransportError,
-    UnsupportedError,
 )
 from sbp_core.records import StreamSchema, union_schemas
-from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.client_pool import describe_refs, first_contact, newest_schemas
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
 from sbp_spark.logical_types import logical_spark_schema
-from sbp_spark.options import (
-    AtCursor,
-    Contents,
-    OnDataLoss,
-    Servers,
-    SourceEncoding,
-    SourceOptions,
-    StreamList,
-    StreamPattern,
-    StreamRef,
-)
+from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
+from sbp_spark.options.streams import StreamList, StreamPattern, StreamRef
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.locating import (
-    check_inside,
-    check_positions,
+    check_option_positions,
     display_name,
-    find_offsets,
-    positions_of,
 )
 from sbp_spark.reporting import listed
 from sbp_spark.row_schema import (
@@ -54,25 +36,15 @@ from sbp_spark.row_schema import (
 )
 
 
-def newest_schemas(
+def _newest_there(
     client: Client, stream_ids: Collection[int], *, is_required: bool
 ) -> dict[int, SchemaVersion]:
-    """Return the newest schema of each stream that has one, by id.
-
-    A placement driver that knows no schemas has none, unless they are required. Raises SbpError.
-    """
-    if not stream_ids:
-        return {}
+    """Return the newest schemas of the streams that still exist, by id. Raises SbpError."""
     try:
-        found = client.describe_schemas(list(stream_ids), newest_only=True)
-    except UnsupportedError:
-        if is_required:
-            raise
-        return {}
-    except NotFoundError:  # deleted since it was selected; whoever reads it says so
+        return newest_schemas(client, stream_ids, is_required=is_required)
+    except NotFoundError:  # deleted since it was selected; reading it raises the error
         there = [each.stream_id for each in client.list_streams() if each.stream_id in stream_ids]
-        found = client.describe_schemas(there, newest_only=True)
-    return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}
+        return newest_schemas(client, there, is_required=is_required)
 
 
 class StreamKinds:
@@ -115,7 +87,7 @@ class StreamKinds:
     def find_typed(self, client: Client, stream_ids: Collection[int]) -> Collection[int]:
         """Return the streams, these and others, that are known to have a schema now."""
         unknown = [each for each in stream_ids if each not in self._typed]
-        found = newest_schemas(client, unknown, is_required=self.is_typed_wanted)
+        found = _newest_there(client, unknown, is_required=self.is_typed_wanted)
         self._typed.update(found)
         return self._typed
 
@@ -126,62 +98,6 @@ def maybe_kinds(options: SourceOptions) -> StreamKinds | None:
     if not isinstance(options.selection, StreamPattern) or encoding is SourceEncoding.AUTO:
         return None
     return StreamKinds(is_typed_wanted=encoding is SourceEncoding.COLUMNS)
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Raise SbpErrors without what led to them: Spark prints the whole chain to the user."""
-    try:
-        yield
-    except SbpError as error:
-        raise error.with_traceback(None) from None
-
-
-@contextmanager
-def first_contact(servers: Servers) -> Iterator[Client]:
-    """Give a client of little patience; if nobody answers, ConnectError says what to look at."""
-    try:
-        yield client_for(servers, Patience.STARTING)
-    except (TransportError, DeadlineExceededError) as error:
-        raise ConnectError(
-            f"option endpoint: no placement driver answers at {servers}; is `sbp serve` running"
-            f" there? ({error.__cause__ or error})"
-        ) from None
-
-
-def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
-    """Return the streams that an option names, asking the placement driver for the first time.
-
-    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
-    """
-    with first_contact(servers) as client:
-        if not refs:
-            client.ping()
-            return []
-        try:
-            return client.describe_streams(wanted(refs))
-        except NotFoundError as error:
-            raise NotFoundError(
-                error.code,
-                f"option {option}: {error.message}; on the command line:"
-                f" `sbp streams create NAME --endpoint {servers}` and"
-                f" `sbp streams list --endpoint {servers}`; a stream that was renamed has its new"
-                " name, or its id",
-            ) from None
-
-
-def existing_streams(client: Client, refs: Collection[int | str]) -> dict[int, StreamInfo]:
-    """Return, by id, those of the streams named by id or name that exist. Raises SbpError."""
-    try:
-        infos = client.describe_streams(list(refs))
-    except NotFoundError:
-        infos = [each for each in client.list_streams() if {each.stream_id, each.name} & {*refs}]
-    return {info.stream_id: info for info in infos}
-
-
-def wanted(refs: Sequence[StreamRef]) -> list[int | str]:
-    """Return how a client takes references: ids as numbers."""
-    return [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
 
 
 def select_streams(options: SourceOptions) -> Mapping[int, StreamInfo]:
@@ -222,63 +138,6 @@ def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:
             f"option {selection.option}: these are one and the same stream: {'; '.join(faults)};"
             " name each stream once"
         )
-
-
-def check_option_positions(options: SourceOptions, infos: Collection[StreamInfo]) -> None:
-    """Raise ConfigurationError where JSON in the options does not name exactly the streams."""
-    check_positions(options.starting, infos)
-    if options.ending is not None:
-        check_positions(options.ending, infos)
-
-
-def starting_offsets(
-    client: Client,
-    options: SourceOptions,
-    bounds: Mapping[int, StreamBounds],
-    streams: Mapping[int, StreamInfo],
-    *,
-    late_since_ms: Mapping[int, int] | None = None,
-    timeout_ms: int | None = None,
-) -> dict[int, int]:
-    """Return the first offset to read of each stream of `bounds`, which are some of `streams`.
-
-    One that was trimmed is returned if that is not to fail, or is for others to judge: a cursor is
-    where records were to be read. `late_since_ms` is since when a query that runs has waited for
-    the streams, by id; others may have come and gone. With a `timeout_ms` those that start at a
-    time which their servers do not find in it are left out. Raises SbpError.
-    """
-    if late_since_ms is None:
-        check_option_positions(options, streams.values())
-    starts = find_offsets(
-        client,
-        options.starting,
-        bounds,
-        streams,
-        late_since_ms=late_since_ms,
-        timeout_ms=timeout_ms,
-    )
-    is_loss_allowed = options.on_data_loss is not OnDataLoss.FAIL
-    trimmed_allowed = [
-        stream_id
-        for stream_id, position in positions_of(options.starting, streams.values()).items()
-        if is_loss_allowed or isinstance(position, AtCursor)
-    ]
-    check_inside(options.starting.option, starts, bounds, streams, trimmed_allowed=trimmed_allowed)
-    return starts
-
-
-def ending_offsets(
-    client: Client,
-    options: SourceOptions,
-    bounds: Mapping[int, StreamBounds],
-    streams: Mapping[int, StreamInfo],
-) -> dict[int, int]:
-    """Return where a batch ends in each stream. Raises SbpError."""
-    if options.ending is None:
-        return {stream_id: bound.next_offset for stream_id, bound in bounds.items()}
-    ends = find_offsets(client, options.ending, bounds, streams)
-    check_inside(options.ending.option, ends, bounds, streams)
-    return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +191,7 @@ def find_columns(
     newest = (
         {}
         if contents.encoding is SourceEncoding.ROWS
-        else newest_schemas(client, streams, is_required=is_typed_wanted)
+        else _newest_there(client, streams, is_required=is_typed_wanted)
     )
     if newest:
         return _typed(contents, newest, streams)

@@ -22,7 +22,8 @@ from typing import Final
 
 from pyspark import SparkFiles, TaskContext
 
-from sbp_spark.options import Endpoint, FoundStream, Servers
+from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.streams import FoundStream
 
 _DAEMON: Final = "pyspark.daemon"
 """The program that forks the workers of a session; its argument is the module that they run."""

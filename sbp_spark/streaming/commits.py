@@ -12,7 +12,7 @@ from typing import Final
 
 from sbp_core.client import Client, StreamBounds
 from sbp_core.errors import SbpError
-from sbp_spark.options import CommitOptions
+from sbp_spark.options.source import CommitOptions
 from sbp_spark.reading.offsets import SourceOffset, find_gone
 from sbp_spark.reporting import LOG
 from sbp_spark.streaming.stream_watch import Snapshot

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sbp_core.client import Client, StoreCommit, StreamInfo
-from sbp_spark.options import OnDataLoss
+from sbp_spark.client_pool import existing_streams
+from sbp_spark.options.source import OnDataLoss
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import (
@@ -17,7 +18,6 @@ from sbp_spark.reading.offsets import (
     StreamPosition,
     find_gone,
 )
-from sbp_spark.reading.source_streams import existing_streams
 from sbp_spark.reporting import LOG, listed
 from sbp_spark.streaming.stream_watch import Snapshot
 

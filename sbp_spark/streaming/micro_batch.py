@@ -12,16 +12,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from sbp_core.client import Client
-from sbp_spark.options import (
-    Ago,
-    AtCursor,
-    AtTime,
-    AvailableNowEnd,
-    Position,
-    Positions,
-    SourceOptions,
-    StreamPattern,
-)
+from sbp_spark.options.positions import Ago, AtCursor, AtTime, Position, Positions
+from sbp_spark.options.source import AvailableNowEnd, SourceOptions
+from sbp_spark.options.streams import StreamPattern
 from sbp_spark.reading.locating import (
     check_ends,
     display_name,
@@ -29,12 +22,12 @@ from sbp_spark.reading.locating import (
     is_moving,
     locate,
     positions_of,
+    starting_offsets,
     time_of,
     wall_ms,
 )
 from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import SourceOffset, StreamPosition
-from sbp_spark.reading.source_streams import starting_offsets
 from sbp_spark.reporting import LOG, listed
 from sbp_spark.streaming.stream_watch import Snapshot, answer_ms
 

@@ -16,14 +16,8 @@ from sbp_core import limits
 from sbp_core.client import AwayRange, BoundsView, Client, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError, SbpError, StatusError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import (
-    FoundStream,
-    Selection,
-    SourceOptions,
-    StreamList,
-    StreamPattern,
-    find_ids,
-)
+from sbp_spark.options.source import SourceOptions
+from sbp_spark.options.streams import FoundStream, Selection, StreamList, StreamPattern, find_ids
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.losses import DOUBT_WAITS_S
 from sbp_spark.reading.offsets import StreamPosition

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from sbp_spark.options import TriggerLimits
 from sbp_spark.options.declaring import INT64_MAX
+from sbp_spark.options.source import TriggerLimits
 from sbp_spark.reading.planning import RecordSizes
 from sbp_spark.reporting import LOG
 from sbp_spark.streaming.micro_batch import Way

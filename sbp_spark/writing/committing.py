@@ -24,7 +24,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.failpoints import failpoint
-from sbp_spark.options import BatchKey, OnReplayMismatch
+from sbp_spark.options.sink import BatchKey, OnReplayMismatch
 from sbp_spark.spark_internals.task_log import LOG
 from sbp_spark.writing.digest import are_comparable, encode_digest, join_digests
 from sbp_spark.writing.directory import check_still_plain

@@ -5,7 +5,7 @@ Missing streams are created if that is wanted: those that options name before th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,17 +20,17 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
-from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options import (
-    Creation,
-    Delivery,
-    FoundStream,
-    SinkOptions,
-    StreamRef,
-    find_ids,
-    parse_stream_ref,
+from sbp_spark.client_pool import (
+    Patience,
+    client_for,
+    describe_refs,
+    first_contact,
+    newest_schemas,
+    wanted,
 )
-from sbp_spark.reading.source_streams import describe_refs, first_contact, wanted
+from sbp_spark.options.sink import Delivery, SinkOptions
+from sbp_spark.options.streams import FoundStream, StreamRef, find_ids, parse_stream_ref
+from sbp_spark.options.targets import Creation
 from sbp_spark.reporting import listed
 
 ON_BAD_RECORD: Final = "option onBadRecord"
@@ -47,21 +47,9 @@ class TypedStream:
 
 def check_plain(client: Client, streams: Mapping[int, str], where: str) -> None:
     """Raise ConfigurationError if any of the streams, named by ids `where`, has a schema."""
-    typed = typed_among(client, streams)
+    typed = newest_schemas(client, streams)
     if typed:
         raise typed_error([streams[stream_id] for stream_id in typed], where)
-
-
-def typed_among(client: Client, stream_ids: Iterable[int]) -> list[int]:
-    """Return those of the streams that have a schema. Raises NotFoundError."""
-    asked = list(stream_ids)
-    if not asked:
-        return []
-    try:
-        described = client.describe_schemas(asked, newest_only=True)
-    except UnsupportedError:
-        return []  # where nobody knows schemas, no stream has one
-    return [stream_id for stream_id, versions in described.items() if versions]
 
 
 def typed_error(names: Sequence[str], where: str) -> ConfigurationError:
@@ -77,14 +65,14 @@ def typed_error(names: Sequence[str], where: str) -> ConfigurationError:
     )
 
 
-def check_still_plain(client: Client, stream_ids: Iterable[int]) -> None:
+def check_still_plain(client: Client, stream_ids: Collection[int]) -> None:
     """Raise SchemaError if a stream has got a schema since plain records were staged for it."""
-    typed = typed_among(client, stream_ids)
+    typed = newest_schemas(client, stream_ids)
     if typed:
         raise SchemaError(
-            f"stream {listed(typed)} (by id) has got a schema since plain records were staged for"
-            " it, and the two do not mix, so nothing is committed; write columns to it, or write"
-            " these records to another stream"
+            f"stream {listed(list(typed))} (by id) has got a schema since plain records were staged"
+            " for it, and the two do not mix, so nothing is committed; write columns to it, or"
+            " write these records to another stream"
         )
 
 
@@ -102,7 +90,13 @@ def evolve_streams(
     take all of the columns. Raises SchemaError, and has changed nothing if that was to be foreseen.
     """
     found = {}
-    described = _newest(client, streams)
+    try:
+        described = newest_schemas(client, streams, is_required=True)
+    except UnsupportedError as error:
+        raise ConfigurationError(
+            f"option encoding: the placement driver knows no schemas ({error}); upgrade it, or"
+            " write plain records with encoding=rows"
+        ) from error
     untyped = [stream_id for stream_id in streams if stream_id not in described]
     _check_empty(client, untyped, streams)
     for stream_id, version in described.items():
@@ -114,18 +108,6 @@ def evolve_streams(
             newest = client.evolve_schema(stream_id, given, may_change=True)
         found[stream_id] = TypedStream(name, newest.schema)
     return found
-
-
-def _newest(client: Client, stream_ids: Iterable[int]) -> dict[int, SchemaVersion]:
-    """Return the newest version of each stream that has any. Raises ConfigurationError."""
-    try:
-        described = client.describe_schemas(list(stream_ids), newest_only=True)
-    except UnsupportedError as error:
-        raise ConfigurationError(
-            f"option encoding: the placement driver knows no schemas ({error}); bring it up to"
-            " date, or write plain records with encoding=rows"
-        ) from error
-    return {stream_id: versions[-1] for stream_id, versions in described.items() if versions}
 
 
 def _check_empty(client: Client, stream_ids: Sequence[int], names: Mapping[int, str]) -> None:
@@ -259,7 +241,7 @@ class StreamDirectory:
     def _refuse_typed(self, texts: Iterable[str], where: str) -> None:
         """Take streams with a schema for faults."""
         found = {text: self._ids[text] for text in texts if text in self._ids}
-        typed = set(typed_among(self._client, sorted(set(found.values()))))
+        typed = newest_schemas(self._client, sorted(set(found.values())))
         for text, stream_id in found.items():
             if stream_id in typed:
                 del self._ids[text]

@@ -20,7 +20,7 @@ from sbp_core.records import (
     map_columns,
 )
 from sbp_spark.logical_types import retyped
-from sbp_spark.options import Batching, SinkOptions
+from sbp_spark.options.sink import Batching, SinkOptions
 from sbp_spark.writing.bad_records import (
     BadRows,
     StreamIds,

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options import Routing, Targets
 from sbp_spark.options.declaring import INT64_MAX
+from sbp_spark.options.targets import Routing, Targets
 from sbp_spark.writing.bad_records import BadRows, StreamIds
 from sbp_spark.writing.directory import StreamDirectory
 

@@ -12,7 +12,7 @@ from staged_appends import letters_of, one_stream
 from sbp_core import limits
 from sbp_core.client import Client
 from sbp_core.errors import TxnAbortedError
-from sbp_spark.options import BatchKey, OnReplayMismatch, parse_sink_options
+from sbp_spark.options.sink import BatchKey, OnReplayMismatch, parse_sink_options
 from sbp_spark.writing import sending
 from sbp_spark.writing.committing import commit_staged
 from sbp_spark.writing.sinks import StagedFor, stage_rows

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from writing_client import WritingClient, sink_options
 
-from sbp_spark.options import Routing
+from sbp_spark.options.targets import Routing
 from sbp_spark.writing.directory import StreamDirectory
 from sbp_spark.writing.payload import to_rows
 from sbp_spark.writing.routing import NO_STREAM, Router, split_rows

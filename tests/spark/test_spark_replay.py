@@ -24,7 +24,7 @@ from spark_streams import Sbp, append_values, wait_until_over
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
-from sbp_spark.options import parse_source_options
+from sbp_spark.options.source import parse_source_options
 from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.losses import DataLossError
 

@@ -16,7 +16,8 @@ from sbp_core.client import (
     StreamInfo,
 )
 from sbp_core.errors import ConnectError, NotFoundError, StatusCode
-from sbp_spark.reading import input_partitions, source_streams
+from sbp_spark import client_pool
+from sbp_spark.reading import input_partitions
 from sbp_spark.reading.offsets import SourceOffset
 from sbp_spark.row_schema import source_schema
 from sbp_spark.spark_internals import rows_with_plan
@@ -182,7 +183,7 @@ class FakeCluster:
 def use_fake_cluster(monkeypatch):
     """Two streams, that the source takes for those of a cluster; nobody waits."""
     fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
-    for module in (rows_with_plan, source_streams, stream_watch):
+    for module in (rows_with_plan, client_pool, stream_watch):
         monkeypatch.setattr(module, "client_for", lambda *_: fake)
     for module in (input_partitions, stream_watch):
         monkeypatch.setattr(module, "DOUBT_WAITS_S", (0, 0, 0, 0))

@@ -21,8 +21,8 @@ from query_process import TOO_SLOW
 from spark_session import spark_session
 
 from sbp_spark.datasource import SbpDataSource
+from sbp_spark.reading.locating import starting_offsets
 from sbp_spark.reading.offsets import SourceOffset
-from sbp_spark.reading.source_streams import starting_offsets
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 

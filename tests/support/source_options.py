@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options import parse_source_options
+from sbp_spark.options.source import parse_source_options
 
 GOOD = {"endpoint": "pd:12378", "streams": "orders,17"}
 

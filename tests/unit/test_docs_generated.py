@@ -12,7 +12,8 @@ from benchmarks import chart
 from sbp_core.errors import StatusCode
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION
-from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS
+from sbp_spark.options.sink import SINK_OPTIONS
+from sbp_spark.options.source import SOURCE_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "generate.py"

@@ -7,7 +7,7 @@ from fake_streams import FakeCluster
 
 from sbp_core.client import CursorInfo, GroupInfo
 from sbp_spark.catalog_reader import table_rows
-from sbp_spark.options import Table
+from sbp_spark.options.servers import Table
 
 
 class Groups(FakeCluster):

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.column_schema import METADATA_FIELD, without_metadata, written_columns
-from sbp_spark.options import ColumnOptions
+from sbp_spark.options.targets import ColumnOptions
 
 
 class Point(UserDefinedType):

@@ -21,7 +21,7 @@ from sbp_core.records import (
     merge_schemas,
 )
 from sbp_spark.column_schema import METADATA_FIELD
-from sbp_spark.options import Endpoint, Servers
+from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.reading import columns_layout
 from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.input_partitions import decode_chunks

@@ -11,7 +11,7 @@ from fake_streams import ALL, read_up, reader, spans, use_fake_cluster
 from source_options import GOOD, faults, only_fault, source
 
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_spark.options import CommitOptions, parse_source_options
+from sbp_spark.options.source import CommitOptions, parse_source_options
 from sbp_spark.streaming import commits
 
 START = {"startingOffsets": "earliest"}

@@ -22,16 +22,15 @@ from sbp_core.errors import (
 from sbp_core.limits import RECORD_BYTES_MAX
 from sbp_core.records import StreamSchema
 from sbp_core.wire.txn_id import ONE_SHOT_PREFIX
-from sbp_spark.options import (
-    BadRecordPolicy,
+from sbp_spark.options.sink import (
     BatchKey,
     Delivery,
     DeliveryOptions,
-    OnBadRecord,
     OnReplayMismatch,
     SinkOptions,
-    StreamRef,
 )
+from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing import committing, sinks
 from sbp_spark.writing.committing import (
     IncompleteWriteError,

@@ -23,7 +23,7 @@ from sbp_core.records import (
     encode_rows,
     write_base_offset,
 )
-from sbp_spark.options import Endpoint, Servers
+from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.reading import columns_layout
 from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.input_partitions import StoredRun, decode_chunks

@@ -10,14 +10,8 @@ from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import NotFoundError
 from sbp_core.limits import RECORD_BYTES_MAX
-from sbp_spark.options import (
-    BadRecordPolicy,
-    Creation,
-    FoundStream,
-    OnBadRecord,
-    Routing,
-    StreamRef,
-)
+from sbp_spark.options.streams import FoundStream, StreamRef
+from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
 from sbp_spark.writing.sinks import append_rows
 
 DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))

@@ -19,7 +19,7 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.records import encode_rows
-from sbp_spark.options import Endpoint, Servers
+from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.reading import input_partitions, layout, prefetch
 from sbp_spark.reading.input_partitions import (
     ENVELOPES_AT_ONCE,

@@ -41,7 +41,8 @@ from sbp_core.records import (
 )
 from sbp_spark.column_schema import written_columns
 from sbp_spark.logical_types import is_told_by_arrow, logical_spark_schema
-from sbp_spark.options import ColumnOptions, Endpoint, Servers
+from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.targets import ColumnOptions
 from sbp_spark.reading import columns_layout
 from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.planning import StreamSpan

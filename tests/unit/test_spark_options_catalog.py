@@ -4,7 +4,9 @@ import pytest
 from source_options import GOOD, faults
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options import Table, is_table_given, parse_catalog_options, parse_sink_options
+from sbp_spark.options.servers import Table, is_table_given
+from sbp_spark.options.sink import parse_sink_options
+from sbp_spark.options.source import parse_catalog_options
 
 ENDPOINT = {"endpoint": "pd:12378"}
 

@@ -9,7 +9,6 @@ import pytest
 from source_options import GOOD, faults
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options import SINK_OPTIONS, SOURCE_OPTIONS, parse_sink_options, parse_source_options
 from sbp_spark.options.declaring import (
     COUNT,
     DURATION,
@@ -23,6 +22,8 @@ from sbp_spark.options.declaring import (
     options_of,
     reads,
 )
+from sbp_spark.options.sink import SINK_OPTIONS, parse_sink_options
+from sbp_spark.options.source import SOURCE_OPTIONS, parse_source_options
 
 NIGHTS = option("nights", COUNT, 1).says("How many nights.")
 

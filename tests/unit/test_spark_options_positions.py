@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 from source_options import GOOD, faults, only_fault, source
 
-from sbp_spark.options import (
-    AtCursor,
-    AtOffset,
-    BeforeTail,
-    Earliest,
-    Latest,
-    Positions,
-    parse_source_options,
-)
+from sbp_spark.options.positions import AtCursor, AtOffset, BeforeTail, Earliest, Latest, Positions
+from sbp_spark.options.source import parse_source_options
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from source_options import GOOD, faults, only_fault, source
 
-from sbp_spark.options import AvailableNowEnd, PartitionLimits, TriggerLimits
-from sbp_spark.options.source import PARTITIONS_MAX
+from sbp_spark.options.source import PARTITIONS_MAX, AvailableNowEnd, PartitionLimits, TriggerLimits
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,23 @@ import pytest
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import MIB
 from sbp_core.wire.txn_id import ONE_SHOT_PREFIX
-from sbp_spark.options import (
+from sbp_spark.options.sink import (
     SINK_OPTIONS,
-    BadRecordPolicy,
     Batching,
     BatchKey,
-    ColumnOptions,
-    Creation,
     Delivery,
     DeliveryOptions,
-    OnBadRecord,
     OnReplayMismatch,
-    Routing,
-    StreamRef,
-    Targets,
     parse_sink_options,
+)
+from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.targets import (
+    BadRecordPolicy,
+    ColumnOptions,
+    Creation,
+    OnBadRecord,
+    Routing,
+    Targets,
 )
 
 

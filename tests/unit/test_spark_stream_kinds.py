@@ -10,7 +10,7 @@ from typed_streams import schema_of, versions_of
 
 from sbp_core.client import BoundsView
 from sbp_core.errors import NotFoundError, StatusCode, UnsupportedError
-from sbp_spark.options import parse_source_options
+from sbp_spark.options.source import parse_source_options
 from sbp_spark.reading.source_streams import select_streams
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader

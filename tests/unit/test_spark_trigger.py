@@ -11,7 +11,7 @@ from spark_streams import rows_of
 from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import StatusCode, StorageError
 from sbp_core.records import encode_rows
-from sbp_spark.options import TriggerLimits
+from sbp_spark.options.source import TriggerLimits
 from sbp_spark.reading.planning import RECORD_BYTES_UNKNOWN, RecordSizes
 from sbp_spark.streaming import trigger as trigger_module
 from sbp_spark.streaming.micro_batch import Way

@@ -14,15 +14,9 @@ from writing_client import WritingClient, sink_options
 from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError, TxnEndedError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA, decode_envelope
-from sbp_spark.options import (
-    BadRecordPolicy,
-    Batching,
-    BatchKey,
-    Creation,
-    OnBadRecord,
-    Routing,
-    StreamRef,
-)
+from sbp_spark.options.sink import Batching, BatchKey
+from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
 from sbp_spark.writing import sending
 from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
 from sbp_spark.writing.payload import fill_times, to_rows
