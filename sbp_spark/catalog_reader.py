@@ -24,6 +24,7 @@ from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.servers import CatalogOptions, Table
 from sbp_spark.reading.locating import display_name
+from sbp_spark.reporting import plain_errors
 from sbp_spark.row_schema import as_named, source_arrow_schema
 
 _TRIES: Final = 5
@@ -86,7 +87,8 @@ class CatalogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises SbpError."""
         table = self._options.table
-        rows = table_rows(client_for(self._options.servers, Patience.RUNNING), table)
+        with plain_errors():
+            rows = table_rows(client_for(self._options.servers, Patience.RUNNING), table)
         named = source_arrow_schema(as_named(self._schema, SCHEMAS[table]))
         schema = source_arrow_schema(self._schema)
         yield pa.RecordBatch.from_pylist(rows, named).rename_columns(schema.names).cast(schema)

@@ -18,7 +18,6 @@ from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,
     NotFoundError,
-    SbpError,
     TransportError,
     UnsupportedError,
 )
@@ -64,15 +63,6 @@ def client_for(servers: Servers, patience: Patience) -> Client:
                 reads_locally=servers.reads_locally,
             )
         return _clients[key]
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Raise SbpErrors without what led to them: Spark prints the whole chain to the user."""
-    try:
-        yield
-    except SbpError as error:
-        raise error.with_traceback(None) from None
 
 
 @contextmanager

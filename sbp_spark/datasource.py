@@ -11,13 +11,14 @@ from pyspark.sql.types import StructType
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import StreamSchema
 from sbp_spark.catalog_reader import SCHEMAS, CatalogReader
-from sbp_spark.client_pool import Patience, client_for, describe_refs, plain_errors
+from sbp_spark.client_pool import Patience, client_for, describe_refs
 from sbp_spark.column_schema import without_metadata, written_columns
 from sbp_spark.options.servers import TABLE_REMEDY, is_table_given
 from sbp_spark.options.sink import SinkOptions, parse_sink_options
 from sbp_spark.options.source import parse_catalog_options, parse_source_options
 from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.source_streams import find_columns, select_streams
+from sbp_spark.reporting import plain_errors
 from sbp_spark.row_schema import check_selection, check_sink_schema
 from sbp_spark.spark_internals import PROVIDER_OPTION
 from sbp_spark.spark_internals.worker_process import ends_micro_batches, find_once

@@ -368,6 +368,8 @@ class OptionReader:
             self._known[name].name
             for name in difflib.get_close_matches(key.lower(), self._known, n=1)
         ]
-        remedy = f"did you mean {near[0]}?" if near else "remove it"
-        expected = "one of " + ", ".join(each.name for each in known)
-        self.add_fault(shown(key), "is not an option", expected, remedy)
+        if near:
+            self._faults.append(f"{shown(key)} is not an option; did you mean {near[0]}?")
+        else:
+            expected = "one of " + ", ".join(each.name for each in known)
+            self.add_fault(shown(key), "is not an option", expected, "remove it")

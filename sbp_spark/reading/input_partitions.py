@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from sbp_core.client import Batches, Client, StreamInfo
 from sbp_core.errors import DamagedBatchError, ProtocolError
 from sbp_core.records import Envelope, split_envelopes
-from sbp_spark.client_pool import Patience, client_for, plain_errors
+from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.servers import Servers
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT, OnDataLoss, SourceOptions
 from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
@@ -50,6 +50,7 @@ from sbp_spark.reading.prefetch import (
     read_chunks,
 )
 from sbp_spark.reading.source_streams import find_columns, select_streams
+from sbp_spark.reporting import plain_errors
 from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.spark_internals.task_log import LOG
 
@@ -399,4 +400,5 @@ class SbpBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
-        return read_partition(partition, source_arrow_schema(self._schema))
+        with plain_errors():
+            yield from read_partition(partition, source_arrow_schema(self._schema))

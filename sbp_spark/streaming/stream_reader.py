@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sbp_spark.client_pool import existing_streams, plain_errors
+from sbp_spark.client_pool import existing_streams
 from sbp_spark.logical_types import is_told_by_arrow
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read, read_partition
@@ -29,6 +29,7 @@ from sbp_spark.reading.layout import Form
 from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.planning import RecordSizes
 from sbp_spark.reading.source_streams import find_columns
+from sbp_spark.reporting import plain_errors
 from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan, SmallBatches
 from sbp_spark.streaming.commits import Commits
@@ -195,7 +196,8 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
-        return read_partition(partition, source_arrow_schema(self._given_schema))
+        with plain_errors():
+            yield from read_partition(partition, source_arrow_schema(self._given_schema))
 
     def _options(self) -> SourceOptions:
         """Return the options, checked, as are the columns. Raises SbpError.

@@ -25,9 +25,10 @@ from sbp_core.client import Client, Transaction, one_shot_producer, txn_id_of
 from sbp_core.errors import ConfigurationError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
-from sbp_spark.client_pool import Patience, client_for, plain_errors
+from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.sink import BatchKey, Delivery, SinkOptions
 from sbp_spark.options.targets import OnBadRecord, Targets
+from sbp_spark.reporting import plain_errors
 from sbp_spark.spark_internals.task_log import LOG, task_ids
 from sbp_spark.writing.bad_records import (
     BadRows,

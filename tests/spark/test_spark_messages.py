@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
 from pyspark.errors import PySparkException
 from spark_streams import append_values, numbered
+
+OWN_FRAMES_MAX = 3
+"""Of the data source, the connector behind it, and what raises an error without its frames."""
 
 
 @pytest.fixture
@@ -37,6 +41,8 @@ def check_told(raised, *told):
         assert text in message
     assert "During handling" not in message
     assert "direct cause" not in message
+    frames = re.findall(r'File ".*/(?:pyspark_sbp|sbp_spark|sbp_core)/.*', message)
+    assert len(frames) <= OWN_FRAMES_MAX, frames
 
 
 def test_nobody_answers(sbp, stream, closed_endpoint):
@@ -68,6 +74,13 @@ def test_all_faults_of_the_options_at_once(sbp):
     options = {"strems": "a", "includeHeaders": "perhaps", "startingOffsets": "{"}
     told = ("strems", "did you mean streams?", "includeHeaders", "startingOffsets", "streams is")
     check_read(sbp, *told, options=options)
+
+
+def test_an_unknown_option_with_a_suggestion_lists_no_others(sbp, stream):
+    with pytest.raises(PySparkException) as raised:
+        sbp.load(stream, failOnDataLos="true").count()
+    check_told(raised, "did you mean failOnDataLoss?")
+    assert "trimOnCommit" not in str(raised.value)
 
 
 def test_faults_that_only_a_batch_has(sbp, stream):
